@@ -1,0 +1,243 @@
+"""The edits that edl makes to Horovod 0.28.1's source before it is built, and which were made.
+
+Horovod's last release is from 2023: it does not build with today's PyTorch and TensorFlow, and
+a failed ``hvd.init()`` aborts the process. Each :class:`Edit` replaces an exact piece of one
+file and must fit as often as it says; otherwise nothing is built (:func:`apply`).
+
+The wheel carries ``horovod/edl_edits.json`` with the names of the edits, so :func:`applied`
+can tell an edited Horovod from another one without importing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edl.errors import BuildError
+
+MARKER = "edl_edits.json"  # beside horovod/__init__.py, in the wheel
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement in one file. Edits of the same ``name`` belong together."""
+
+    name: str
+    file: str  # relative to the root of Horovod's source
+    reason: str
+    anchor: str  # exact text; everything else in the file stays as it is
+    replacement: str
+    count: int = 1  # how often the anchor must occur, no more and no less
+
+
+CXX20 = "cxx20"
+SYSCONFIG = "sysconfig"
+NO_XLA_OPS = "no-xla-ops"
+FAILED_INIT = "failed-init-is-an-error"
+INIT_AGAIN = "init-again-after-failure"
+GONE = "gone-is-final"
+MARK = "marker"
+
+LOST_WITHOUT = {
+    CXX20: "",  # without it there is no library, so there is nothing to lose at run time
+    SYSCONFIG: "",
+    NO_XLA_OPS: "",
+    FAILED_INIT: "a worker that dies while a ring is being built makes the others abort",
+    INIT_AGAIN: "after a failed hvd.init() no further one can succeed in that process",
+    GONE: "a rendezvous that was given up is noticed after 1.5 s instead of at once",
+    MARK: "",
+}
+"""What edl cannot promise on a Horovod without the edit; empty: nothing, once it is built."""
+
+
+_CXX20_REASON = (
+    "PyTorch >= 2.1 needs C++17; the headers of PyTorch 2.13 and TensorFlow 2.21 need C++20"
+)
+
+EDITS: tuple[Edit, ...] = (
+    Edit(
+        name=CXX20,
+        file="CMakeLists.txt",
+        reason=_CXX20_REASON,
+        anchor="set(CMAKE_CXX_STANDARD 14)",
+        replacement="set(CMAKE_CXX_STANDARD 20)",
+    ),
+    Edit(
+        name=CXX20,
+        file="horovod/torch/CMakeLists.txt",
+        reason=_CXX20_REASON,
+        anchor="set(CMAKE_CXX_STANDARD 14)",
+        replacement="set(CMAKE_CXX_STANDARD 20)",
+    ),
+    Edit(
+        name=CXX20,
+        file="horovod/tensorflow/CMakeLists.txt",
+        reason=_CXX20_REASON,
+        anchor="set(CMAKE_CXX_STANDARD 17)",
+        replacement="set(CMAKE_CXX_STANDARD 20)",
+    ),
+    Edit(
+        name=SYSCONFIG,
+        file="horovod/torch/CMakeLists.txt",
+        reason="Python 3.12 has no distutils",
+        anchor="from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+        replacement="import sysconfig; print(sysconfig.get_path('include'))",
+    ),
+    Edit(
+        name=NO_XLA_OPS,
+        file="horovod/tensorflow/CMakeLists.txt",
+        reason="TensorFlow's wheel lacks a header that xla_mpi_ops.cc includes; the file holds "
+        "only the opt-in XLA operations for GPUs (HOROVOD_ENABLE_XLA_OPS)",
+        anchor='list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        replacement="",
+    ),
+    Edit(
+        name=FAILED_INIT,
+        file="horovod/common/operations.cc",
+        reason="an exception in the background thread aborts the process (Horovod issues 2484, "
+        "2908, 3264); here begins the part that throws when a peer dies during init",
+        anchor="#if HAVE_GLOO\n#if HAVE_MPI\n  if (global_mpi_context.IsEnabled()) {\n"
+        "    // Initialize gloo context",
+        replacement="#if HAVE_GLOO\n  try {\n#if HAVE_MPI\n"
+        "  if (global_mpi_context.IsEnabled()) {\n"
+        "    // Initialize gloo context",
+    ),
+    Edit(
+        name=FAILED_INIT,
+        file="horovod/common/operations.cc",
+        reason="undo what was begun, then let horovod_init() return false, which Python turns "
+        "into ValueError. `goto shutdown` would jump over initialisations. The flag is set last, "
+        "because horovod_init() returns as soon as it sees it",
+        anchor="    state.process_set_table.Initialize(global_gloo_context);\n"
+        "  }\n"
+        "#endif // HAVE_GLOO\n",
+        replacement="    state.process_set_table.Initialize(global_gloo_context);\n"
+        "  }\n"
+        "  } catch (const std::exception& error) {\n"
+        '    LOG(ERROR) << "Horovod could not build its Gloo ring: " << error.what();\n'
+        "    if (state.control_operation == LibType::GLOO) {\n"
+        "      state.process_set_table.Finalize(global_gloo_context, SHUT_DOWN_ERROR);\n"
+        "    }\n"
+        "    global_gloo_context.Finalize();\n"
+        "    state.initialization_failed = true;\n"
+        "    return;\n"
+        "  }\n"
+        "#endif // HAVE_GLOO\n",
+    ),
+    Edit(
+        name=INIT_AGAIN,
+        file="horovod/common/operations.cc",
+        reason="hvd.shutdown() resets every flag but this one, so that each later init of the "
+        "process would be taken for a failed one",
+        anchor="    horovod_global.shut_down = false;\n"
+        "    horovod_global.initialization_done = false;\n",
+        replacement="    horovod_global.shut_down = false;\n"
+        "    horovod_global.initialization_done = false;\n"
+        "    horovod_global.initialization_failed = false;\n",
+    ),
+    Edit(
+        name=GONE,
+        file="horovod/common/gloo/http_store.cc",
+        reason="edl's rendezvous store answers 410 when a generation was given up; trying again, "
+        "with half a second of sleep each time, cannot help",
+        anchor="    try {\n      http::Response response = request.send(method, body);\n      if (",
+        replacement="    bool given_up = false;\n"
+        "    try {\n"
+        "      http::Response response = request.send(method, body);\n"
+        "      given_up = response.status == 410;\n"
+        "      if (given_up) {\n"
+        '        LOG(DEBUG) << "HTTP 410: this rendezvous was given up";\n'
+        "      } else if (",
+    ),
+    Edit(
+        name=GONE,
+        file="horovod/common/gloo/http_store.cc",
+        reason="thrown outside the try block, whose catch would swallow it",
+        anchor="    // sleep for 500ms before another try.\n",
+        replacement="    if (given_up) {\n"
+        '      throw std::runtime_error("the rendezvous was given up (HTTP 410)");\n'
+        "    }\n"
+        "    // sleep for 500ms before another try.\n",
+    ),
+    Edit(
+        name=MARK,
+        file="setup.py",
+        reason="the wheel says which edits it has",
+        anchor="      zip_safe=False,\n",
+        replacement=f"      zip_safe=False,\n      package_data={{'horovod': ['{MARKER}']}},\n",
+    ),
+)
+
+
+def fingerprint() -> str:
+    """A hash of all edits: two builds with the same one got the same edits."""
+    return hashlib.sha256(repr(EDITS).encode()).hexdigest()[:12]
+
+
+def wanted(source: Path, tensorflow_include: Path | None) -> tuple[Edit, ...]:
+    """The edits that this build needs: all, but :data:`NO_XLA_OPS` only where a header lacks.
+
+    ``tensorflow_include`` is the folder of TensorFlow's headers, None for a build without it.
+    """
+    missing = () if tensorflow_include is None else _missing_xla_headers(source, tensorflow_include)
+    return tuple(edit for edit in EDITS if edit.name != NO_XLA_OPS or missing)
+
+
+def apply(source: Path, edits: Iterable[Edit]) -> None:
+    """Make the edits in ``source``, the unpacked source distribution.
+
+    Raises:
+        BuildError: an anchor does not occur exactly as often as it must; it names the edit.
+            Files edited before it stay edited, so build only after success.
+    """
+    for edit in edits:
+        path = source / edit.file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        found = text.count(edit.anchor)
+        if found != edit.count:
+            raise BuildError(
+                f"edit {edit.name!r} of Horovod does not fit: {edit.file} has its anchor "
+                f"{found} times instead of {edit.count}; this is not the source of Horovod "
+                "0.28.1 that edl knows. Remove it from the cache and try again"
+            )
+        path.write_text(text.replace(edit.anchor, edit.replacement), encoding="utf-8")
+
+
+def write_marker(source: Path, edits: Iterable[Edit], key: str) -> None:
+    """Put the marker into ``source``, so that the wheel says what it was built with."""
+    names = sorted({edit.name for edit in edits})
+    marker = {"edits": names, "fingerprint": fingerprint(), "key": key}
+    (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+
+
+def applied() -> frozenset[str]:
+    """The names of the edits in the installed Horovod; empty without one or on a stock build."""
+    return frozenset(str(name) for name in installed_marker().get("edits", ()))
+
+
+def installed_marker() -> dict[str, Any]:
+    """The marker of the installed Horovod, read without importing it; empty without one."""
+    return read_installed(f"horovod/{MARKER}")
+
+
+def read_installed(name: str) -> dict[str, Any]:
+    """A JSON object from the installed Horovod's files; empty when it is not there."""
+    try:
+        path = Path(str(importlib.metadata.distribution("horovod").locate_file(name)))
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
+    """Headers of TensorFlow that xla_mpi_ops.cc includes and ``include`` does not have."""
+    text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
+    headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
+    return tuple(header for header in headers if not (include / header).is_file())

@@ -1,0 +1,36 @@
+"""Packaging of edl. The distribution is called edl-horovod, because PyPI's `edl` is another."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="edl-horovod",
+    version="0.1.0",
+    description="Stop-free elastic training for Horovod: workers join, leave and crash "
+    "while the others go on training",
+    license="Apache-2.0",
+    packages=find_packages(include=["edl", "edl.*"]),
+    package_data={"edl": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "kazoo>=2.10,<3",
+        "typer>=0.12,<1",
+        "rich>=13,<16",
+        "psutil>=5.9",
+        "numpy>=1.26,<3",
+        "httptools>=0.6,<1",
+        "packaging>=23",
+    ],
+    extras_require={
+        "torch": ["torch>=2.1"],
+        "tensorflow": ["tensorflow>=2.15"],
+        "dev": [
+            "hypothesis>=6.100,<7",
+            "matplotlib>=3.8,<4",
+            "mypy>=1.10,<3",
+            "pytest>=8,<10",
+            "ruff>=0.6,<1",
+            "types-psutil",
+        ],
+    },
+    entry_points={"console_scripts": ["edl = edl.cli.main:main"]},
+)
