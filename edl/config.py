@@ -1,0 +1,140 @@
+"""All settings of edl, resolved once: argument > environment > file > default.
+
+This module is the only reader of ``os.environ`` and of the settings file
+(``edl.toml`` in the working directory, else ``~/.config/edl/edl.toml``; a table of the same
+names as the fields of :class:`Config`). An empty environment variable counts as absent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from edl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one process. Times in seconds; environment name: ``EDL_`` + field in capitals.
+
+    The first block says which job this process belongs to; the agent (``edl run``,
+    ``edl join``) sets it for the workers that it starts. Without ``job`` a script is a job of
+    one worker and needs no ZooKeeper.
+    """
+
+    job: str | None = None
+    zookeeper: str | None = None  # "host:port,host:port"; None: the local server of this user
+    host: str = ""  # logical host name of this process; default: the machine's
+    address: str = "127.0.0.1"  # the interface's address that other workers can reach
+    slot: int = 0  # number of the slot on this host, stable for the process's life
+    launch: str = ""  # unique token that the agent gives to one start of one worker process
+
+    session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
+    connect_timeout_s: float = 10.0  # first connection to ZooKeeper
+    start_timeout_s: float = 120.0  # for the first `np` workers to come up
+    prepare_timeout_s: float = 300.0  # for a newcomer, from its registration to ready
+    gather_timeout_s: float = 3.0  # how long ready newcomers wait for others that are preparing
+    switch_timeout_s: float = 60.0  # for one ring rebuild
+    leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
+
+    lease_batches: int = 8  # longest lease, in batches of one worker
+    status_period_s: float = 0.5  # how often the leader writes the job's status
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            object.__setattr__(self, "host", socket.gethostname())
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s") and not value > 0:
+                raise ConfigError(
+                    field.name, f"{field.name} is {value:g}; it must be a positive time in seconds"
+                )
+        if self.lease_batches < 1:
+            raise ConfigError("lease_batches", f"lease_batches is {self.lease_batches}; at least 1")
+
+
+def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+    """Resolve the settings. ``arguments`` that are None count as absent.
+
+    Raises:
+        ConfigError: a value has the wrong type or range, or the file is not readable TOML.
+    """
+    environ = os.environ if environ is None else environ
+    file_values = _read_file(environ)
+    hints = get_type_hints(Config)
+    values: dict[str, Any] = {}
+    for field in fields(Config):
+        name, variable = field.name, f"EDL_{field.name.upper()}"
+        if arguments.get(name) is not None:
+            values[name] = arguments[name]
+        elif environ.get(variable):
+            values[name] = _parse(variable, environ[variable], hints[name])
+        elif name in file_values:
+            values[name] = _parse(f"edl.toml: {name}", str(file_values[name]), hints[name])
+    return Config(**values)
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment, to build a child's from."""
+    return dict(os.environ)
+
+
+def set_environment(values: Mapping[str, str | None]) -> None:
+    """Set (or with None unset) variables that a C++ library reads by ``getenv``: Horovod's."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def cache_dir() -> Path:
+    """The user's cache directory of edl (``$XDG_CACHE_HOME/edl``), created."""
+    return _user_dir("XDG_CACHE_HOME", ".cache")
+
+
+def state_dir() -> Path:
+    """The user's state directory of edl (``$XDG_STATE_HOME/edl``), created."""
+    return _user_dir("XDG_STATE_HOME", ".local/state")
+
+
+def _user_dir(variable: str, fallback: str) -> Path:
+    base = os.environ.get(variable) or str(Path.home() / fallback)
+    path = Path(base) / "edl"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
+    candidates = [Path("edl.toml")]
+    if home := environ.get("XDG_CONFIG_HOME") or environ.get("HOME"):
+        sub = "edl" if environ.get("XDG_CONFIG_HOME") else ".config/edl"
+        candidates.append(Path(home) / sub / "edl.toml")
+    for path in candidates:
+        if path.is_file():
+            try:
+                values = tomllib.loads(path.read_text())
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise ConfigError("file", f"{path} is not readable TOML: {error}") from error
+            known = {field.name for field in fields(Config)}
+            if unknown := sorted(set(values) - known):
+                raise ConfigError("file", f"{path} has unknown settings: {', '.join(unknown)}")
+            return values
+    return {}
+
+
+def _parse(name: str, text: str, hint: Any) -> Any:
+    try:
+        if hint is int:
+            return int(text)
+        if hint is float:
+            return float(text)
+    except ValueError:
+        kind = "an integer" if hint is int else "a number"
+        raise ConfigError(name, f"{name} is {text!r}; it must be {kind}") from None
+    return text

@@ -1,0 +1,31 @@
+"""How a step's gradients are weighted, and how many samples a worker takes.
+
+The update of a step must be the mean gradient over its global batch of N samples, however
+unevenly the workers share it (promise 5). A worker's local gradient is the mean over its own
+n_i samples, so the update is  sum_i (n_i / N) g_i.
+
+Horovod sends gradients before N is known and averages over the ``size`` workers, so the weight
+is split: each worker scales what it sends by ``n_i / b`` (b: the nominal batch of one worker,
+equal everywhere), and all scale the average by ``b * size / N`` afterwards. In a full step both
+factors are 1 and no multiplication happens: such a step is plain Horovod's, bit for bit.
+"""
+
+from __future__ import annotations
+
+from edl.errors import DataError
+
+
+def send_weight(samples: int, batch_size: int) -> float:
+    """n_i / b: what a worker multiplies its local mean gradient by before it is reduced."""
+    return samples / batch_size
+
+
+def average_correction(batch_size: int, size: int, total: int) -> float:
+    """b * size / N: what all workers multiply Horovod's average by afterwards.
+
+    Raises:
+        DataError: N is 0; such a step must not happen, for an epoch ends with its last sample.
+    """
+    if total <= 0:
+        raise DataError(f"a step of {size} workers has {total} samples")
+    return batch_size * size / total

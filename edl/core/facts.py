@@ -1,0 +1,224 @@
+"""The nouns of a job, as everybody reads and writes them: plain values, JSON on the wire.
+
+``coordination`` stores them in ZooKeeper, ``core.membership`` decides about them, the daemon and
+the agent act on them, the CLI shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self, get_type_hints
+
+from edl.errors import CoordinationError
+
+
+class Stage(StrEnum):
+    """Where a worker stands; it moves down this list only."""
+
+    PREPARING = "preparing"  # starting, rehearsing
+    READY = "ready"  # may be taken into the next generation
+    ACTIVE = "active"  # in the ring
+    LEAVING = "leaving"  # was asked to leave (SIGTERM), still in the ring until a switch
+    FINISHED = "finished"  # trained to the end
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED)
+
+
+class Record:
+    """Mixin: a frozen dataclass that reads and writes itself as JSON values."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a record; unknown fields are ignored (written by a newer edl).
+
+        Raises:
+            CoordinationError: a field is missing or has the wrong shape.
+        """
+        hints = get_type_hints(cls)
+        known: dict[str, Any] = {}
+        try:
+            for f in fields(cls):  # type: ignore[arg-type]
+                if f.name in values:
+                    known[f.name] = _read(hints[f.name], values[f.name])
+            return cls(**known)
+        except (TypeError, ValueError, KeyError) as error:
+            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Job(Record):
+    """``job``: what ``edl run`` asked for, and where the job stands."""
+
+    name: str
+    command: tuple[str, ...]
+    np: int  # workers to start with
+    min_np: int
+    max_np: int
+    state: JobState = JobState.RUNNING
+    reason: str = ""  # of the state
+    created: float = 0.0  # wall clock, for people only
+    cwd: str = ""
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class Host(Record):
+    """``hosts/<name>``: an agent that can start workers."""
+
+    name: str
+    slots: int
+    address: str
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Broken(Record):
+    """A worker's report that the ring of ``generation`` failed under it."""
+
+    generation: int
+    step: int  # the last step that it completed; -1: it has no state yet
+
+
+@dataclass(frozen=True)
+class Member(Record):
+    """``members/<id>``: a worker process. Written by itself only."""
+
+    id: int
+    host: str
+    slot: int
+    address: str
+    port: int  # of its daemon's HTTP server
+    pid: int
+    launch: str  # token of the start that its agent made
+    stage: Stage = Stage.PREPARING
+    generation: int = 0  # the ring it is in; 0: none yet
+    broken: Broken | None = None
+
+    @property
+    def name(self) -> str:
+        return f"w{self.id}"
+
+
+@dataclass(frozen=True)
+class Seat(Record):
+    """A worker's place in a generation; its index there is its rank."""
+
+    id: int
+    host: str
+    slot: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Generation(Record):
+    """``generation``: the membership of one ring. Only the leader writes it.
+
+    ``joined`` need the state of the job, which ``sync_root`` sends them. Without seats the job
+    ends: everybody leaves after the step in which all know it.
+    """
+
+    number: int
+    term: int
+    seats: tuple[Seat, ...]
+    sync_root: int  # id of a worker
+    joined: tuple[int, ...]
+    left: tuple[int, ...]
+    reason: str
+    scope: str = ""  # unguessable prefix in the rendezvous store of rank 0's daemon
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Worker ids in rank order."""
+        return tuple(seat.id for seat in self.seats)
+
+    def rank_of(self, worker: int) -> int | None:
+        """Rank of a worker, None when it has no seat."""
+        return self.members.index(worker) if worker in self.members else None
+
+
+@dataclass(frozen=True)
+class Request(Record):
+    """``requests/<number>``: something asked of the leader, which writes the outcome into it."""
+
+    kind: str  # "drain"
+    worker: int = -1
+    number: int = -1
+    done: bool = False
+    accepted: bool = False
+    outcome: str = ""
+
+
+@dataclass(frozen=True)
+class Leader(Record):
+    """``leader``: who leads in which term."""
+
+    term: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Event(Record):
+    """One line of the event log. ``details`` are flattened into the line."""
+
+    time: float
+    kind: str
+    generation: int
+    step: int
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything ZooKeeper knows of a job at about one time."""
+
+    job: Job
+    hosts: tuple[Host, ...] = ()  # by name
+    members: tuple[Member, ...] = ()  # by id
+    plan: Mapping[str, int] = field(default_factory=dict)
+    generation: Generation | None = None
+    leader: Leader | None = None
+    requests: tuple[Request, ...] = ()  # open ones, by number
+    evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> int:
+        """How many workers are wanted over all hosts."""
+        return sum(self.plan.values())
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Give a JSON value the type that its field declares."""
+    text = str(hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(value)
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return hint.from_json(value)
+    if "Broken" in text:
+        return None if value is None else Broken.from_json(value)
+    if "Seat" in text:
+        return tuple(Seat.from_json(seat) for seat in value)
+    if text.startswith("tuple"):
+        return tuple(value)
+    if hint in (int, float, str, bool) and not isinstance(value, hint | (int if hint is float else hint)):
+        raise TypeError(f"{value!r} is not {hint.__name__}")
+    return value

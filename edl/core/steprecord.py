@@ -1,0 +1,112 @@
+"""The step record: what the workers of a ring tell each other once a step, and what follows.
+
+Each worker contributes one row of int64 to a small allgather that starts when the batch is
+handed out and is awaited before the update is applied. All workers then hold the same table of
+shape ``(size, WIDTH)``, rows in rank order, and run the same functions on it, so they agree on
+the weights of the step, on the ledger and on when to switch, with no further message.
+
+A row is trusted for what it says of its own worker only. Rows of one table that disagree about
+generation, step, epoch or ledger are a bug of ours or a worker that took a wrong turn;
+:func:`check` finds them before a gradient is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.errors import RingError
+
+Table = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One worker's row. All fields are integers; times in microseconds.
+
+    ``samples`` is how many samples of this worker enter the step, taken from the front of its
+    leases; ``position`` is the epoch position of the first of them (-1 without any: the worker
+    had no data and repeats a batch that counts for nothing).
+    ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
+    ``ledger`` is the digest of its ledger before this step.
+    ``known`` is the newest generation it knows to be prepared (its own when there is none).
+    The ``*_us`` fields describe its last step and its last switch; all rows of a table
+    together are the report of that switch.
+    """
+
+    generation: int
+    step: int
+    worker: int
+    epoch: int
+    samples: int
+    position: int
+    wanted: int
+    known: int
+    ledger: int
+    compute_us: int = 0
+    wait_us: int = 0
+    shutdown_us: int = 0
+    init_us: int = 0
+    broadcast_us: int = 0
+    stall_us: int = 0
+    first_step_us: int = 0
+
+    def encode(self) -> Table:
+        """The row, shape ``(1, WIDTH)``."""
+        return np.array([[getattr(self, name) for name in FIELDS]], dtype=np.int64)
+
+
+FIELDS = tuple(field.name for field in fields(StepRecord))
+WIDTH = len(FIELDS)
+
+
+def decode(table: Table) -> tuple[StepRecord, ...]:
+    """The records of a table of shape ``(size, WIDTH)``, in rank order."""
+    if table.ndim != 2 or table.shape[1] != WIDTH:
+        raise RingError(f"a step-record table has shape {table.shape}; expected (size, {WIDTH})")
+    return tuple(
+        StepRecord(**dict(zip(FIELDS, row, strict=True))) for row in table.tolist()
+    )
+
+
+def check(records: Sequence[StepRecord]) -> None:
+    """Make sure that all workers are in the same step with the same ledger.
+
+    Raises:
+        RingError: naming the workers that disagree, the field and the values.
+    """
+    for name in ("generation", "step", "epoch", "ledger"):
+        values = {record.worker: getattr(record, name) for record in records}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values.items()))
+            raise RingError(
+                f"workers disagree about the {name} of step {records[0].step} ({told}); every "
+                "worker must run the same script on the same data and hand out the same batches"
+            )
+    if len({record.worker for record in records}) != len(records):
+        raise RingError(f"a worker appears twice in the records of step {records[0].step}")
+
+
+def global_samples(records: Sequence[StepRecord]) -> int:
+    """N: how many samples enter the step, over all workers."""
+    return sum(record.samples for record in records)
+
+
+def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
+    """The generation to switch to after this step, or None; and why.
+
+    All rows must know the same newer generation: then each worker knows that every other one
+    switches after the same step. A switch needs no guess about how long a message takes.
+    """
+    current = records[0].generation
+    known = {record.known for record in records}
+    if known == {current}:
+        return None, f"no worker knows a generation after {current}"
+    if len(known) > 1:
+        behind = [f"w{r.worker}" for r in records if r.known < max(known)]
+        return None, f"generation {max(known)} is not yet known to {', '.join(behind)}"
+    (target,) = known
+    return target, f"all {len(records)} workers know generation {target}"

@@ -1,0 +1,138 @@
+"""Every error that edl raises on purpose, in one tree.
+
+::
+
+    EdlError
+    ├── UsageError              the caller asked for something impossible; nothing was changed
+    │   ├── ConfigError         a setting has no usable value
+    │   ├── UnknownJob          no such job in ZooKeeper
+    │   └── JobExists           the name belongs to a job that is running
+    ├── CoordinationError       ZooKeeper did not do what was asked
+    │   ├── ZooKeeperUnreachable
+    │   └── Deposed             a write of a leader whose term is over was refused
+    ├── RingError               the Horovod communicator
+    │   ├── RingBroken          a collective failed: somebody in the ring is gone
+    │   └── RendezvousFailed    a ring could not be built
+    ├── DataError               a source, a ledger or a batch is not usable
+    ├── JobError                the job as a whole
+    │   ├── JobFailed           it ended without its result
+    │   ├── JobStopped          somebody asked it to stop
+    │   └── WorkerEvicted       the leader has given this worker up
+    └── BuildError              Horovod could not be built or edited
+
+Messages say what happened, with the numbers, and what to do next; the CLI prints them as they are.
+"""
+
+from __future__ import annotations
+
+
+class EdlError(Exception):
+    """Base of all errors that edl raises on purpose."""
+
+
+class UsageError(EdlError):
+    """The caller asked for something impossible; nothing was changed."""
+
+
+class ConfigError(UsageError):
+    """A setting has no usable value."""
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+class UnknownJob(UsageError):
+    """There is no job of that name in ZooKeeper."""
+
+    def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
+        hint = f"; known jobs: {', '.join(known)}" if known else "; start one with `edl run`"
+        super().__init__(f"there is no job named {job!r}{hint}")
+        self.job = job
+        self.known = known
+
+
+class JobExists(UsageError):
+    """The name belongs to a job that is running."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(
+            f"a job named {job!r} is already running; choose another --job, "
+            f"or end it with `edl stop {job}`"
+        )
+        self.job = job
+
+
+class CoordinationError(EdlError):
+    """ZooKeeper did not do what was asked."""
+
+
+class ZooKeeperUnreachable(CoordinationError):
+    """No ZooKeeper server answered in time."""
+
+    def __init__(self, hosts: str, timeout_s: float) -> None:
+        super().__init__(
+            f"no ZooKeeper answered at {hosts} within {timeout_s:g} s; check --zookeeper / "
+            "EDL_ZOOKEEPER, or start a local one with `edl zookeeper start`"
+        )
+        self.hosts = hosts
+        self.timeout_s = timeout_s
+
+
+class Deposed(CoordinationError):
+    """A write of a leader whose election node is gone was refused (fencing)."""
+
+    def __init__(self, term: int) -> None:
+        super().__init__(f"the leader of term {term} has been deposed; its write was refused")
+        self.term = term
+
+
+class RingError(EdlError):
+    """The Horovod communicator of one generation."""
+
+
+class RingBroken(RingError):
+    """A collective failed: some member of the ring is gone or has broken it on purpose."""
+
+    def __init__(self, generation: int, detail: str) -> None:
+        super().__init__(f"the ring of generation {generation} is broken: {detail}")
+        self.generation = generation
+        self.detail = detail
+
+
+class RendezvousFailed(RingError):
+    """The ring of a generation could not be built."""
+
+    def __init__(self, generation: int, detail: str) -> None:
+        super().__init__(f"the ring of generation {generation} could not be built: {detail}")
+        self.generation = generation
+        self.detail = detail
+
+
+class DataError(EdlError):
+    """A source, a ledger or a batch is not usable."""
+
+
+class JobError(EdlError):
+    """The job as a whole."""
+
+
+class JobFailed(JobError):
+    """The job ended without its result."""
+
+
+class JobStopped(JobError):
+    """Somebody asked the job to stop."""
+
+
+class WorkerEvicted(JobError):
+    """The leader has given this worker up."""
+
+    def __init__(self, worker: int, reason: str) -> None:
+        super().__init__(f"worker w{worker} was given up by the leader: {reason}")
+        self.worker = worker
+        self.reason = reason
+
+
+class BuildError(EdlError):
+    """Horovod could not be built or edited."""
