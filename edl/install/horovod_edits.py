@@ -42,6 +42,7 @@ NO_XLA_OPS = "no-xla-ops"
 FAILED_INIT = "failed-init-is-an-error"
 INIT_AGAIN = "init-again-after-failure"
 GONE = "gone-is-final"
+LOST_PEER = "lost-peer-is-an-error"
 MARK = "marker"
 
 LOST_WITHOUT = {
@@ -51,11 +52,13 @@ LOST_WITHOUT = {
     FAILED_INIT: "a worker that dies while a ring is being built makes the others abort",
     INIT_AGAIN: "after a failed hvd.init() no further one can succeed in that process",
     GONE: "a rendezvous that was given up is noticed after 1.5 s instead of at once",
+    LOST_PEER: "a worker that dies while others connect to it can make them abort",
     MARK: "",
 }
 """What edl cannot promise on a Horovod without the edit; empty: nothing, once it is built."""
 
 
+_PAIR = "third_party/gloo/gloo/transport/tcp/pair.cc"
 _CXX20_REASON = (
     "PyTorch >= 2.1 needs C++17; the headers of PyTorch 2.13 and TensorFlow 2.21 need C++20"
 )
@@ -94,7 +97,8 @@ EDITS: tuple[Edit, ...] = (
         file="horovod/tensorflow/CMakeLists.txt",
         reason="TensorFlow's wheel lacks a header that xla_mpi_ops.cc includes; the file holds "
         "only the opt-in XLA operations for GPUs (HOROVOD_ENABLE_XLA_OPS)",
-        anchor='list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        anchor="list(APPEND TF_SOURCES "
+        '"${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
         replacement="",
     ),
     Edit(
@@ -120,7 +124,7 @@ EDITS: tuple[Edit, ...] = (
         replacement="    state.process_set_table.Initialize(global_gloo_context);\n"
         "  }\n"
         "  } catch (const std::exception& error) {\n"
-        '    LOG(ERROR) << "Horovod could not build its Gloo ring: " << error.what();\n'
+        '    LOG(WARNING) << "Horovod could not build its Gloo ring: " << error.what();\n'
         "    if (state.control_operation == LibType::GLOO) {\n"
         "      state.process_set_table.Finalize(global_gloo_context, SHUT_DOWN_ERROR);\n"
         "    }\n"
@@ -166,6 +170,36 @@ EDITS: tuple[Edit, ...] = (
         "    // sleep for 500ms before another try.\n",
     ),
     Edit(
+        name=LOST_PEER,
+        file=_PAIR,
+        reason="a peer that resets its connection before we have looked at it makes getpeername() "
+        "fail; that throws in Gloo's event thread, where nobody catches, and the process aborts. "
+        "The accepted socket is not in the event loop yet, so it is closed here",
+        anchor="  fd_ = rv;\n\n  // Common connection-made code\n  handleConnected();\n",
+        replacement="  fd_ = rv;\n\n  // Common connection-made code\n"
+        "  try {\n"
+        "    handleConnected();\n"
+        "  } catch (const std::exception& error) {\n"
+        "    ::close(fd_);\n"
+        "    fd_ = FD_INVALID;\n"
+        '    signalException(GLOO_ERROR_MSG("lost the accepted peer: ", error.what()));\n'
+        "  }\n",
+    ),
+    Edit(
+        name=LOST_PEER,
+        file=_PAIR,
+        reason="the same for the connecting side: breaking a ring (shutdown() of its sockets) "
+        "while a connection waits for an answer looks like success and throws there. The socket "
+        "is in the event loop; signalException() takes it out and closes it",
+        anchor="    return;\n  }\n\n  // Common connection-made code\n  handleConnected();\n",
+        replacement="    return;\n  }\n\n  // Common connection-made code\n"
+        "  try {\n"
+        "    handleConnected();\n"
+        "  } catch (const std::exception& error) {\n"
+        '    signalException(GLOO_ERROR_MSG("lost ", peer_.str(), ": ", error.what()));\n'
+        "  }\n",
+    ),
+    Edit(
         name=MARK,
         file="setup.py",
         reason="the wheel says which edits it has",
@@ -176,8 +210,9 @@ EDITS: tuple[Edit, ...] = (
 
 
 def fingerprint() -> str:
-    """A hash of all edits: two builds with the same one got the same edits."""
-    return hashlib.sha256(repr(EDITS).encode()).hexdigest()[:12]
+    """A hash of what the edits change: two builds with the same one got the same edits."""
+    changes = [(edit.file, edit.anchor, edit.replacement, edit.count) for edit in EDITS]
+    return hashlib.sha256(repr(changes).encode()).hexdigest()[:12]
 
 
 def wanted(source: Path, tensorflow_include: Path | None) -> tuple[Edit, ...]:

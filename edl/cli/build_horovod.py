@@ -1,0 +1,45 @@
+"""`edl build-horovod`: Horovod 0.28.1 for the frameworks of this interpreter."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from edl import config
+from edl.install import horovod_wheel
+
+
+def build_horovod(
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu",
+            help="Build the GPU operations. Horovod's own variables choose how: "
+            "HOROVOD_GPU_OPERATIONS (default NCCL), HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME, ...",
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build again although the wheel is in the cache.")
+    ] = False,
+    install: Annotated[
+        bool, typer.Option("--install/--no-install", help="Install the wheel after building it.")
+    ] = True,
+) -> None:
+    """Build Horovod 0.28.1 for today's PyTorch and TensorFlow, and install it.
+
+    The wheel is kept in the user's cache; a second call takes it from there.
+    """
+    console = Console(highlight=False)
+    wanted = horovod_wheel.recipe(gpu=gpu, environ=config.environment())
+    if install and not force and horovod_wheel.is_installed(wanted):
+        console.print(f"Horovod {horovod_wheel.VERSION} of this recipe is already installed")
+        return
+    if install:
+        horovod_wheel.refuse_unwritable_interpreter()
+    wheel = horovod_wheel.build(wanted, force=force, console=console)
+    if install:
+        horovod_wheel.install(wheel, console=console)
+    else:
+        console.print(str(wheel), soft_wrap=True)

@@ -1,0 +1,232 @@
+"""Whether this machine can run edl: one :class:`Check` after another, each with its remedy.
+
+Nothing is changed and nothing is started but short-lived processes that import a framework.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import logging
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import edl
+from edl import config
+from edl.errors import ConfigError
+from edl.install import horovod_edits, horovod_wheel, toolchain
+
+DISTRIBUTION = "edl-horovod"
+FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+HOROVOD_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}  # in its metadata.json
+ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")  # of Debian's package
+IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
+BUILD = "run `edl build-horovod`"
+
+
+class State(enum.Enum):
+    """OK: as it should be. LIMITED: edl works, something is lost. FAILED: edl does not work."""
+
+    OK = "ok"
+    LIMITED = "limited"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row: what was looked at, what was found, and what to do where it is not OK."""
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def checks() -> Iterator[Check]:
+    """All checks, in the order in which one would mend them."""
+    yield _python()
+    yield _import_name(_providers("edl"))
+    versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
+    yield from _frameworks(versions)
+    yield from _horovod(versions)
+    yield from _compilers(bool(horovod_edits.applied()))
+    yield from _zookeeper()
+
+
+def usable(rows: Iterable[Check]) -> bool:
+    """Whether edl works on this machine, perhaps with limits."""
+    return all(row.state is not State.FAILED for row in rows)
+
+
+def _python() -> Check:
+    """Which interpreter is looked at; pip refuses to install edl on one that is too old."""
+    return Check("Python", State.OK, f"{platform.python_version()}, {sys.executable}")
+
+
+def _import_name(providers: frozenset[str]) -> Check:
+    """Whether `import edl` is ours: PyPI has other distributions with that import name."""
+    name = "import edl"
+    where = str(edl.__file__)
+    ours = Path(__file__).resolve().parents[1] / "__init__.py"
+    others = sorted(providers - {DISTRIBUTION})
+    if others:
+        return Check(
+            name,
+            State.FAILED,
+            f"also provided by {', '.join(others)}",
+            f"pip uninstall {' '.join(others)}, then "
+            f"pip install --force-reinstall --no-deps {DISTRIBUTION}",
+        )
+    if edl.__file__ is None or Path(edl.__file__).resolve() != ours:
+        return Check(
+            name,
+            State.FAILED,
+            f"another package: {where}",
+            "remove or rename it, or take its folder from PYTHONPATH",
+        )
+    return Check(name, State.OK, f"{edl.__version__}, {where}")
+
+
+def _providers(module: str) -> frozenset[str]:
+    """The distributions that say that they provide the import name ``module``."""
+    names = importlib.metadata.packages_distributions().get(module, ())
+    return frozenset(name.lower().replace("_", "-") for name in names)
+
+
+def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
+    none = not any(versions.values())
+    for module, title in FRAMEWORKS.items():
+        if version := versions[module]:
+            yield Check(title, State.OK, version)
+        elif none:
+            remedy = f"pip install {module} (one of the two is enough), then {BUILD}"
+            yield Check(title, State.FAILED, "not installed", remedy)
+        else:
+            yield Check(title, State.OK, "not installed, not needed")
+
+
+def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
+    try:
+        version = importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("Horovod", State.FAILED, "not installed", BUILD)
+        return
+    yield Check("Horovod", State.OK, version)
+    built = horovod_edits.read_installed("horovod/metadata.json")
+    present = [module for module, found in versions.items() if found]
+    with ThreadPoolExecutor() as pool:
+        failures = dict(zip(present, pool.map(_import_failure, present), strict=True))
+    works = [module for module in present if not failures[module]]
+    for module in present:
+        name = f"Horovod for {FRAMEWORKS[module]}"
+        worst = State.LIMITED if works else State.FAILED
+        built_for = built.get(HOROVOD_NAMES[module])
+        if not failures[module]:
+            yield Check(name, State.OK, f"built for {built_for or 'an unknown version'}")
+        elif built_for is None:
+            yield Check(name, worst, "not built for it", BUILD)
+        elif built_for != versions[module]:
+            found = f"built for {built_for}, but {versions[module]} is installed"
+            yield Check(name, worst, found, BUILD)
+        else:
+            yield Check(name, worst, f"import fails: {failures[module]}", f"{BUILD} --force")
+    yield from _edits(horovod_edits.applied())
+
+
+def _import_failure(module: str) -> str:
+    """The last line that importing Horovod for ``module`` says, or nothing when it works."""
+    command = [sys.executable, "-c", f"import horovod.{module}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {IMPORT_TIMEOUT_S:g} s"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def _edits(applied: frozenset[str]) -> Iterator[Check]:
+    """One row for each edit whose absence costs something at run time."""
+    missing = [
+        (name, lost)
+        for name, lost in horovod_edits.LOST_WITHOUT.items()
+        if lost and name not in applied
+    ]
+    for name, lost in missing:
+        yield Check(f"Horovod edit {name}", State.LIMITED, f"missing: {lost}", BUILD)
+    if not missing:
+        yield Check("Horovod edits", State.OK, "all present")
+
+
+def _compilers(needless: bool) -> Iterator[Check]:
+    """What compiling Horovod takes. ``needless``: it is there already, so nothing fails."""
+    worst = State.OK if needless else State.FAILED
+    for tool in toolchain.tools():
+        if tool.found:
+            yield Check(tool.name, State.OK, tool.found)
+        else:
+            yield Check(tool.name, worst, "not found", tool.remedy)
+    yield Check("CMake", State.OK, toolchain.system_cmake() or "not found; the build fetches one")
+
+
+def _zookeeper() -> Iterator[Check]:
+    try:
+        settings = config.load()
+    except ConfigError as error:
+        yield Check("settings", State.FAILED, str(error), "correct or unset it")
+        return
+    hosts = settings.zookeeper
+    if hosts:
+        yield _reachable(hosts, settings.connect_timeout_s)
+    worst = State.OK if hosts else State.FAILED
+    java = shutil.which("java")
+    needs: tuple[tuple[str, str | None, str], ...] = (
+        ("Java", java, "openjdk-17-jre-headless"),
+        ("ZooKeeper", str(ZOOKEEPER_JAR) if ZOOKEEPER_JAR.is_file() else None, "zookeeper"),
+    )
+    for name, found, package in needs:
+        remedy = f"Debian: apt-get install {package}; or use a server: EDL_ZOOKEEPER=host:port"
+        if found:
+            yield Check(name, State.OK, found)
+        elif hosts:
+            yield Check(name, worst, "not found, not needed with a server elsewhere")
+        else:
+            yield Check(name, worst, "not found", remedy)
+
+
+def _reachable(hosts: str, timeout_s: float) -> Check:
+    name = "ZooKeeper server"
+    if _connects(hosts, timeout_s):
+        return Check(name, State.OK, f"{hosts} answers")
+    remedy = "start it, or correct EDL_ZOOKEEPER; without one `edl run` starts its own"
+    return Check(name, State.FAILED, f"{hosts} did not answer within {timeout_s:g} s", remedy)
+
+
+def _connects(hosts: str, timeout_s: float) -> bool:
+    """Whether a ZooKeeper session can be opened."""
+    from kazoo.client import KazooClient  # slow to import, and only needed here
+    from kazoo.exceptions import KazooException
+
+    silent = logging.Logger("edl.doctor.kazoo")  # the row says it; no lines between the rows
+    silent.addHandler(logging.NullHandler())
+    try:
+        client = KazooClient(hosts=hosts, timeout=timeout_s, logger=silent)
+    except ValueError:  # not a list of hosts
+        return False
+    try:
+        client.start(timeout=timeout_s)
+    except (KazooException, client.handler.timeout_exception, OSError):
+        return False
+    finally:
+        client.stop()
+        client.close()
+    return True

@@ -1,0 +1,373 @@
+"""Builds Horovod 0.28.1 for the frameworks of the running interpreter, once, into a cache.
+
+A wheel is found again by everything that decides its content: Horovod's version, the edits,
+Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
+(:class:`Recipe`). A cache entry appears in one rename, so it is whole or not there; builds of
+the same wheel wait for each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from edl import config
+from edl.errors import BuildError
+from edl.install import horovod_edits, progress, toolchain
+
+VERSION = "0.28.1"
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's sdist
+REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")  # of Horovod itself
+BUILD_TOOLS = ("setuptools<81", "wheel")  # 81 drops pkg_resources, which setup_requires needs
+CMAKE = "cmake>=3.18,<4"  # 4 refuses the old cmake_minimum_required of the bundled Gloo
+GB_PER_COMPILER = 2.0  # what one compilation against PyTorch's headers takes at its peak
+
+VARIABLES = (  # Horovod's own build variables that are passed through ...
+    "HOROVOD_BUILD_ARCH_FLAGS",
+    "HOROVOD_CPU_OPERATIONS",
+    "HOROVOD_DEBUG",
+    "HOROVOD_WITHOUT_NVTX",
+)
+GPU_VARIABLES = (  # ... and those that need --gpu
+    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+    "HOROVOD_BUILD_CUDA_CC_LIST",
+    "HOROVOD_CUDA_HOME",
+    "HOROVOD_GPU",
+    "HOROVOD_GPU_ALLGATHER",
+    "HOROVOD_GPU_ALLREDUCE",
+    "HOROVOD_GPU_ALLTOALL",
+    "HOROVOD_GPU_BROADCAST",
+    "HOROVOD_GPU_OPERATIONS",
+    "HOROVOD_GPU_REDUCESCATTER",
+    "HOROVOD_NCCL_HOME",
+    "HOROVOD_NCCL_INCLUDE",
+    "HOROVOD_NCCL_LIB",
+    "HOROVOD_NCCL_LINK",
+    "HOROVOD_NVTX_INCLUDE",
+    "HOROVOD_ROCM_HOME",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the content of a wheel. ``torch`` and ``tensorflow`` are versions or None."""
+
+    python: str
+    machine: str
+    torch: str | None
+    tensorflow: str | None
+    variables: tuple[tuple[str, str], ...]
+
+    @property
+    def key(self) -> str:
+        """The name of the cache entry: readable, and different wherever the content may be."""
+        edits = horovod_edits.fingerprint()
+        parts = [VERSION, edits, self.python, self.machine]
+        parts.append(f"torch{self.torch}" if self.torch else "notorch")
+        parts.append(f"tensorflow{self.tensorflow}" if self.tensorflow else "notensorflow")
+        if self.variables:
+            parts.append(hashlib.sha256(repr(self.variables).encode()).hexdigest()[:8])
+        return "-".join(parts)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Horovod's build variables for this recipe."""
+        return {
+            f"HOROVOD_WITH{'' if self.torch else 'OUT'}_PYTORCH": "1",
+            f"HOROVOD_WITH{'' if self.tensorflow else 'OUT'}_TENSORFLOW": "1",
+            "HOROVOD_WITHOUT_MXNET": "1",
+            "HOROVOD_WITHOUT_MPI": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            **dict(self.variables),
+        }
+
+
+def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
+    """What to build for the running interpreter.
+
+    Raises:
+        BuildError: neither PyTorch nor TensorFlow is importable.
+    """
+    torch, tensorflow = framework_version("torch"), framework_version("tensorflow")
+    if torch is None and tensorflow is None:
+        raise BuildError(
+            f"neither torch nor tensorflow is importable by {sys.executable}; install the one "
+            "you train with first, for example `pip install torch`"
+        )
+    names = VARIABLES + GPU_VARIABLES if gpu else VARIABLES
+    variables = {name: environ[name] for name in names if environ.get(name)}
+    operations = [name for name in variables if name.startswith("HOROVOD_GPU_")]
+    if gpu and not operations:
+        variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+    return Recipe(
+        python=f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}",
+        machine=platform.machine(),
+        torch=torch,
+        tensorflow=tensorflow,
+        variables=tuple(sorted(variables.items())),
+    )
+
+
+def framework_version(module: str) -> str | None:
+    """The version of the distribution that provides ``module``; None when it is not importable."""
+    if importlib.util.find_spec(module) is None:
+        return None
+    for name in importlib.metadata.packages_distributions().get(module, ()):
+        if name.replace("_", "-").startswith(module):
+            return importlib.metadata.version(name)
+    return "unknown"
+
+
+def is_installed(wanted: Recipe) -> bool:
+    """Whether the running interpreter already has the Horovod of this recipe."""
+    return bool(horovod_edits.installed_marker().get("key") == wanted.key)
+
+
+def cached(wanted: Recipe) -> Path | None:
+    """The wheel of this recipe in the cache, or None."""
+    wheels = sorted((_cache() / wanted.key).glob("horovod-*.whl"))
+    return wheels[0] if wheels else None
+
+
+def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
+    """The wheel of this recipe: from the cache, or built (minutes) and put there.
+
+    Raises:
+        BuildError: a tool lacks, the download or the build failed, or an edit does not fit.
+            The message names the log.
+    """
+    if not force and (wheel := cached(wanted)):
+        console.print(f"Horovod {VERSION}: wheel from the cache, {wheel}", soft_wrap=True)
+        return wheel
+    if missing := [tool for tool in toolchain.tools() if not tool.found]:
+        raise BuildError(
+            f"cannot compile Horovod: {', '.join(tool.name for tool in missing)} not found; "
+            + "; ".join(tool.remedy for tool in missing)
+        )
+    with _locked(_cache() / f"{wanted.key}.lock", console):
+        if not force and (wheel := cached(wanted)):  # built by the one we waited for
+            return wheel
+        return _Build(wanted, console).run()
+
+
+def install(wheel: Path, *, console: Console) -> None:
+    """Install ``wheel`` and what it requires into the running interpreter.
+
+    Raises:
+        BuildError: pip refused; the message has its last words.
+    """
+    log = wheel.with_name("install.log")
+    env = config.environment()
+    pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]
+    try:
+        progress.run(
+            [*pip, *REQUIREMENTS],
+            what="installing what Horovod requires",
+            log=log,
+            env=env,
+            console=console,
+        )
+        # --force-reinstall: pip takes a wheel of the version that it has already for the same
+        progress.run(
+            [*pip, "--force-reinstall", "--no-deps", str(wheel)],
+            what="installing Horovod",
+            log=log,
+            env=env,
+            console=console,
+        )
+    except progress.CommandFailed as error:
+        raise BuildError(
+            f"pip could not install {wheel.name} into {sys.executable}: "
+            f"{_last_words(error.tail)} (all of it in {log})"
+        ) from error
+
+
+def refuse_unwritable_interpreter() -> None:
+    """Say at once, not after minutes of compiling, that pip may not install here (PEP 668).
+
+    Raises:
+        BuildError: the interpreter belongs to the operating system.
+    """
+    marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    if sys.prefix == sys.base_prefix and marker.is_file():
+        raise BuildError(
+            f"{sys.executable} belongs to the operating system, which lets pip install nothing; "
+            "use a virtual environment: python3 -m venv .venv"
+        )
+
+
+class _Build:
+    """One build, in a temporary folder beside the cache entries (so that renaming is atomic)."""
+
+    def __init__(self, wanted: Recipe, console: Console) -> None:
+        self.recipe = wanted
+        self.console = console
+        self.log = _cache() / f"{wanted.key}.log"
+
+    def run(self) -> Path:
+        self.log.write_text("")
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=_cache()) as folder:
+            work = Path(folder)
+            try:
+                self._run(work)
+            except progress.CommandFailed as error:
+                raise BuildError(
+                    f"building Horovod {VERSION} failed: {_last_words(error.tail)} "
+                    f"(all of it in {self.log})"
+                ) from error
+            except OSError as error:
+                raise BuildError(
+                    f"building Horovod {VERSION} failed: {error} (the log is {self.log})"
+                ) from error
+            entry = _cache() / self.recipe.key
+            if entry.exists():  # --force
+                entry.rename(work / "replaced")
+            (work / "wheel").rename(entry)
+        wheel = cached(self.recipe)
+        assert wheel is not None
+        return wheel
+
+    def _run(self, work: Path) -> None:
+        tools = work / "tools"
+        cmake = () if toolchain.system_cmake() else (CMAKE,)
+        pip_install = ("install", "--target", str(tools), *BUILD_TOOLS, *cmake, *REQUIREMENTS)
+        self._pip(*pip_install, what="fetching build tools", env=config.environment())
+        env = self._environment(tools)
+        source = self._source(work, env)
+        edits = horovod_edits.wanted(source, self._tensorflow_include())
+        horovod_edits.apply(source, edits)
+        horovod_edits.write_marker(source, edits, self.recipe.key)
+        out = work / "wheel"
+        self.console.print("compiling takes about four minutes on two cores", soft_wrap=True)
+        names = [f"PyTorch {self.recipe.torch}"] if self.recipe.torch else []
+        names += [f"TensorFlow {self.recipe.tensorflow}"] if self.recipe.tensorflow else []
+        self._pip(
+            "wheel",
+            "--verbose",
+            "--no-build-isolation",
+            "--no-deps",
+            "--no-cache-dir",
+            "--wheel-dir",
+            str(out),
+            str(source),
+            what=f"compiling Horovod {VERSION} for {' and '.join(names)}",
+            env=env,
+        )
+
+    def _source(self, work: Path, env: Mapping[str, str]) -> Path:
+        """The unpacked source distribution. The archive stays in the cache, checked each time."""
+        archive = _cache() / f"horovod-{VERSION}.tar.gz"
+        if not archive.is_file() or _sha256(archive) != SHA256:
+            self._download(work, archive, env)
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(work / "source", filter="data")
+            else:  # Python 3.11.0 to 3.11.3; the checksum is ours, so the content is known
+                tar.extractall(work / "source")
+        return work / "source" / f"horovod-{VERSION}"
+
+    def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
+        # pip knows the user's index, proxy and certificates. It asks each source distribution
+        # for its metadata; without isolation that takes our setuptools and about a second.
+        requirement = work / "requirements.txt"
+        requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
+        self._pip(
+            "download",
+            "--no-deps",
+            "--no-binary",
+            "horovod",
+            "--no-build-isolation",
+            "--require-hashes",
+            "--dest",
+            str(work / "download"),
+            "--requirement",
+            str(requirement),
+            what=f"downloading Horovod {VERSION}",
+            env=env,
+        )
+        fetched = work / "download" / archive.name
+        if _sha256(fetched) != SHA256:
+            raise BuildError(
+                f"the downloaded {archive.name} has the wrong checksum {_sha256(fetched)}; "
+                f"expected {SHA256}. Check the package index that pip uses"
+            )
+        fetched.replace(archive)
+
+    def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
+        command, *rest = arguments
+        retries = ("--retries", "10")
+        progress.run(
+            [sys.executable, "-m", "pip", command, *retries, *rest],
+            what=what,
+            log=self.log,
+            env=env,
+            console=self.console,
+        )
+
+    def _environment(self, tools: Path) -> dict[str, str]:
+        """The child's environment: our tools in front, and no HOROVOD_ variable but our own."""
+        env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
+        env["PATH"] = os.pathsep.join(filter(None, (str(tools / "bin"), env.get("PATH"))))
+        env.setdefault("MAKEFLAGS", f"-j{_compilers()}")
+        env["PYTHONUNBUFFERED"] = "1"
+        return env | self.recipe.environment
+
+    def _tensorflow_include(self) -> Path | None:
+        if self.recipe.tensorflow is None:
+            return None
+        spec = importlib.util.find_spec("tensorflow")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        return Path(spec.submodule_search_locations[0]) / "include"
+
+
+def _cache() -> Path:
+    path = config.cache_dir() / "wheels"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def _locked(path: Path, console: Console) -> Iterator[None]:
+    """Hold an exclusive lock on ``path``; the kernel frees it with the process."""
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("another process builds the same wheel; waiting for it ...")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _compilers() -> int:
+    """How many compilers may run at once: as many as cores, if the memory is enough for them."""
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, int(memory_gb / GB_PER_COMPILER)))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _last_words(tail: tuple[str, ...]) -> str:
+    """The line of a failed command's output that most likely says why."""
+    signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
+    telling = [line.strip() for line in tail if any(sign in line for sign in signs)]
+    lines = telling or [line.strip() for line in tail if line.strip()] or ["no output"]
+    return lines[0][:300] if telling else lines[-1][:300]

@@ -1,0 +1,113 @@
+"""Runs long commands: their output goes to a log, a person sees elapsed time and percentage."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+PLAIN_PERIOD_S = 20.0  # without a terminal: how often a line is written while nothing else changes
+_PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
+
+
+class CommandFailed(Exception):
+    """A command ended with something else than 0. ``tail`` holds its last lines."""
+
+    def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
+        super().__init__(f"{' '.join(command[:6])} ended with {code}")
+        self.code = code
+        self.tail = tuple(tail)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    what: str,
+    log: Path,
+    env: Mapping[str, str],
+    console: Console,
+) -> None:
+    """Run ``command`` to its end, append its output to ``log``, and show that it goes on.
+
+    Raises:
+        CommandFailed: it ended with something else than 0.
+        OSError: it could not be started.
+    """
+    show = _live if console.is_terminal else _plain
+    show(command, what, log, env, console)
+
+
+def _plain(
+    command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
+) -> None:
+    start = time.monotonic()
+    state = {"percent": -1}
+    ended = threading.Event()
+    console.print(f"{what} ...", soft_wrap=True)
+
+    def report() -> None:
+        while not ended.wait(PLAIN_PERIOD_S):
+            percent = f"{state['percent']} %, " if state["percent"] >= 0 else ""
+            elapsed_s = time.monotonic() - start
+            console.print(f"{what}: {percent}{elapsed_s:.0f} s", soft_wrap=True)
+
+    def on_percent(percent: int) -> None:
+        state["percent"] = percent
+
+    reporter = threading.Thread(target=report, name="edl-progress", daemon=True)
+    reporter.start()
+    try:
+        _stream(command, log, env, on_percent)
+    finally:
+        ended.set()
+        reporter.join()
+    console.print(f"{what}: done in {time.monotonic() - start:.0f} s", soft_wrap=True)
+
+
+def _live(
+    command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
+) -> None:
+    columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=None)
+        _stream(
+            command, log, env, lambda percent: progress.update(task, total=100, completed=percent)
+        )
+        progress.update(task, total=100, completed=100)
+
+
+def _stream(
+    command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
+) -> None:
+    tail: list[str] = []
+    with log.open("a", encoding="utf-8") as sink:
+        sink.write(f"$ {' '.join(command)}\n")
+        sink.flush()
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            encoding="utf-8",
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    sink.write(line)
+                    sink.flush()
+                    tail = [*tail[-400:], line.rstrip()]
+                    if found := _PERCENT.search(line):
+                        on_percent(min(int(found[1]), 100))
+            except BaseException:  # Ctrl-C too: leave no compiler behind
+                process.terminate()
+                raise
+    if process.returncode != 0:
+        raise CommandFailed(command, process.returncode, tail)

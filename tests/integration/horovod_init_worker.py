@@ -1,0 +1,49 @@
+"""One process of test_horovod_build.py: an init that fails, and one that works after it.
+
+Prints one JSON object: how long the failing init took, what it raised, and what an allreduce
+gave after a second init as a world of one in the same process.
+"""
+
+import json
+import os
+import sys
+import time
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+ALONE = {
+    "RANK": "0",
+    "SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_SIZE": "1",
+    "CROSS_RANK": "0",
+    "CROSS_SIZE": "1",
+}
+
+
+def main() -> None:
+    """Fail, shut down, start again alone."""
+    print("importing done", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    try:
+        hvd.init()
+        raised = ""
+    except (ValueError, HorovodInternalError) as error:
+        raised = type(error).__name__
+    elapsed_s = time.monotonic() - start
+    hvd.shutdown()
+    for name, value in ALONE.items():
+        os.environ[f"HOROVOD_{name}"] = value
+    os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    hvd.init()
+    total = hvd.allreduce(torch.full((3,), 2.0), op=hvd.Sum).tolist()
+    size = hvd.size()
+    hvd.shutdown()
+    print(json.dumps({"raised": raised, "elapsed_s": elapsed_s, "size": size, "sum": total}))
+
+
+if __name__ == "__main__":
+    main()

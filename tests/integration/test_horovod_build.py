@@ -1,0 +1,177 @@
+"""The edited Horovod: a failed init is an error, it comes in time, and the process can go on."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from edl.install import horovod_edits
+
+WORKER = Path(__file__).with_name("horovod_init_worker.py")
+GLOO_TIMEOUT_S = 3
+DEADLINE_S = 90
+ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
+
+pytestmark = pytest.mark.integration
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """Horovod's rendezvous, as small as can be; ``on_put`` sees a key before anyone gets it."""
+
+    daemon_threads = True
+
+    def __init__(
+        self, on_put: Callable[[str, bytes], None] = lambda key, value: None, gone: bool = False
+    ) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.values: dict[str, bytes] = {}
+        self.on_put = on_put
+        self.gone = gone
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Store
+
+    def do_GET(self) -> None:
+        value = self.server.values.get(urlsplit(self.path).path)
+        self._answer(404 if value is None else 200, value or b"")
+
+    def do_PUT(self) -> None:
+        key = urlsplit(self.path).path
+        value = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.on_put(key, value)
+        self.server.values[key] = value
+        self._answer(200, b"")
+
+    def do_DELETE(self) -> None:
+        self._answer(200, b"")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(410 if self.server.gone else status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def workers() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Store], Store]]:
+    stores: list[Store] = []
+
+    def start(store: Store) -> Store:
+        stores.append(store)
+        threading.Thread(target=store.serve_forever, daemon=True).start()
+        return store
+
+    yield start
+    for store in stores:
+        store.shutdown()
+        store.server_close()
+
+
+def start_worker(rank: int, size: int, store: Store) -> subprocess.Popen[str]:
+    settings = {
+        "RANK": rank,
+        "SIZE": size,
+        "LOCAL_RANK": rank,
+        "LOCAL_SIZE": size,
+        "CROSS_RANK": 0,
+        "CROSS_SIZE": 1,
+        "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "GLOO_RENDEZVOUS_PORT": store.server_port,
+        "GLOO_TIMEOUT_SECONDS": GLOO_TIMEOUT_S,
+        "GLOO_IFACE": "lo",
+        "HOSTNAME": "localhost",
+    }
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
+    env |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
+    return subprocess.Popen(
+        [sys.executable, str(WORKER)], env=env, stdout=subprocess.PIPE, stderr=None, text=True
+    )
+
+
+def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, f"the worker ended with {process.returncode}"
+    return dict(json.loads(output))
+
+
+def test_the_installed_horovod_has_every_edit_that_matters() -> None:
+    needed = {name for name, lost in horovod_edits.LOST_WITHOUT.items() if lost}
+    assert needed <= horovod_edits.applied()
+
+
+def test_a_peer_that_dies_while_the_ring_is_built_raises_and_the_process_goes_on(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store]
+) -> None:
+    def kill_once_its_address_is_known(key: str, value: bytes) -> None:
+        if key == "/global/1":  # from now on rank 0 would connect to rank 1 or wait for it
+            workers[1].kill()
+
+    store = serve(Store(kill_once_its_address_is_known))
+    for rank in (0, 1):
+        workers.append(start_worker(rank, 2, store))
+
+    result = outcome(workers[0])
+
+    assert result["raised"] in ("ValueError", "HorovodInternalError")
+    assert (result["size"], result["sum"]) == (1, [2.0, 2.0, 2.0])
+    assert workers[1].wait(DEADLINE_S) == -9
+
+
+def test_a_rendezvous_that_was_given_up_ends_init_at_once(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store]
+) -> None:
+    workers.append(start_worker(0, 2, serve(Store(gone=True))))
+
+    result = outcome(workers[0])
+
+    assert result["raised"] == "ValueError"
+    assert float(str(result["elapsed_s"])) < 0.5  # three tries would sleep for 1.5 s
+    assert result["sum"] == [2.0, 2.0, 2.0]
+
+
+def test_a_peer_that_resets_its_connection_before_it_is_accepted_raises(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store]
+) -> None:
+    def connect_and_reset(key: str, address: bytes) -> None:
+        """Play rank 1, which is killed after its connect() and before rank 0's accept()."""
+        if key != "/global/0":
+            return
+        (port,) = struct.unpack_from("!H", address, 2)  # of a sockaddr_in
+        workers[0].send_signal(signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            reset_on_close = struct.pack("ii", 1, 0)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
+        workers[0].send_signal(signal.SIGCONT)
+
+    store = serve(Store(connect_and_reset))
+    store.values["/global/rank_1"] = b"a host"
+    store.values["/global/1"] = bytes(ADDRESS_BYTES)  # never used: the pair has failed by then
+    workers.append(start_worker(0, 2, store))
+
+    result = outcome(workers[0])
+
+    assert result["raised"] == "ValueError"
+    assert result["sum"] == [2.0, 2.0, 2.0]
