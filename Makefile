@@ -1,0 +1,48 @@
+# The one entry for people and CI. `make help` lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types unit property integration chaos bench clean
+
+PYTHON_BIN := .venv/bin/python
+PYTEST := $(PYTHON_BIN) -m pytest
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: ## system packages, .venv, frameworks, edl and Horovod; at once when all is there
+	@scripts/setup.sh
+
+demo: setup ## a job on real data that grows and shrinks while it trains
+	@$(PYTHON_BIN) examples/demo.py
+
+test: setup lint types ## everything that must hold: lint, types, unit, property, integration
+	$(PYTEST) $(wildcard tests/unit tests/property tests/integration)
+
+lint: setup ## ruff: rules and formatting
+	$(PYTHON_BIN) -m ruff check .
+	$(PYTHON_BIN) -m ruff format --check .
+
+types: setup ## mypy --strict on edl/
+	$(PYTHON_BIN) -m mypy
+
+format: setup ## let ruff format and mend what it can
+	$(PYTHON_BIN) -m ruff format .
+	$(PYTHON_BIN) -m ruff check --fix .
+
+unit: setup ## exact decisions; no processes, no sleeping
+	$(PYTEST) tests/unit
+
+property: setup ## hypothesis over ledger, membership and step records
+	$(PYTEST) tests/property
+
+integration: setup ## real ZooKeeper, real Horovod, real processes
+	$(PYTEST) tests/integration
+
+chaos: setup ## kills, stops and cuts at chosen and at seeded random moments
+	$(PYTEST) tests/chaos
+
+bench: setup ## edl beside stock Horovod, on this machine, in one run
+	$(PYTHON_BIN) -m benchmarks
+
+clean: ## remove caches and build leftovers; .venv and the wheel cache stay
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find edl tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
