@@ -1,0 +1,296 @@
+"""Who leads a job, and the fence that refuses every write of a leader whose time is over.
+
+Candidates are ephemeral sequential nodes; the lowest leads. A term starts with one transaction
+that checks the candidate's own node and writes ``leader`` with the next term. Every later write
+of that leader is a transaction that checks the same node, and that ``leader`` is still as it wrote
+it. So nobody needs to ask a leader whether it is still there: whoever removes its node
+(:meth:`Election.depose`, or ZooKeeper when its session ends) has ended its term, and a leader that
+does not know it yet can do no harm. Terms grow strictly.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.exceptions import BadVersionError, NoNodeError
+
+from edl.coordination.paths import JobPaths, sequence
+from edl.coordination.reads import Waker, children, delete, exists, get
+from edl.coordination.session import Refused, Session
+from edl.coordination.wire import decode, encode
+from edl.core.facts import Generation, Leader, Snapshot
+from edl.core.membership import Decision
+from edl.errors import CoordinationError, Deposed, UnknownJob
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 10  # each is lost only to another writer of the same nodes
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write of a leader: set the node (with ``version`` >= 0: only that one) or create it."""
+
+    path: str
+    value: Mapping[str, Any]
+    version: int = -1
+    create: bool = False
+
+
+class Election:
+    """The candidacy of one worker. The caller calls :meth:`enter` again after a lost session."""
+
+    def __init__(self, session: Session, job: str, worker: int) -> None:
+        self.session = session
+        self.paths = JobPaths(job)
+        self.worker = worker
+        self._node: str | None = None
+        self._epoch = 0
+        self._token = ""
+        self._leadership: Leadership | None = None
+
+    def enter(self) -> None:
+        """Stand as a candidate of the current session; nothing happens when we do already.
+
+        Raises:
+            UnknownJob: there is no such job.
+            CoordinationError: ZooKeeper is away; call it again.
+        """
+        if self._epoch != self.session.epoch:
+            # The nodes of an earlier session are gone or going. A new token, so that we never
+            # take one of them for ours.
+            self._epoch, self._token = self.session.epoch, uuid.uuid4().hex
+            self._node = self._leadership = None
+        if self._mine(self._candidates()) is not None:
+            return
+        self._node = self._leadership = None
+        prefix = f"{self.paths.election}/w{self.worker}-{self._token}-"
+        data = encode({"worker": self.worker})
+
+        def issue(client: KazooClient) -> Any:
+            return client.create_async(prefix, data, ephemeral=True, sequence=True)
+
+        try:
+            self._node = str(self.session.call("stand for election", issue)).rsplit("/", 1)[1]
+        except NoNodeError:
+            raise UnknownJob(self.paths.name) from None
+
+    def leads(self, wake: Waker = None) -> Leadership | None:
+        """Our leadership when our node is the lowest: a new term, or the one under way.
+
+        ``wake`` is called when that may have changed: our node, or the one before it, is gone.
+        None also when we do not stand (never entered, deposed, session lost): see :meth:`enter`.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        for _ in range(ATTEMPTS):
+            candidates = self._candidates()
+            mine = self._mine(candidates)
+            if mine is None or self._epoch != self.session.epoch:
+                self._leadership = None
+                return None
+            place = candidates.index(mine)
+            watched = [mine] if place == 0 else [mine, candidates[place - 1]]
+            there = self.session.read_all(
+                "watch the election", [exists(f"{self.paths.election}/{n}", wake) for n in watched]
+            )
+            if None in there:
+                continue  # somebody left between the listing and the watch
+            if place > 0:
+                return None
+            if self._leadership is not None and self._leadership.node.endswith(mine):
+                return self._leadership
+            self._leadership = self._begin_term(mine)
+            if self._leadership is not None:
+                return self._leadership
+        raise CoordinationError(
+            f"the election of job {self.paths.name} changed {ATTEMPTS} times while it was read"
+        )
+
+    def leave(self) -> None:
+        """Stand no longer; a leadership ends with it. Nothing happens when we do not stand.
+
+        Raises:
+            CoordinationError: ZooKeeper is away; the candidacy ends with the session.
+        """
+        self._leadership = None
+        mine = self._mine(self._candidates())
+        if mine is not None:
+            self.session.read_all("leave the election", [delete(f"{self.paths.election}/{mine}")])
+        self._node = None
+
+    def depose(self, worker: int) -> bool:
+        """Remove another worker's candidacy; True when it had one. The fence makes it safe.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        nodes = [name for name in self._candidates() if name.startswith(f"w{worker}-")]
+        self.session.read_all(
+            "depose a leader", [delete(f"{self.paths.election}/{name}") for name in nodes]
+        )
+        return bool(nodes)
+
+    def _candidates(self) -> list[str]:
+        """Names of all candidate nodes, the leader first."""
+        names = self.session.read_all("read the election", [children(self.paths.election)])[0]
+        if names is None:
+            raise UnknownJob(self.paths.name)
+        return sorted(names, key=sequence)
+
+    def _mine(self, candidates: Sequence[str]) -> str | None:
+        """Our own node: found by its token, for an answer to its creation may have been lost."""
+        prefix = f"w{self.worker}-{self._token}-"
+        if not self._token:
+            return None
+        return next((name for name in candidates if name.startswith(prefix)), None)
+
+    def _begin_term(self, mine: str) -> Leadership | None:
+        """Start the next term; None when ``leader`` or our node changed under us: look again."""
+        answer = self.session.read_all("read the leader", [get(self.paths.leader)])[0]
+        if answer is None:
+            raise UnknownJob(self.paths.name)
+        values = decode(self.paths.leader, answer[0])
+        term = Leader.from_json(values).term + 1 if values else 1
+        node = f"{self.paths.election}/{mine}"
+
+        def build(transaction: TransactionRequest) -> None:
+            transaction.check(node, -1)
+            data = encode(Leader(term, self.worker).to_json())
+            transaction.set_data(self.paths.leader, data, answer[1].version)
+
+        try:
+            results = self.session.transact("start a term", build)
+        except Refused:
+            return None
+        logger.info("w%d leads job %s in term %d", self.worker, self.paths.name, term)
+        return Leadership(self.session, self.paths, term, node, results[1].version)
+
+
+class Leadership:
+    """One term of one leader: the only door to the writes that a leader may do.
+
+    Made by :meth:`Election.leads`. When the term is over, each method raises Deposed and has
+    changed nothing; the term never comes back.
+    """
+
+    def __init__(
+        self, session: Session, paths: JobPaths, term: int, node: str, leader_version: int
+    ) -> None:
+        self.term = term
+        self.node = node
+        self._session = session
+        self._paths = paths
+        self._leader_version = leader_version
+
+    def commit(self, writes: Sequence[Write]) -> None:
+        """Do all writes, or none.
+
+        Raises:
+            Deposed: the term is over; nothing was written.
+            CoordinationError: a node is not as a write expects (nothing was written), or
+                ZooKeeper is away (unknown whether they were written: read again).
+        """
+        try:
+            self._transact(writes)
+        except Refused as refused:
+            write = writes[refused.index - _FENCE]
+            raise CoordinationError(
+                f"the leader of term {self.term} could not write {write.path}: it is not as "
+                f"expected ({type(refused.error).__name__}); nothing was written"
+            ) from refused
+
+    def carry_out(self, decision: Decision, seen: Snapshot | None = None) -> None:
+        """Persist a decision: generation, plan, evictions and answers, all or nothing.
+
+        With ``seen``, the snapshot that was decided on, a plan that somebody changed since then
+        is not overwritten.
+
+        Raises:
+            Deposed: the term is over; nothing was written.
+            CoordinationError: the generation is not the current one + 1, or the plan changed
+                (nothing was written: decide again), or ZooKeeper is away (unknown: read again).
+        """
+        for _ in range(ATTEMPTS):
+            writes = self._writes(decision, seen)
+            if not writes:
+                return
+            try:
+                self._transact(writes)
+            except Refused:
+                continue  # the plan was changed or a request withdrawn after we read it
+            return
+        raise CoordinationError(
+            f"a decision of term {self.term} could not be written: what it changes was changed "
+            f"by others {ATTEMPTS} times"
+        )
+
+    def put_status(self, status: Mapping[str, Any]) -> None:
+        """Write the summary for people and tools.
+
+        Raises:
+            Deposed, CoordinationError: as :meth:`commit`.
+        """
+        self.commit([Write(self._paths.status, status)])
+
+    def _writes(self, decision: Decision, seen: Snapshot | None) -> list[Write]:
+        p = self._paths
+        evictions = [p.evicted_worker(worker) for worker in decision.evict]
+        answered = [p.request(request.number) for request in decision.answers]
+        reads = [get(p.generation), get(p.plan), *map(exists, [*evictions, *answered])]
+        generation, plan, *there = self._session.read_all("read what a decision changes", reads)
+        if generation is None or plan is None:
+            raise UnknownJob(p.name)
+        writes: list[Write] = []
+        if decision.generation is not None:
+            self._check_number(decision.generation, decode(p.generation, generation[0]))
+            value = decision.generation.to_json()
+            writes.append(Write(p.generation, value, generation[1].version))
+        if decision.plan is not None:
+            if seen is not None and decode(p.plan, plan[0]) != dict(seen.plan):
+                raise CoordinationError("the plan was changed meanwhile; decide again")
+            writes.append(Write(p.plan, decision.plan, plan[1].version))
+        present = dict(zip([*evictions, *answered], there, strict=True))
+        for path, reason in zip(evictions, decision.evict.values(), strict=True):
+            if present[path] is None:
+                writes.append(Write(path, {"reason": reason, "term": self.term}, create=True))
+        for path, request in zip(answered, decision.answers, strict=True):
+            if present[path] is not None:
+                writes.append(Write(path, request.to_json()))
+        return writes
+
+    def _check_number(self, new: Generation, current: Mapping[str, Any]) -> None:
+        number = Generation.from_json(current).number if current else 0
+        if new.number != number + 1 or new.term != self.term:
+            raise CoordinationError(
+                f"generation {new.number} of term {new.term} cannot follow generation {number} "
+                f"in term {self.term}; decide again on a fresh snapshot"
+            )
+
+    def _transact(self, writes: Sequence[Write]) -> None:
+        try:
+            self._session.transact("write as the leader", partial(self._build, writes=writes))
+        except Refused as refused:
+            if refused.index < _FENCE and isinstance(refused.error, _FENCED):
+                raise Deposed(self.term) from refused
+            raise
+
+    def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
+        transaction.check(self.node, -1)
+        transaction.check(self._paths.leader, self._leader_version)
+        for write in writes:
+            if write.create:
+                transaction.create(write.path, encode(write.value))
+            else:
+                transaction.set_data(write.path, encode(write.value), write.version)
+
+
+_FENCE = 2  # operations that _build puts before the writes
+_FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)

@@ -1,0 +1,70 @@
+"""The event log of a job: sequential nodes, so the order is ZooKeeper's and no clock's."""
+
+from __future__ import annotations
+
+from kazoo.exceptions import NoNodeError
+
+from edl.coordination.paths import JobPaths, sequence
+from edl.coordination.reads import children, delete, get
+from edl.coordination.session import Session
+from edl.coordination.wire import decode, encode
+from edl.core.facts import Event
+from edl.errors import UnknownJob
+
+
+def add_event(session: Session, paths: JobPaths, event: Event) -> int:
+    """Append an event and return its number.
+
+    Raises:
+        UnknownJob: there is no such job.
+        CoordinationError: ZooKeeper is away; the event may have been written or not.
+    """
+    data = encode(event.to_json())
+    try:
+        path: str = session.call(
+            "write an event",
+            lambda c: c.create_async(f"{paths.events}/e-", data, sequence=True),
+        )
+    except NoNodeError:
+        raise UnknownJob(paths.name) from None
+    return sequence(path)
+
+
+def read_events(session: Session, paths: JobPaths, after: int = -1) -> list[tuple[int, Event]]:
+    """The events with a number above ``after``, in order.
+
+    Raises:
+        UnknownJob: there is no such job.
+        CoordinationError: ZooKeeper is away.
+    """
+    names = session.read_all("read events", [children(paths.events)])[0]
+    if names is None:
+        raise UnknownJob(paths.name)
+    numbers = [number for number in sorted(map(sequence, names)) if number > after]
+    nodes = [paths.event(number) for number in numbers]
+    found: list[tuple[int, Event]] = []
+    for start in range(0, len(nodes), _AT_ONCE):
+        part = nodes[start : start + _AT_ONCE]
+        answers = session.read_all("read events", [get(path) for path in part])
+        for path, answer in zip(part, answers, strict=True):
+            if answer is not None:
+                found.append((sequence(path), Event.from_json(decode(path, answer[0]))))
+    return found
+
+
+def trim_events(session: Session, paths: JobPaths, keep: int) -> int:
+    """Remove all but the newest ``keep`` events; returns how many were removed.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
+    """
+    names = session.read_all("trim events", [children(paths.events)])[0] or ()
+    numbers = sorted(map(sequence, names))
+    doomed = [paths.event(number) for number in numbers[: max(0, len(numbers) - keep)]]
+    for start in range(0, len(doomed), _AT_ONCE):
+        part = doomed[start : start + _AT_ONCE]
+        session.read_all("trim events", [delete(path) for path in part])
+    return len(doomed)
+
+
+_AT_ONCE = 500

@@ -1,0 +1,175 @@
+"""A job's subtree as a whole: created or replaced in one transaction, listed, removed.
+
+A replacement must never touch a job that somebody else has started meanwhile under the same
+name. So every start has an identity, the node ``run/<token>``: whatever is removed on behalf of
+one start is removed in a transaction that checks that it is still that start's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from functools import partial
+
+from kazoo.client import TransactionRequest
+
+from edl.coordination.paths import JOBS, JobPaths
+from edl.coordination.reads import children, get
+from edl.coordination.session import Refused, Session
+from edl.coordination.wire import decode, encode
+from edl.core.facts import Job
+from edl.errors import CoordinationError, JobExists
+
+ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant
+CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 MB
+
+
+def create_job(session: Session, paths: JobPaths, job: Job, plan: Mapping[str, int]) -> str:
+    """Make the job's subtree and return the token of this start.
+
+    An ended job of that name, or one whose processes are all dead (no agent, no worker, and its
+    creator's session over), is replaced with everything that it left.
+
+    Raises:
+        JobExists: a job of that name has live processes.
+        CoordinationError: ZooKeeper is away.
+    """
+    session.call("create a job", lambda c: c.ensure_path_async(JOBS), repeat=True)
+    for _ in range(ATTEMPTS):
+        old = _living_or_leftovers(session, paths)
+        token = uuid.uuid4().hex
+        try:
+            if old:
+                _thin_out(session, paths, old)
+                old = _living_or_leftovers(session, paths)
+            build = partial(_replace, paths=paths, old=old, job=job, plan=plan, token=token)
+            session.transact(f"create job {paths.name}", build)
+        except Refused:
+            continue  # somebody was faster, or a node of the old job appeared: look again
+        return token
+    raise CoordinationError(f"job {paths.name} could not be created: it changed {ATTEMPTS} times")
+
+
+def delete_job(session: Session, paths: JobPaths) -> None:
+    """Remove the job's subtree, whatever is in it. Nothing happens when there is none.
+
+    Raises:
+        CoordinationError: ZooKeeper is away, or processes of the job keep writing into it.
+    """
+    for _ in range(ATTEMPTS):
+        old = subtree(session, paths)
+        if not old:
+            return
+        try:
+            for chunk in _chunks(old):
+                session.transact(f"delete job {paths.name}", partial(_delete, nodes=chunk))
+        except Refused:
+            continue
+        return
+    raise CoordinationError(
+        f"job {paths.name} could not be removed: its processes keep writing; stop them first"
+    )
+
+
+def list_jobs(session: Session) -> tuple[Job, ...]:
+    """All jobs, by name.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
+    """
+    names = sorted(session.read_all("list jobs", [children(JOBS)])[0] or ())
+    paths = [JobPaths(name).job for name in names]
+    answers = session.read_all("list jobs", [get(path) for path in paths])
+    return tuple(
+        Job.from_json(decode(path, answer[0]))
+        for path, answer in zip(paths, answers, strict=True)
+        if answer is not None
+    )
+
+
+def current_run(session: Session, paths: JobPaths) -> str | None:
+    """The token of the start that stands, None without a job."""
+    names = session.read_all("read a job", [children(paths.run)])[0]
+    tokens = [child for child in names or () if f"{paths.run}/{child}" != paths.creator]
+    return tokens[0] if tokens else None
+
+
+def subtree(session: Session, paths: JobPaths) -> list[str]:
+    """All nodes of the job, children before their parents."""
+    found: list[str] = []
+    level = [paths.root]
+    while level:
+        answers = session.read_all("read a job", [children(path) for path in level])
+        present = [(p, c) for p, c in zip(level, answers, strict=True) if c is not None]
+        found += [path for path, _ in present]
+        level = [f"{path}/{name}" for path, names in present for name in sorted(names)]
+    return found[::-1]
+
+
+def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
+    """The nodes to remove before the job can be created; raises JobExists when it lives."""
+    answer, hosts, members, creator = session.read_all(
+        "read a job",
+        [get(paths.job), children(paths.hosts), children(paths.members), get(paths.creator)],
+    )
+    if answer is not None:
+        old = Job.from_json(decode(paths.job, answer[0]))
+        if not old.state.over and (hosts or members or creator):
+            raise JobExists(paths.name)
+    return subtree(session, paths)
+
+
+def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
+    """Remove the nodes that grow in number, so that the rest fits into one transaction."""
+    many = (paths.events, paths.requests, paths.evicted)
+    nodes = [path for path in old if path.startswith(tuple(f"{parent}/" for parent in many))]
+    run = _run_node(paths, old)
+    for chunk in _chunks(nodes):
+        session.transact(f"replace job {paths.name}", partial(_delete, nodes=chunk, check=run))
+
+
+def _replace(
+    transaction: TransactionRequest,
+    paths: JobPaths,
+    old: list[str],
+    job: Job,
+    plan: Mapping[str, int],
+    token: str,
+) -> None:
+    _delete(transaction, old)
+    contents = {
+        paths.root: b"",
+        paths.job: encode(job.to_json()),
+        paths.plan: encode(plan),
+        paths.generation: b"",
+        paths.leader: b"",
+        paths.status: b"",
+        paths.hosts: b"",
+        paths.members: b"",
+        paths.election: b"",
+        paths.requests: b"",
+        paths.evicted: b"",
+        paths.events: b"",
+        paths.ids: b"",
+        paths.run: b"",
+        f"{paths.run}/{token}": b"",
+    }
+    for path, data in contents.items():
+        transaction.create(path, data)
+    transaction.create(paths.creator, b"", ephemeral=True)
+
+
+def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
+    runs = [p for p in nodes if p.startswith(f"{paths.run}/") and p != paths.creator]
+    return runs[0] if runs else None
+
+
+def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
+    if check is not None:
+        transaction.check(check, -1)
+    for path in nodes:
+        transaction.delete(path)
+
+
+def _chunks(nodes: list[str]) -> list[list[str]]:
+    return [nodes[start : start + CHUNK] for start in range(0, len(nodes), CHUNK)]

@@ -1,0 +1,137 @@
+"""The layout in ZooKeeper, in one place: where everything of a job is stored.
+
+::
+
+    /edl/jobs/<job>/
+        job            Job; compare-and-set
+        plan           {host: workers}; compare-and-set
+        generation     Generation, empty until the first; only the leader writes it
+        leader         Leader, empty until the first term; written when a term starts
+        status         the leader's summary for people and tools
+        hosts/<host>   Host, ephemeral, an agent's
+        members/<id>   Member, ephemeral, a worker's own
+        election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
+        requests/r-<sequence>   Request; the leader writes the outcome into it
+        evicted/<id>   why the leader has given that worker up
+        events/e-<sequence>     Event
+        ids/           the counter of worker ids; empty but for a moment
+        run/<token>    identity of this start of the job; run/creator is ephemeral, its creator's
+
+All fixed nodes exist from the creation of the job on, so a watch can be set on each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edl.errors import ConfigError
+
+JOBS = "/edl/jobs"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(setting: str, name: str) -> str:
+    """``name``, when it can be the name of a job or of a host.
+
+    Raises:
+        ConfigError: it cannot; ``setting`` says which setting it came from.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ConfigError(
+            setting,
+            f"{name!r} cannot be the name of a {setting}: use 1 to 64 letters, digits, dots, "
+            "dashes and underscores, beginning with a letter or a digit",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """The nodes of one job. Raises ConfigError for a name that cannot be one."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name("job", self.name)
+
+    @property
+    def root(self) -> str:
+        return f"{JOBS}/{self.name}"
+
+    @property
+    def job(self) -> str:
+        return f"{self.root}/job"
+
+    @property
+    def plan(self) -> str:
+        return f"{self.root}/plan"
+
+    @property
+    def generation(self) -> str:
+        return f"{self.root}/generation"
+
+    @property
+    def leader(self) -> str:
+        return f"{self.root}/leader"
+
+    @property
+    def status(self) -> str:
+        return f"{self.root}/status"
+
+    @property
+    def hosts(self) -> str:
+        return f"{self.root}/hosts"
+
+    @property
+    def members(self) -> str:
+        return f"{self.root}/members"
+
+    @property
+    def election(self) -> str:
+        return f"{self.root}/election"
+
+    @property
+    def requests(self) -> str:
+        return f"{self.root}/requests"
+
+    @property
+    def evicted(self) -> str:
+        return f"{self.root}/evicted"
+
+    @property
+    def events(self) -> str:
+        return f"{self.root}/events"
+
+    @property
+    def ids(self) -> str:
+        return f"{self.root}/ids"
+
+    @property
+    def run(self) -> str:
+        return f"{self.root}/run"
+
+    @property
+    def creator(self) -> str:
+        return f"{self.run}/creator"
+
+    def host(self, name: str) -> str:
+        return f"{self.hosts}/{check_name('host', name)}"
+
+    def member(self, worker: int) -> str:
+        return f"{self.members}/{worker}"
+
+    def evicted_worker(self, worker: int) -> str:
+        return f"{self.evicted}/{worker}"
+
+    def request(self, number: int) -> str:
+        return f"{self.requests}/r-{number:010d}"
+
+    def event(self, number: int) -> str:
+        return f"{self.events}/e-{number:010d}"
+
+
+def sequence(node: str) -> int:
+    """The number that ZooKeeper appended to the name of a sequential node."""
+    return int(node[-10:])

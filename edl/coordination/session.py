@@ -1,0 +1,318 @@
+"""One ZooKeeper session, kept alive for ever, whose calls answer or fail in bounded time.
+
+kazoo reconnects in the background without an end. What it does not do, and this module adds:
+
+- a call never waits longer than ``request_timeout_s`` and raises CoordinationError, so no thread
+  of ours hangs on a ZooKeeper that is away;
+- ``epoch`` tells one session from the next: ephemeral nodes of an earlier one are gone.
+
+Logging: kazoo reports every lost connection as a warning; through this module all that it says
+goes to the logger ``edl.coordination.kazoo`` at DEBUG. The levels are the application's choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from kazoo.client import KazooClient, KazooState, TransactionRequest
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+
+from edl.errors import ConfigError, CoordinationError, ZooKeeperUnreachable
+
+logger = logging.getLogger(__name__)
+
+AWAY = (
+    ConnectionLoss,
+    ConnectionClosedError,
+    SessionExpiredError,
+    OperationTimeoutError,
+    KazooTimeoutError,
+)
+ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
+"""What ZooKeeper may answer to a call that it understood; the callers in this package handle it."""
+
+Issue = Callable[[KazooClient], Any]
+"""Starts a request on a client and returns kazoo's asynchronous result."""
+
+
+class Refused(Exception):
+    """A transaction changed nothing: its operation number ``index`` failed with ``error``."""
+
+    def __init__(self, index: int, error: Exception) -> None:
+        super().__init__(f"operation {index} failed: {type(error).__name__} {error}")
+        self.index = index
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Wake:
+    """A watch that calls ``function``; two of the same function are equal, so kazoo keeps one."""
+
+    function: Callable[[], None]
+
+    def __call__(self, event: object) -> None:
+        self.function()
+
+
+def watch(wake: Callable[[], None] | None) -> Wake | None:
+    """The watch that calls ``wake``, or none."""
+    return None if wake is None else Wake(wake)
+
+
+class _QuietLog(logging.LoggerAdapter[logging.Logger]):
+    """Passes on what kazoo logs, at DEBUG."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        super().log(min(level, logging.DEBUG), msg, *args, **kwargs)
+
+
+class Session:
+    """One session at a time with the ZooKeeper at ``hosts`` ("host:port,host:port/chroot").
+
+    Use it as a context manager, or ``start()`` and ``close()``. All methods may be called from
+    any thread, except that a listener must not call ZooKeeper.
+    """
+
+    def __init__(
+        self, hosts: str, session_timeout_s: float = 6.0, connect_timeout_s: float = 10.0
+    ) -> None:
+        self.hosts = hosts
+        self.session_timeout_s = session_timeout_s
+        self.connect_timeout_s = connect_timeout_s
+        self.request_timeout_s = max(1.0, min(session_timeout_s, 5.0))
+        self._client: KazooClient | None = None
+        self._epoch = 0
+        self._lost = True
+        self._closing = False
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[str], None]] = []
+
+    def start(self) -> None:
+        """Open the session.
+
+        Raises:
+            ZooKeeperUnreachable: no server answered within ``connect_timeout_s``.
+            ConfigError: ``hosts`` cannot be read.
+        """
+        if self._client is not None:
+            raise CoordinationError("this session was started before; make a new one")
+        try:
+            client = KazooClient(
+                hosts=self.hosts,
+                timeout=self.session_timeout_s,
+                connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
+                command_retry=KazooRetry(max_tries=1),
+                logger=_QuietLog(logging.getLogger("edl.coordination.kazoo"), {}),
+            )
+        except ValueError as error:
+            raise ConfigError(
+                "zookeeper", f"{self.hosts!r} is not a list of host:port: {error}"
+            ) from error
+        client.add_listener(self._on_state)
+        self._client = client
+        if not client.start_async().wait(self.connect_timeout_s):
+            self._closing = True
+            # kazoo's stop() waits for a connection attempt under way, which may take long.
+            threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True).start()
+            raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._epoch > 0, self.connect_timeout_s)
+
+    def close(self) -> None:
+        """End the session; its ephemeral nodes go with it. Listeners are not told. Idempotent."""
+        self._closing = True
+        with self._changed:
+            self._changed.notify_all()
+        if self._client is not None:
+            _shut(self._client)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def client(self) -> KazooClient:
+        """kazoo's client. Its own calls may block long and raise kazoo's errors."""
+        if self._client is None:
+            raise CoordinationError("the ZooKeeper session has not been started")
+        return self._client
+
+    @property
+    def connected(self) -> bool:
+        """False while SUSPENDED or LOST, before start() and after close()."""
+        return not self._closing and self._client is not None and bool(self._client.connected)
+
+    @property
+    def epoch(self) -> int:
+        """How many sessions were opened: 1 after start(), one more after each LOST."""
+        return self._epoch
+
+    @property
+    def session_id(self) -> int:
+        """ZooKeeper's id of the current session; 0 while not connected."""
+        identity = self.client.client_id
+        return int(identity[0]) if identity and identity[0] else 0
+
+    def add_listener(self, fn: Callable[[str], None]) -> None:
+        """Call ``fn`` with "connected", "suspended" or "lost" whenever that changes.
+
+        ``fn`` runs on kazoo's connection thread: it must return at once and must not call
+        ZooKeeper. On every loss of the connection all watches fire and are gone, so read again
+        on "connected".
+        """
+        self._listeners.append(fn)
+
+    def call(self, what: str, issue: Issue, repeat: bool = False) -> Any:
+        """The answer to one request, within ``request_timeout_s``.
+
+        While the connection is away it is waited for. ``repeat``: the request may be sent again
+        when the connection broke under it, because doing it twice does no harm.
+
+        Raises:
+            CoordinationError: ZooKeeper is away; whether a request that was sent took effect
+                is then unknown. Or it answered with an error that nobody expects.
+            NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: kazoo's, as answered.
+        """
+        return self._settle(what, (issue,), (), repeat)[0]
+
+    def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
+        """The answers to several reads, sent together; None where the node does not exist.
+
+        Raises:
+            CoordinationError: as in :meth:`call`.
+        """
+        return self._settle(what, issues, (NoNodeError,), True)
+
+    def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
+        """Do all operations that ``build`` adds, or none; the results in order.
+
+        Raises:
+            Refused: an operation failed, so nothing was done.
+            CoordinationError: as in :meth:`call`.
+        """
+
+        def issue(client: KazooClient) -> Any:
+            transaction = client.transaction()
+            build(transaction)
+            return transaction.commit_async()
+
+        results: list[Any] = self.call(what, issue)
+        for index, result in enumerate(results):
+            if isinstance(result, Exception) and not isinstance(
+                result, (RolledBackError, RuntimeInconsistency)
+            ):
+                raise Refused(index, result)
+        return results
+
+    def _settle(
+        self,
+        what: str,
+        issues: Sequence[Issue],
+        absent: tuple[type[Exception], ...],
+        repeat: bool,
+    ) -> list[Any]:
+        deadline = time.monotonic() + self.request_timeout_s
+        while True:
+            client = self._await_connection(what, deadline)
+            pending = [issue(client) for issue in issues]
+            try:
+                return [self._answer(one, absent, deadline) for one in pending]
+            except ANSWERS:
+                raise
+            except AWAY as error:
+                if not repeat or isinstance(error, KazooTimeoutError) or self._closing:
+                    raise CoordinationError(
+                        f"cannot {what}: ZooKeeper at {self.hosts} did not answer "
+                        f"({type(error).__name__}); check `edl zookeeper status`"
+                    ) from error
+            except KazooException as error:
+                raise CoordinationError(
+                    f"cannot {what}: ZooKeeper answered {type(error).__name__} {error}"
+                ) from error
+
+    @staticmethod
+    def _answer(pending: Any, absent: tuple[type[Exception], ...], deadline: float) -> Any:
+        try:
+            return pending.get(timeout=max(0.001, deadline - time.monotonic()))
+        except absent:
+            return None
+
+    def _await_connection(self, what: str, deadline: float) -> KazooClient:
+        client = self.client
+        if not self.connected:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closing or bool(client.connected), deadline - time.monotonic()
+                )
+        if self._closing:
+            raise CoordinationError(f"cannot {what}: the ZooKeeper session is closed")
+        if not client.connected:
+            raise CoordinationError(
+                f"cannot {what}: there is no connection to ZooKeeper at {self.hosts}; waited "
+                f"{self.request_timeout_s:g} s, it is tried again in the background"
+            )
+        return client
+
+    def _on_state(self, state: str) -> None:
+        """On kazoo's connection thread."""
+        if self._closing:
+            return
+        with self._changed:
+            if state == KazooState.LOST:
+                self._lost = True
+            elif state == KazooState.CONNECTED and self._lost:
+                self._lost = False
+                self._epoch += 1
+            self._changed.notify_all()
+        logger.info("ZooKeeper session %d is %s", self._epoch, _STATES[state])
+        for listener in list(self._listeners):
+            listener(_STATES[state])
+
+
+_STATES: Mapping[str, str] = {
+    KazooState.CONNECTED: "connected",
+    KazooState.SUSPENDED: "suspended",
+    KazooState.LOST: "lost",
+}
+
+
+def _shut(client: KazooClient) -> None:
+    """Stop and close; both may be called in any state."""
+    try:
+        client.stop()
+        client.close()
+    except (KazooException, OSError) as error:
+        logger.debug("while closing a ZooKeeper session: %s", error)
