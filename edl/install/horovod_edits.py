@@ -42,7 +42,9 @@ NO_XLA_OPS = "no-xla-ops"
 FAILED_INIT = "failed-init-is-an-error"
 INIT_AGAIN = "init-again-after-failure"
 GONE = "gone-is-final"
+QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
+CONNECT_TIMEOUT = "connect-timeout"
 MARK = "marker"
 
 LOST_WITHOUT = {
@@ -52,6 +54,8 @@ LOST_WITHOUT = {
     FAILED_INIT: "a worker that dies while a ring is being built makes the others abort",
     INIT_AGAIN: "after a failed hvd.init() no further one can succeed in that process",
     GONE: "a rendezvous that was given up is noticed after 1.5 s instead of at once",
+    QUICK_RETRIES: "a leader that dies during a rendezvous is noticed after 1.5 s, not 0.3 s",
+    CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
     MARK: "",
 }
@@ -168,6 +172,23 @@ EDITS: tuple[Edit, ...] = (
         '      throw std::runtime_error("the rendezvous was given up (HTTP 410)");\n'
         "    }\n"
         "    // sleep for 500ms before another try.\n",
+    ),
+    Edit(
+        name=QUICK_RETRIES,
+        file="horovod/common/gloo/http_store.h",
+        reason="three tries with half a second after each: 1.5 s of standing still when the "
+        "process with the rendezvous store is dead",
+        anchor="#define RETRY_WAITING_TIME_MILLSEC 500\n",
+        replacement="#define RETRY_WAITING_TIME_MILLSEC 100\n",
+    ),
+    Edit(
+        name=CONNECT_TIMEOUT,
+        file="third_party/gloo/gloo/transport/tcp/pair.h",
+        reason="Gloo waits five times HOROVOD_GLOO_TIMEOUT_SECONDS for a peer that was to "
+        "connect to us (measured: 15 s with 3 s set), though it waits once that time for its "
+        "address; a dead peer never comes",
+        anchor="        timeout_ * 5,\n",
+        replacement="        timeout_,\n",
     ),
     Edit(
         name=LOST_PEER,

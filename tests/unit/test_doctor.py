@@ -1,0 +1,62 @@
+"""The doctor's rows: which findings make a machine unusable, and that each says what to do."""
+
+from pathlib import Path
+
+import pytest
+
+import edl
+from edl.install import doctor, horovod_edits
+from edl.install.doctor import Check, State
+
+
+def test_only_a_failed_check_makes_the_machine_unusable() -> None:
+    limited = [Check("a", State.OK, ""), Check("b", State.LIMITED, "", "mend it")]
+    assert doctor.usable(limited)
+    assert not doctor.usable([*limited, Check("c", State.FAILED, "", "mend it")])
+
+
+def test_another_distribution_of_our_import_name_is_named() -> None:
+    row = doctor._import_name(frozenset({"edl-horovod", "edl"}))
+    assert row.state is State.FAILED
+    assert "also provided by edl" in row.found
+    assert "pip uninstall edl," in row.remedy
+
+
+def test_another_package_in_front_of_ours_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(edl, "__file__", str(tmp_path / "edl" / "__init__.py"))
+    assert doctor._import_name(frozenset({"edl-horovod"})).state is State.FAILED
+
+
+def test_our_own_import_name_is_fine() -> None:
+    assert doctor._import_name(frozenset({"edl-horovod"})).state is State.OK
+
+
+def test_one_framework_is_enough() -> None:
+    rows = tuple(doctor._frameworks({"torch": "2.13.0", "tensorflow": None}))
+    assert doctor.usable(rows)
+    none = tuple(doctor._frameworks({"torch": None, "tensorflow": None}))
+    assert [row.state for row in none] == [State.FAILED, State.FAILED]
+    assert all("edl build-horovod" in row.remedy for row in none)
+
+
+def test_an_unedited_horovod_is_limited_and_says_what_is_lost() -> None:
+    rows = tuple(doctor._edits(frozenset()))
+    assert doctor.usable(rows)
+    assert len(rows) == sum(bool(lost) for lost in horovod_edits.LOST_WITHOUT.values())
+    assert all(row.state is State.LIMITED and row.remedy for row in rows)
+    (all_present,) = doctor._edits(frozenset(horovod_edits.LOST_WITHOUT))
+    assert all_present.state is State.OK
+
+
+def test_a_machine_without_zookeeper_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("EDL_ZOOKEEPER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "ZOOKEEPER_JAR", tmp_path / "zookeeper.jar")
+    rows = tuple(doctor._zookeeper())
+    assert [row.state for row in rows] == [State.FAILED, State.FAILED]
+    assert "apt-get install openjdk-17-jre-headless" in rows[0].remedy
+    assert "apt-get install zookeeper" in rows[1].remedy
