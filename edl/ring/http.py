@@ -124,7 +124,7 @@ class DaemonServer:
         loop, thread, self._thread = self._loop, self._thread, None
         if loop is None or thread is None:
             return
-        loop.call_soon_threadsafe(self._stop, loop)
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(CLOSE_S)
 
     def __enter__(self) -> Self:
@@ -174,24 +174,27 @@ class DaemonServer:
         server = loop.run_until_complete(
             loop.create_server(lambda: _Connection(self, loop), sock=listener, backlog=BACKLOG)
         )
-        ready.set()
+        loop.call_soon(ready.set)
         try:
             loop.run_forever()
         finally:
             server.close()
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            for connection in list(self._connections):
-                connection.abort()
-            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(self._say_goodbye())
             loop.close()
 
-    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _say_goodbye(self) -> None:
+        """Answer those who are held, then drop every connection."""
         self.store.close_all()
-        # Let the held ones be answered: their tasks and their writes run before the loop ends.
-        loop.call_later(0.05 if self._connections else 0.0, loop.stop)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S / 5)
+        for connection in list(self._connections):
+            connection.close()
+        for _ in range(10):  # closing a transport takes a few turns of the loop
+            await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
 
     async def answer(self, request: Request) -> tuple[int, bytes, str]:
         """Status, body and content type for a request."""
@@ -264,6 +267,10 @@ class _Connection(asyncio.Protocol):
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         if self._transport is not None:

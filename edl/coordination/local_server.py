@@ -1,0 +1,352 @@
+"""A real standalone ZooKeeper for this user on this machine, when there is no other.
+
+One server a state directory. It listens on 127.0.0.1 only, survives whoever started it, and is
+told from any other process, and from any other ZooKeeper, by its command line, which names the
+configuration file in our state directory: nothing else is ever signalled or written to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edl import config
+from edl.errors import CoordinationError
+
+START_S = 30.0
+STOP_S = 10.0
+LOCK_S = START_S + STOP_S + 5.0
+ASK_S = 2.0
+POLL_S = 0.05
+PORT_TRIES = 3  # between choosing a free port and listening on it somebody may take it
+DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
+MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+# tickTime 500 grants sessions from 1 s on (2 ticks) and starts in under 3 s (facts.md 6).
+_CONFIGURATION = """\
+tickTime=500
+maxSessionTimeout=60000
+dataDir={data}
+clientPort={port}
+clientPortAddress=127.0.0.1
+maxClientCnxns=0
+admin.enableServer=false
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=1
+4lw.commands.whitelist=ruok,srvr
+"""
+# For the Apache distribution, which logs by logback and without this at DEBUG.
+_LOGBACK = """\
+<configuration>
+  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %-5level %logger{0} %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
+"""
+_JVM = (
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dzookeeper.preAllocSize=1024",  # KB; the default reserves 64 MB a log file
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+)
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """The running server. ``version`` is empty when it does not answer at the moment."""
+
+    hosts: str
+    port: int
+    pid: int
+    version: str
+    data_dir: Path
+    log_file: Path
+
+
+def start_local(
+    state_dir: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = START_S,
+) -> str:
+    """Make sure that the server runs and answers; its address, "127.0.0.1:PORT".
+
+    Many processes may call this at once: one starts the server, the others wait. The port is
+    chosen at the first start and kept, unless somebody else took it meanwhile.
+
+    Raises:
+        CoordinationError: Java or ZooKeeper is not installed, or the server did not answer
+            in time; the message says what to install, or where the log is.
+    """
+    files = _Files(state_dir)
+    with files.lock():
+        if (process := files.process(search=True)) is not None and (port := files.port()):
+            files.await_answer(process, port, timeout_s)
+            return f"127.0.0.1:{port}"
+        command = _command(config.environment() if environ is None else environ, files.directory)
+        for attempt in range(PORT_TRIES):
+            port = files.configure(keep_port=attempt == 0)
+            process = files.launch(command)
+            if files.await_answer(process, port, timeout_s, may_die=attempt + 1 < PORT_TRIES):
+                break
+        return f"127.0.0.1:{port}"
+
+
+def stop_local(state_dir: Path | None = None) -> bool:
+    """End the server, if it runs; True when it did. Its data and its port are kept.
+
+    Raises:
+        CoordinationError: it does not end.
+    """
+    files = _Files(state_dir)
+    with files.lock():
+        process = files.process(search=True)
+        if process is None:
+            return False
+        _end(process)
+        return True
+
+
+def local_status(state_dir: Path | None = None) -> LocalServer | None:
+    """The running server, None when there is none."""
+    files = _Files(state_dir)
+    process, port = files.process(), files.port()
+    if process is None or not port:
+        return None
+    version = _version(_ask(port))
+    address = f"127.0.0.1:{port}"
+    return LocalServer(address, port, process.pid, version, files.data, files.log)
+
+
+def find_local(state_dir: Path | None = None) -> str | None:
+    """The address of the running server, None when there is none. Does not ask it."""
+    files = _Files(state_dir)
+    port = files.port()
+    return f"127.0.0.1:{port}" if port and files.process() is not None else None
+
+
+class _Files:
+    """The state directory: configuration, data, log, lock, and which process is ours."""
+
+    def __init__(self, state_dir: Path | None) -> None:
+        self.directory = (state_dir or config.state_dir() / "zookeeper").absolute()
+        self.data = self.directory / "data"
+        self.log = self.directory / "zookeeper.log"
+        self.configuration = self.directory / "zoo.cfg"
+        self._pid_file = self.directory / "server.json"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory against other processes. It ends with the process that holds it."""
+        self.data.mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        deadline = time.monotonic() + LOCK_S
+        with (self.directory / "lock").open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise CoordinationError(
+                            f"another process has held {file.name} for {LOCK_S:g} s; end it first"
+                        ) from None
+                    time.sleep(POLL_S)
+            yield
+
+    def port(self) -> int:
+        """The port in the configuration; 0 before the first start."""
+        try:
+            lines = self.configuration.read_text().splitlines()
+        except OSError:
+            return 0
+        ports = [line.partition("=")[2] for line in lines if line.startswith("clientPort=")]
+        return int(ports[0]) if ports and ports[0].isdigit() else 0
+
+    def process(self, search: bool = False) -> psutil.Process | None:
+        """Our server's process, if it lives.
+
+        The file says which it was; a process that was given its number later differs in its
+        time of birth and in its command line. ``search``: should a start have been killed before
+        it wrote the file, look among all processes, for two on one directory destroy its data.
+        """
+        try:
+            known = json.loads(self._pid_file.read_text())
+            process = psutil.Process(int(known["pid"]))
+            if abs(process.create_time() - known["born"]) < 5.0 and self._is_ours(process):
+                return process
+        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+            pass
+        if not search:
+            return None
+        return next((p for p in psutil.process_iter() if self._is_ours(p)), None)
+
+    def configure(self, keep_port: bool) -> int:
+        """Write the configuration; the port, the old one if it is to be kept and is free."""
+        old = self.port() if keep_port else 0
+        port = old if old and _is_free(old) else _free_port()
+        text = _CONFIGURATION.format(data=self.data, port=port)
+        (self.directory / "logback.xml").write_text(_LOGBACK)
+        partial = self.configuration.with_suffix(".new")
+        partial.write_text(text)
+        partial.replace(self.configuration)
+        return port
+
+    def launch(self, command: list[str]) -> psutil.Process:
+        """Start the server so that it is nobody's child and in no terminal's session."""
+        shell = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
+        done = subprocess.run(
+            ["/bin/sh", "-c", shell, str(self.log), *command, str(self.configuration)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            cwd=self.directory,
+            start_new_session=True,
+            check=True,
+            timeout=START_S,
+        )
+        process = psutil.Process(int(done.stdout))
+        values = {"pid": process.pid, "born": process.create_time()}
+        self._pid_file.write_text(json.dumps(values) + "\n")
+        return process
+
+    def await_answer(
+        self, process: psutil.Process, port: int, timeout_s: float, may_die: bool = False
+    ) -> bool:
+        """Wait until that process answers on that port; False if it died and ``may_die``.
+
+        Raises:
+            CoordinationError: it died or did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if not _lives(process):
+                if may_die:
+                    return False
+                raise CoordinationError(f"the local ZooKeeper died at its start; see {self.log}")
+            # Another ZooKeeper that took the port would answer too.
+            if _version(_ask(port)) and _listens(process, port):
+                return True
+            time.sleep(POLL_S)
+        _end(process)
+        raise CoordinationError(
+            f"the local ZooKeeper did not answer on port {port} within {timeout_s:g} s; "
+            f"see {self.log}"
+        )
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            command = process.cmdline()
+            return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
+        except psutil.Error:
+            return False
+
+
+def _command(environ: Mapping[str, str], directory: Path) -> list[str]:
+    home = environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
+    if java is None:
+        raise CoordinationError(
+            "a local ZooKeeper needs Java, and there is no `java` on the PATH: "
+            "`apt-get install default-jre-headless`, or name a running one with --zookeeper"
+        )
+    return [java, *_JVM, "-cp", f"{directory}{os.pathsep}{_class_path(environ)}", MAIN]
+
+
+def _class_path(environ: Mapping[str, str]) -> str:
+    named = environ.get("ZOOKEEPER_HOME")
+    homes = [Path(named)] if named else []
+    opt = sorted(Path("/opt").glob("zookeeper*")) if not named else []
+    for home in homes + opt[::-1]:
+        if any((home / "lib").glob("zookeeper-[0-9]*.jar")):
+            return f"{home}/lib/*"
+    if DEBIAN_JAR.is_file() and not named:
+        # Its manifest names its other jars, but none to log with.
+        return f"{DEBIAN_JAR}{os.pathsep}{DEBIAN_JAR.with_name('slf4j-simple.jar')}"
+    where = f"{named}/lib (ZOOKEEPER_HOME)" if named else f"{DEBIAN_JAR} or /opt/zookeeper*/lib"
+    raise CoordinationError(
+        f"there is no ZooKeeper in {where}: `apt-get install zookeeper`, unpack Apache's "
+        "distribution and set ZOOKEEPER_HOME, or name a running one with --zookeeper"
+    )
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end(process: psutil.Process) -> None:
+    try:
+        for signal in (process.terminate, process.kill):
+            signal()
+            deadline = time.monotonic() + STOP_S
+            while time.monotonic() < deadline:
+                if not _lives(process):
+                    return
+                time.sleep(POLL_S)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.Error as error:
+        raise CoordinationError(f"cannot end ZooKeeper, process {process.pid}: {error}") from error
+    raise CoordinationError(f"ZooKeeper, process {process.pid}, did not end when killed")
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        return any(
+            c.status == psutil.CONN_LISTEN and c.laddr.port == port
+            for c in process.net_connections(kind="tcp")
+        )
+    except psutil.Error:
+        return False
+
+
+def _ask(port: int) -> str:
+    """What the server says to "srvr"; empty when it does not answer."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=ASK_S) as connection:
+            connection.sendall(b"srvr")
+            parts = []
+            while part := connection.recv(4096):
+                parts.append(part)
+            return b"".join(parts).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _version(answer: str) -> str:
+    """The version in the answer of a server that serves."""
+    first = answer.partition("\n")[0]
+    if "Mode:" not in answer or not first.startswith("Zookeeper version: "):
+        return ""
+    return first.removeprefix("Zookeeper version: ").partition("-")[0]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
