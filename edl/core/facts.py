@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 from edl.errors import CoordinationError
 
@@ -133,6 +133,10 @@ class Generation(Record):
 
     ``joined`` need the state of the job, which ``sync_root`` sends them. Without seats the job
     ends: everybody leaves after the step in which all know it.
+
+    ``previous`` is the ring that trains until the switch, in rank order. It is empty where there
+    is none, at the start and after a crash; so a worker whose ring broke knows that a generation
+    with ``previous`` was planned without its report, and waits for the next one.
     """
 
     number: int
@@ -143,6 +147,7 @@ class Generation(Record):
     left: tuple[int, ...]
     reason: str
     scope: str = ""  # unguessable prefix in the rendezvous store of rank 0's daemon
+    previous: tuple[Seat, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -218,7 +223,17 @@ def _read(hint: Any, value: Any) -> Any:
     if "Seat" in text:
         return tuple(Seat.from_json(seat) for seat in value)
     if text.startswith("tuple"):
-        return tuple(value)
-    if hint in (int, float, str, bool) and not isinstance(value, hint | (int if hint is float else hint)):
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"{value!r} is not a list")
+        (item, _ellipsis) = get_args(hint)
+        return tuple(_read(item, each) for each in value)
+    if text.startswith("collections.abc.Mapping"):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r} is not a mapping")
+        return value
+    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
+    if allowed and (
+        not isinstance(value, allowed) or isinstance(value, bool) is not (hint is bool)
+    ):
         raise TypeError(f"{value!r} is not {hint.__name__}")
     return value

@@ -116,7 +116,9 @@ def _recover(current: Generation, alive: Mapping[int, Member], term: int) -> Dec
     """Close the roll-call of a broken ring once nobody is left to be heard."""
     silent = [s.id for s in current.seats if s.id in alive and not _broke(alive[s.id], current)]
     if silent:
-        return Decision(f"generation {current.number} is broken; {_names(silent)} did not report yet")
+        return Decision(
+            f"generation {current.number} is broken; {_names(silent)} did not report yet"
+        )
     survivors = [seat for seat in current.seats if seat.id in alive]
     gone = tuple(seat.id for seat in current.seats if seat.id not in alive)
     steps = {s.id: b.step for s in survivors if (b := alive[s.id].broken) is not None}
@@ -163,9 +165,7 @@ def _change(
         return Decision("the job has trained to its end")
     active = [seat for seat in current.seats if seat.id in alive]
     newcomers = [
-        m
-        for m in alive.values()
-        if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
+        m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
     plan, answers, drained = _requests(now, active)
 
@@ -201,8 +201,11 @@ def _change(
     if after < floor:
         # The last to be asked wait for their replacements, in one switch with them.
         patient = [
-            w for w in leaving
-            if not (alive[w].stage is Stage.LEAVING and ages.stage_s.get(w, 0.0) >= limits.leave_grace_s)
+            w
+            for w in leaving
+            if not (
+                alive[w].stage is Stage.LEAVING and ages.stage_s.get(w, 0.0) >= limits.leave_grace_s
+            )
         ]
         held = patient[: floor - after]
         leaving = [w for w in leaving if w not in held]
@@ -221,10 +224,18 @@ def _change(
         parts.append(f"{_names(sorted(joining))} joined")
     if leaving:
         parts.append(f"{_names(sorted(leaving))} left")
-    reason = f"{' and '.join(parts)}: {len(active)} -> {len(seats)} workers, {sum(plan.values())} wanted"
+    reason = (
+        f"{' and '.join(parts)}: {len(active)} -> {len(seats)} workers, {sum(plan.values())} wanted"
+    )
     root = stay[0].id if stay else active[0].id
     generation = Generation(
-        current.number + 1, term, seats, root, tuple(sorted(joining)), tuple(sorted(leaving)), reason
+        current.number + 1,
+        term,
+        seats,
+        root,
+        tuple(sorted(joining)),
+        tuple(sorted(leaving)),
+        reason,
     )
     return Decision(reason, generation, changed_plan, evict, answers)
 
@@ -233,14 +244,21 @@ def _requests(
     now: Snapshot, active: Sequence[Seat]
 ) -> tuple[dict[str, int], tuple[Request, ...], list[int]]:
     """Answer the open requests; each accepted drain lowers the plan of its host by one."""
-    plan, answers, drained = dict(now.plan), [], []
+    plan = dict(now.plan)
+    answers: list[Request] = []
+    drained: list[int] = []
     for request in now.requests:
         seat = next((seat for seat in active if seat.id == request.worker), None)
         if request.kind != "drain":
-            accepted, outcome = False, f"this leader does not know requests of kind {request.kind!r}"
+            accepted, outcome = (
+                False,
+                f"this leader does not know requests of kind {request.kind!r}",
+            )
         elif seat is None or seat.id in drained:
             accepted, outcome = False, f"w{request.worker} is not training in this job"
-        elif sum(plan.values()) - 1 < now.job.min_np or len(active) - len(drained) <= now.job.min_np:
+        elif (
+            sum(plan.values()) - 1 < now.job.min_np or len(active) - len(drained) <= now.job.min_np
+        ):
             accepted = False
             outcome = (
                 f"cannot drain w{seat.id}: {len(active) - len(drained)} workers train and min_np "
@@ -275,7 +293,9 @@ def _newcomers(
         for member in sorted(here, key=lambda m: (m.stage is not Stage.READY, m.id)):
             age = ages.stage_s.get(member.id, 0.0)
             if lacking == 0:
-                evict[member.id] = f"host {host} is planned for {plan.get(host, 0)} workers and has them"
+                evict[member.id] = (
+                    f"host {host} is planned for {plan.get(host, 0)} workers and has them"
+                )
             elif member.stage is Stage.PREPARING and age >= limits.prepare_s:
                 evict[member.id] = f"it was not ready after {limits.prepare_s:g} s"
                 lacking -= 1

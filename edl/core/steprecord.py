@@ -33,8 +33,8 @@ class StepRecord:
     ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
     ``ledger`` is the digest of its ledger before this step.
     ``known`` is the newest generation it knows to be prepared (its own when there is none).
-    The ``*_us`` fields describe its last step and its last switch; all rows of a table
-    together are the report of that switch.
+    The ``*_us`` fields describe its last step (``compute_us``), its usual one (``median_us``)
+    and the parts of its last switch; all rows of a table together report that switch.
     """
 
     generation: int
@@ -53,6 +53,7 @@ class StepRecord:
     broadcast_us: int = 0
     stall_us: int = 0
     first_step_us: int = 0
+    median_us: int = 0
 
     def encode(self) -> Table:
         """The row, shape ``(1, WIDTH)``."""
@@ -67,9 +68,7 @@ def decode(table: Table) -> tuple[StepRecord, ...]:
     """The records of a table of shape ``(size, WIDTH)``, in rank order."""
     if table.ndim != 2 or table.shape[1] != WIDTH:
         raise RingError(f"a step-record table has shape {table.shape}; expected (size, {WIDTH})")
-    return tuple(
-        StepRecord(**dict(zip(FIELDS, row, strict=True))) for row in table.tolist()
-    )
+    return tuple(StepRecord(**dict(zip(FIELDS, row, strict=True))) for row in table.tolist())
 
 
 def check(records: Sequence[StepRecord]) -> None:

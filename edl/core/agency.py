@@ -1,0 +1,368 @@
+"""What the agent of one host does next with its worker processes, and what has become of the job.
+
+An agent keeps as many workers on its host as the plan says. Its rules, in order:
+
+1. The job is over: its workers end by themselves within a time limit, then they are ended.
+2. The job is stopping: the leader lets the ring end. Who is not in a ring, or has nobody to lead
+   it, is ended at once; the rest after a time limit. When no worker is left the job is STOPPED.
+3. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`.
+4. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0.
+5. A worker that the leader has given up is ended.
+6. What the plan lacks is started, each slot with a back-off that grows with its failures.
+
+An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
+So a worker that leaves, or was taken out, no longer counts, and only a lasting lack of workers is
+filled again: the plan is lowered in the same moment, and the two are not read in one.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from edl.core.facts import JobState, Member, Snapshot, Stage
+
+SETTLE_S = 1.0  # a place left by a worker stays free this long before somebody else gets it
+KILL_S = 5.0  # from SIGTERM to SIGKILL
+STOP_S = 30.0  # for a ring to end after `edl stop`
+LEADERLESS_S = 10.0  # the same without a leader; longer than an election by session expiry
+FINISH_S = 600.0  # for what a script does after its training: evaluate, save, upload
+BACKOFF_MAX_S = 30.0
+TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
+
+
+@dataclass(frozen=True)
+class Process:
+    """One start of one worker process, as its agent has seen it. Times by the agent's clock."""
+
+    slot: int
+    launch: str
+    started: float
+    failures: int = 0  # failed starts in a row in this slot before this one
+    worker: int | None = None  # id of its member, once it was seen
+    ready: bool = False  # its member has been ready, or further
+    seated: bool = False  # it has had a seat in a generation
+    departing: float | None = None  # since when it leaves, has finished, or was taken out
+    told: float | None = None  # since when it is being ended by the agent
+    exit_code: int | None = None  # None: it runs; -9: killed by signal 9
+    exited: float | None = None
+    last_line: str = ""  # of its output, known when it has exited
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    @property
+    def failed(self) -> bool:
+        """It ended with an error or without ever joining, and not because the agent ended it."""
+        if self.exit_code is None or self.told is not None:
+            return False
+        return self.exit_code != 0 or self.worker is None
+
+    @property
+    def name(self) -> str:
+        return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"
+
+    @property
+    def failures_now(self) -> int:
+        """Failures in a row in this slot, this process included."""
+        if not self.failed:
+            return 0 if self.exit_code == 0 else self.failures
+        trained = self.seated and (self.exited or 0.0) - self.started >= TRAINED_S
+        return 1 if trained else self.failures + 1
+
+
+@dataclass(frozen=True)
+class Own:
+    """What an agent knows besides ZooKeeper."""
+
+    host: str
+    token: str  # every launch of this agent begins with it
+    processes: tuple[Process, ...]
+    state_since: float  # since when the job has its present state
+    start_timeout_s: float
+    script: str = "the script"  # for messages
+    draining: bool = False  # the host is about to leave the job
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a worker in ``slot``."""
+
+    slot: int
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """End a process: SIGTERM, or with ``kill`` SIGKILL for its whole process group."""
+
+    launch: str
+    kill: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of the job, as far as an agent has to say it."""
+
+    state: JobState
+    reason: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the agent does now. ``end``: there is nothing left for it to do."""
+
+    reason: str
+    starts: tuple[Start, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    outcome: Outcome | None = None
+    warnings: tuple[str, ...] = ()
+    end: bool = False
+
+
+def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
+    """The processes with what ZooKeeper says of them; those that matter no more are dropped.
+
+    An exited process matters while it is the last of its slot (for the back-off) or has a seat
+    in the current generation (for the end of the job).
+    """
+    seats = snapshot.generation.members if snapshot.generation else ()
+    by_launch = {m.launch: m for m in snapshot.members}
+    seen = [_observe(p, by_launch.get(p.launch), snapshot, now) for p in processes]
+    last = {p.slot: p.launch for p in sorted(seen, key=lambda p: p.started)}
+    return tuple(p for p in seen if p.alive or last[p.slot] == p.launch or (p.worker in seats))
+
+
+def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
+    """The agent's next act, or none, with the reason. ``now``: the agent's monotonic clock."""
+    state = snapshot.job.state
+    if state.over:
+        return _wind_down(snapshot, own, now)
+    if state is JobState.STOPPING:
+        return _stop(snapshot, own, now)
+    outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
+    if outcome:
+        return Decision(outcome.reason, outcome=outcome)
+    return _keep(snapshot, own, now)
+
+
+def exit_status(code: int) -> int:
+    """A shell's exit status for a process's exit code: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
+
+
+def how(code: int) -> str:
+    """An exit code in words."""
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"
+
+
+def backoff_s(failures: int) -> float:
+    """How long a slot waits before its next start: 1, 2, 4, ... 30 s."""
+    return 0.0 if failures < 1 else min(BACKOFF_MAX_S, 2.0 ** (min(failures, 10) - 1))
+
+
+def _observe(process: Process, member: Member | None, snapshot: Snapshot, now: float) -> Process:
+    generation = snapshot.generation
+    worker = process.worker if member is None else member.id
+    in_ring = generation is not None and worker in generation.members
+    seated = process.seated or in_ring or (member is not None and member.generation > 0)
+    stage = member.stage if member else None
+    leaving = stage in (Stage.LEAVING, Stage.FINISHED) or (
+        seated and generation is not None and not in_ring
+    )
+    since = process.departing if process.departing is not None else now
+    told = process.told
+    if told is None and not process.alive and worker in snapshot.evicted:
+        told = now  # it has obeyed the leader
+    return replace(
+        process,
+        worker=worker,
+        seated=seated,
+        ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
+        departing=since if leaving else None,
+        told=told,
+    )
+
+
+def _wind_down(snapshot: Snapshot, own: Own, now: float) -> Decision:
+    job = snapshot.job
+    living = [p for p in own.processes if p.alive]
+    if not living:
+        return Decision(f"the job is over: {job.reason}", end=True)
+    waited = now - own.state_since
+    reason = f"job {job.name} is {job.state}"
+    if job.state is JobState.FAILED:
+        return Decision(reason, endings=_end(living, now, reason))
+    limit = FINISH_S if job.state is JobState.FINISHED else STOP_S
+    late = living if waited >= limit else [p for p in living if not p.seated]
+    warnings: tuple[str, ...] = ()
+    if job.state is JobState.FINISHED and waited >= STOP_S:
+        names = ", ".join(p.name for p in living)
+        warnings = (f"{names} still running {STOP_S:g} s after the job has finished",)
+    return Decision(reason, endings=_end(late, now, reason), warnings=warnings)
+
+
+def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
+    living = [p for p in own.processes if p.alive]
+    others = _others(snapshot, own)
+    reason = snapshot.job.reason or "the job is asked to stop"
+    if not living and not others:
+        return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
+    waited = now - own.state_since
+    if snapshot.generation is None:
+        ending, why = living, "the job stops before it began"
+    elif waited >= STOP_S:
+        ending, why = living, f"the ring did not end within {STOP_S:g} s"
+    elif snapshot.leader is None and waited >= LEADERLESS_S:
+        ending, why = living, f"the job stops and nobody has led it for {LEADERLESS_S:g} s"
+    else:
+        ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
+    return Decision(reason, endings=_end(ending, now, why))
+
+
+def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
+    """FAILED, when a job without any generation has no prospect of one."""
+    job, processes = snapshot.job, own.processes
+    if snapshot.generation is not None or not processes:
+        return None
+    mute = [p for p in processes if p.exit_code == 0 and p.worker is None and p.told is None]
+    if mute:
+        return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
+    failed = [p for p in processes if p.failed]
+    others = _others(snapshot, own)
+    first_died = not any(p.ready for p in processes) and all(
+        p.failed or p.failures for p in processes
+    )
+    if failed and first_died and not others:
+        died = failed[0]
+        code = died.exit_code or 1
+        who = "the only worker" if len(processes) == 1 else f"all {len(processes)} workers"
+        reason = f"{who} {_all_how(failed)} before joining the job; {_last(died)}"
+        return Outcome(JobState.FAILED, reason, exit_status(code))
+    usable = sum(p.alive and p.worker is not None for p in processes) + len(others)
+    late = [p for p in processes if p.started + own.start_timeout_s <= now]
+    if usable >= job.min_np or not late:
+        return None
+    limit = f"within {own.start_timeout_s:g} s (EDL_START_TIMEOUT_S)"
+    silent = [p for p in late if p.alive and p.worker is None]
+    if silent:
+        names = ", ".join(p.name for p in silent)
+        reason = f"{own.script} ({names}) did not call edl.init() {limit}"
+        return Outcome(JobState.FAILED, reason, 1)
+    if failed:
+        died = failed[0]
+        reason = (
+            f"{usable} of at least {job.min_np} workers came up {limit}; {died.name} "
+            f"{how(died.exit_code or 1)}; {_last(died)}"
+        )
+        return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    return None
+
+
+def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
+    """FAILED or FINISHED, when every worker of the current generation has exited by itself."""
+    generation = snapshot.generation
+    if generation is None or not generation.seats:
+        return None
+    mine = {p.worker: p for p in own.processes if p.worker in generation.members}
+    alive = {m.id for m in snapshot.members if not m.launch.startswith(own.token)}
+    if not mine or any(p.alive for p in mine.values()) or alive & set(generation.members):
+        return None
+    failed = [p for p in mine.values() if p.exit_code]
+    if failed:
+        died = failed[0]
+        who = "the last worker" if len(generation.seats) == 1 else "all workers"
+        reason = f"{who} {_all_how(failed)}; {_last(died)}"
+        return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    if all(now - (p.exited or 0.0) >= SETTLE_S for p in mine.values()):
+        return Outcome(JobState.FINISHED, "all workers have exited with code 0")
+    return None
+
+
+def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
+    """Keep as many workers as the plan says."""
+    wanted = snapshot.plan.get(own.host, 0)
+    foreign = [m for m in _others(snapshot, own) if m.host == own.host]
+    here = [m for m in foreign if m.stage not in (Stage.LEAVING, Stage.FINISHED)]
+    living = [p for p in own.processes if p.alive]
+    counted = sum(_counts(p, now) for p in own.processes) + len(here)
+    given_up = [p for p in living if p.worker in snapshot.evicted]
+    endings: list[Ending] = []
+    for process in given_up:
+        assert process.worker is not None
+        endings += _end([process], now, snapshot.evicted[process.worker])
+    counted -= sum(_counts(p, now) for p in given_up)
+    occupied = {p.slot for p in living} | {m.slot for m in foreign}
+    starts = _starts(wanted - counted, occupied, own, now)
+    warnings = tuple(
+        f"{own.script} in {p.name} runs for {own.start_timeout_s:g} s and did not call edl.init()"
+        for p in living
+        if p.worker is None and p.told is None and p.started + own.start_timeout_s <= now
+    )
+    end = own.draining and wanted == 0 and not living
+    reason = f"{counted} of {wanted} workers run on {own.host}"
+    return Decision(reason, starts, tuple(endings), None, warnings, end)
+
+
+def _counts(process: Process, now: float) -> bool:
+    """Whether a process fills a place of the plan."""
+    if process.told is not None or process.failed:
+        return False
+    if process.alive:
+        return process.departing is None or now - process.departing < SETTLE_S
+    return process.worker is not None and now - (process.exited or 0.0) < SETTLE_S
+
+
+def _starts(lacking: int, occupied: set[int], own: Own, now: float) -> tuple[Start, ...]:
+    """Fill the lowest free slots; a slot whose last start failed waits for its back-off."""
+    last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
+    free = (slot for slot in range(lacking + len(occupied)) if slot not in occupied)
+    starts = []
+    for slot, _ in zip(free, range(lacking), strict=False):
+        before = last.get(slot)
+        if before is None:
+            starts.append(Start(slot, 0, "the plan wants it"))
+            continue
+        failures = before.failures_now
+        pause = backoff_s(failures) if before.failed else 0.0
+        if now >= (before.exited or 0.0) + pause:
+            reason = f"{before.name} {how(before.exit_code or 0)} and the plan wants a worker"
+            starts.append(Start(slot, failures, reason))
+    return tuple(starts)
+
+
+def _end(processes: Iterable[Process], now: float, reason: str) -> tuple[Ending, ...]:
+    """SIGTERM once, SIGKILL when that did not help."""
+    endings = []
+    for process in processes:
+        if process.told is None:
+            endings.append(Ending(process.launch, False, reason))
+        elif now - process.told >= KILL_S:
+            endings.append(Ending(process.launch, True, f"{reason}; SIGTERM did not help"))
+    return tuple(endings)
+
+
+def _others(snapshot: Snapshot, own: Own) -> list[Member]:
+    """Members that this agent did not start."""
+    return [m for m in snapshot.members if not m.launch.startswith(own.token)]
+
+
+def _all_how(failed: Sequence[Process]) -> str:
+    codes = sorted({p.exit_code or 0 for p in failed})
+    return " or ".join(how(code) for code in codes)
+
+
+def _last(process: Process) -> str:
+    if not process.last_line:
+        return f"{process.name} wrote nothing"
+    return f"the last line of {process.name}: {process.last_line}"

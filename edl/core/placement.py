@@ -1,0 +1,104 @@
+"""How many workers each host gets: keep what is there, fill hosts by name, take from the last.
+
+Pure: the answer depends on nothing but the arguments, and never on an order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edl.core.facts import Host, Job
+from edl.errors import UsageError
+
+
+def check_limits(np: int, min_np: int, max_np: int) -> None:
+    """Refuse a start that contradicts itself.
+
+    Raises:
+        UsageError: a number is below 1, min_np is above max_np, or np lies outside the two.
+    """
+    for name, value in (("np", np), ("min-np", min_np), ("max-np", max_np)):
+        if value < 1:
+            raise UsageError(f"--{name} is {value}; a job needs at least 1 worker")
+    if min_np > max_np:
+        raise UsageError(
+            f"--min-np is {min_np} and --max-np is {max_np}; min must not be above max"
+        )
+    if not min_np <= np <= max_np:
+        raise UsageError(
+            f"-np is {np}; it must lie between --min-np {min_np} and --max-np {max_np}"
+        )
+
+
+def check_scale(job: Job, np: int) -> None:
+    """Refuse a number of workers that the job's own limits forbid.
+
+    Raises:
+        UsageError: np is below min_np or above max_np.
+    """
+    refusal = f"cannot scale job {job.name} to {np} workers"
+    if np < job.min_np:
+        raise UsageError(
+            f"{refusal}: min_np is {job.min_np}; start it with a lower --min-np, "
+            f"or run `edl stop {job.name}`"
+        )
+    if np > job.max_np:
+        raise UsageError(f"{refusal}: max_np is {job.max_np}; start it with a higher --max-np")
+
+
+def place(job: str, np: int, plan: Mapping[str, int], hosts: Sequence[Host]) -> dict[str, int]:
+    """The plan for ``np`` workers that differs least from ``plan``.
+
+    A host without an agent keeps the workers it has, but gets no new one; when the number
+    falls, such hosts lose theirs first, then the last by name.
+
+    Args:
+        job: name of the job, for the message.
+        np: workers wanted, at least 0.
+        plan: host -> workers now wanted there.
+        hosts: the hosts that have an agent.
+
+    Raises:
+        UsageError: the hosts have fewer than ``np`` slots together.
+    """
+    slots = {host.name: host.slots for host in hosts}
+    new = {name: max(0, wanted) for name, wanted in sorted(plan.items())}
+    lacking = np - sum(new.values())
+    for name in sorted(slots):
+        added = min(max(0, lacking), max(0, slots[name] - new.get(name, 0)))
+        if added or name in new:
+            new[name] = new.get(name, 0) + added
+        lacking -= added
+    if lacking > 0:
+        raise UsageError(_too_few(job, np, plan, slots))
+    for name in sorted(new, key=lambda name: (name not in slots, name), reverse=True):
+        taken = min(max(0, -lacking), new[name])
+        new[name] -= taken
+        lacking += taken
+    return new
+
+
+def drain_host(job: Job, host: str, plan: Mapping[str, int]) -> dict[str, int]:
+    """The plan without workers on ``host``.
+
+    Raises:
+        UsageError: fewer than min_np workers would be left.
+    """
+    left = sum(count for name, count in plan.items() if name != host)
+    if left < job.min_np:
+        raise UsageError(
+            f"host {host} cannot leave job {job.name}: {left} workers would be left and min_np is "
+            f"{job.min_np}; scale out on other hosts first, or run `edl stop {job.name}`"
+        )
+    return {**plan, host: 0}
+
+
+def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int]) -> str:
+    parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
+    parts += [f"{name}: {plan[name]} without an agent" for name in sorted(set(plan) - set(slots))]
+    capacity = sum(max(count, plan.get(name, 0)) for name, count in slots.items())
+    capacity += sum(count for name, count in plan.items() if name not in slots)
+    return (
+        f"cannot scale job {job} to {np} workers: its hosts have {capacity} slots "
+        f"({', '.join(parts) or 'no host'}); add a host with `edl join --job {job}`"
+    )

@@ -1,0 +1,245 @@
+"""The daemon: one thread of a worker that listens to ZooKeeper and keeps its own nodes there.
+
+It never touches the ring and never waits for the training thread. What it learns it puts into
+the mailbox; what the worker wants known (its member node, events) it writes, again and again
+while ZooKeeper is away. When its worker leads, it also runs :class:`edl.daemon.leading.Lead`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from edl.config import Config
+from edl.coordination.election import Election
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore
+from edl.core.facts import Broken, Generation, JobState, Leader, Member, Stage
+from edl.daemon.leading import Lead
+from edl.daemon.mailbox import Mailbox
+from edl.errors import CoordinationError, Deposed
+from edl.ring.http import DaemonServer
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 0.5  # how often facts are read although no watch has fired
+
+
+class Daemon:
+    """The coordination side of one worker process, from :meth:`start` to :meth:`close`."""
+
+    def __init__(self, config: Config, mailbox: Mailbox) -> None:
+        if config.job is None or config.zookeeper is None:
+            raise CoordinationError("a daemon needs a job and a ZooKeeper")
+        self._config = config
+        self._mailbox = mailbox
+        self._session = Session(
+            config.zookeeper, config.session_timeout_s, config.connect_timeout_s
+        )
+        self._store = JobStore(self._session, config.job)
+        self._server = DaemonServer(config.address, health=self._health)
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._written = threading.Condition(self._lock)
+        self._stopping = False
+        self._dirty = False  # the member node is behind self._member
+        self._thread = threading.Thread(target=self._run, name="edl-daemon", daemon=True)
+        self._member: Member | None = None
+        self._election: Election | None = None
+        self._lead: Lead | None = None
+        self._leader: Leader | None = None
+        self._newest = 0
+        self._scope = ""
+        self._session_epoch = 0
+        self.leave_requested = False  # set by a signal handler, which must take no lock
+
+    def start(self) -> tuple[Member, Generation | None]:
+        """Connect, register this worker as *preparing*, and start listening.
+
+        Returns:
+            This worker's member record, and the job's generation when it has one already.
+
+        Raises:
+            ZooKeeperUnreachable: within the connect time-out.
+            UnknownJob: the job does not exist (any more).
+        """
+        config = self._config
+        self._session.start()
+        self._session.add_listener(lambda _state: self._wake.set())
+        self._session_epoch = self._session.epoch
+        _job, generation, _evicted, self._leader = self._store.watch_generation(self._wake.set)
+        self._server.start()
+        worker = self._store.new_worker_id()
+        self._mailbox.worker = worker
+        self._member = Member(
+            id=worker,
+            host=config.host,
+            slot=config.slot,
+            address=config.address,
+            port=self._server.port,
+            pid=os.getpid(),
+            launch=config.launch,
+        )
+        self._store.put_member(self._member)
+        self._thread.start()
+        return self._member, generation
+
+    def close(self) -> None:
+        """Remove this worker's nodes, close the session and stop the threads. Idempotent."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+        self._server.close()
+        self._session.close()
+
+    # --- called by the training thread ---
+
+    def stand_for_election(self) -> None:
+        """Become a candidate; from now on this worker may lead."""
+        with self._lock:
+            if self._election is None and self._member is not None:
+                self._election = Election(self._session, self._config.job or "", self._member.id)
+        self._wake.set()
+
+    def set_stage(self, stage: Stage, generation: int | None = None) -> None:
+        """Make a new stage (and generation) of this worker known, as soon as ZooKeeper allows."""
+        self._change_member(
+            stage=stage, **({} if generation is None else {"generation": generation})
+        )
+
+    def report_broken(self, generation: int, step: int) -> None:
+        """Say that the ring of ``generation`` failed, and which step was the last complete one."""
+        self._change_member(broken=Broken(generation, step))
+
+    def end_job(self, state: JobState, reason: str) -> None:
+        """Record that the job has trained to its end; every worker says so, the first one counts."""
+        self._store.set_job_state(state, reason, only_from=(JobState.RUNNING,))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the member node and all events are written; False at the deadline."""
+        deadline = time.monotonic() + timeout_s
+        self._wake.set()
+        with self._written:
+            while self._dirty or self._mailbox.has_events:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._written.wait(left)
+        return True
+
+    @property
+    def leader(self) -> Leader | None:
+        return self._leader
+
+    @property
+    def wake(self) -> threading.Event:
+        return self._wake
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        away_since: float | None = None
+        while not self._stopping:
+            self._wake.wait(PERIOD_S)
+            self._wake.clear()
+            try:
+                self._turn()
+                if away_since is not None:
+                    logger.info("ZooKeeper is back after %.1f s", time.monotonic() - away_since)
+                    away_since = None
+            except CoordinationError as error:
+                if away_since is None:
+                    away_since = time.monotonic()
+                    logger.warning("coordination is interrupted, training goes on: %s", error)
+        try:
+            self._write_own()
+            if self._election is not None:
+                self._election.leave()
+            if self._member is not None:
+                self._store.remove_member(self._member.id)
+        except CoordinationError as error:
+            logger.info("the session ends without clean-up: %s", error)
+
+    def _turn(self) -> None:
+        """Write what is due, read what is new, lead if it is our turn."""
+        if not self._session.connected:
+            self._lead = None
+            raise CoordinationError("not connected to ZooKeeper")
+        if self._session.epoch != self._session_epoch:
+            # The old session's nodes are gone; the worker is not. Say so again under the same id.
+            self._session_epoch = self._session.epoch
+            self._lead = None
+            with self._lock:
+                self._dirty = True
+        if self.leave_requested:
+            self.leave_requested = False
+            self.set_stage(Stage.LEAVING)
+        self._write_own()
+        job, generation, evicted, self._leader = self._store.watch_generation(self._wake.set)
+        if self._member is not None and self._member.id in evicted:
+            self._mailbox.evict(evicted[self._member.id])
+        if generation is not None and generation.number > self._newest:
+            self._newest = generation.number
+            # Whoever still waits in an older rendezvous waits in vain: fail them now.
+            if self._scope:
+                self._server.close_scope(self._scope)
+            self._scope = generation.scope
+            self._mailbox.announce(generation)
+        self._mailbox.job_is(job.state)
+        self._take_lead()
+        if self._lead is not None:
+            try:
+                self._lead.turn(self._wake.set)
+            except Deposed as error:
+                logger.info("%s", error)
+                self._lead = None
+
+    def _take_lead(self) -> None:
+        if self._election is None:
+            return
+        self._election.enter()
+        leadership = self._election.leads(self._wake.set)
+        if leadership is None:
+            self._lead = None
+        elif self._lead is None or self._lead.term != leadership.term:
+            assert self._member is not None
+            self._lead = Lead(self._config, self._store, leadership, self._mailbox, self._member.id)
+            self._leader = Leader(leadership.term, self._member.id)
+
+    def _change_member(self, **changes: Any) -> None:
+        with self._lock:
+            assert self._member is not None
+            self._member = replace(self._member, **changes)
+            self._dirty = True
+        self._wake.set()
+
+    def _write_own(self) -> None:
+        with self._lock:
+            member, dirty = self._member, self._dirty
+        if dirty and member is not None:
+            self._store.put_member(member)
+        for event in self._mailbox.take_events():
+            self._store.add_event(event)
+        with self._written:
+            if self._member is member:
+                self._dirty = False
+            self._written.notify_all()
+
+    def _health(self) -> Mapping[str, Any]:
+        progress, member = self._mailbox.progress, self._member
+        return {
+            "worker": member.name if member else None,
+            "stage": member.stage if member else None,
+            "generation": progress.generation,
+            "step": progress.step,
+            "epoch": progress.epoch,
+        }

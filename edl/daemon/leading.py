@@ -1,0 +1,158 @@
+"""What a daemon does while its worker leads: read facts, decide, persist, log.
+
+The decision is :func:`edl.core.membership.decide`; nothing is decided here. A leader keeps
+nothing that its successor would miss, except how long things have stood as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from edl.config import Config
+from edl.coordination.election import Leadership
+from edl.coordination.store import JobStore
+from edl.core.facts import Event, Snapshot, Stage
+from edl.core.membership import Ages, Decision, Limits, decide
+from edl.daemon.mailbox import Mailbox
+
+logger = logging.getLogger(__name__)
+
+EVENTS_KEPT = 2000
+
+
+class Lead:
+    """One term of leadership. :meth:`turn` is called whenever a fact may have changed."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: JobStore,
+        leadership: Leadership,
+        mailbox: Mailbox,
+        worker: int,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._leadership = leadership
+        self._mailbox = mailbox
+        self._since = time.monotonic()
+        self._stages: dict[int, tuple[Stage, float]] = {}
+        self._reason = ""
+        self._status_at = 0.0
+        self._rate = _Rate()
+        self._limits = Limits(
+            start_s=config.start_timeout_s,
+            prepare_s=config.prepare_timeout_s,
+            gather_s=config.gather_timeout_s,
+            leave_grace_s=config.leave_grace_s,
+        )
+        self._log("leader", f"w{worker} leads in term {leadership.term}", worker=f"w{worker}")
+
+    @property
+    def term(self) -> int:
+        return self._leadership.term
+
+    def turn(self, wake: Callable[[], None]) -> None:
+        """Read, decide, act, once.
+
+        Raises:
+            Deposed: another worker leads; nothing was written.
+            CoordinationError: ZooKeeper is away; the next turn tries again.
+        """
+        snapshot = self._store.snapshot(wake)
+        decision = decide(snapshot, self.term, self._ages(snapshot), self._limits)
+        if decision.acts:
+            decision = self._with_scope(decision)
+            self._leadership.carry_out(decision, snapshot)
+            self._tell(decision)
+            wake()
+        if decision.reason != self._reason:
+            self._reason = decision.reason
+            logger.info("term %d: %s", self.term, decision.reason)
+        self._put_status(snapshot)
+
+    def _ages(self, snapshot: Snapshot) -> Ages:
+        now = time.monotonic()
+        for member in snapshot.members:
+            if self._stages.get(member.id, (None, 0.0))[0] is not member.stage:
+                self._stages[member.id] = (member.stage, now)
+        alive = {member.id for member in snapshot.members}
+        self._stages = {w: entry for w, entry in self._stages.items() if w in alive}
+        return Ages(now - self._since, {w: now - at for w, (_, at) in self._stages.items()})
+
+    @staticmethod
+    def _with_scope(decision: Decision) -> Decision:
+        """Give a new generation a place in the rendezvous store that nobody can guess."""
+        if decision.generation is None:
+            return decision
+        scope = f"g{decision.generation.number}-{secrets.token_hex(8)}"
+        return replace(decision, generation=replace(decision.generation, scope=scope))
+
+    def _tell(self, decision: Decision) -> None:
+        """Log a decision that was carried out."""
+        if decision.generation is not None:
+            new = decision.generation
+            self._log(
+                "generation",
+                new.reason,
+                generation=new.number,
+                term=new.term,
+                members=[f"w{worker}" for worker in new.members],
+                joined=[f"w{worker}" for worker in new.joined],
+                left=[f"w{worker}" for worker in new.left],
+            )
+        for worker, reason in sorted(decision.evict.items()):
+            self._log("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
+        for answer in decision.answers:
+            self._log(
+                answer.kind, answer.outcome, worker=f"w{answer.worker}", accepted=answer.accepted
+            )
+
+    def _log(
+        self, kind: str, reason: str, generation: int | None = None, **details: object
+    ) -> None:
+        progress = self._mailbox.progress
+        number = progress.generation if generation is None else generation
+        self._store.add_event(Event(time.time(), kind, number, progress.step, reason, details))
+
+    def _put_status(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        if now - self._status_at < self._config.status_period_s:
+            return
+        self._status_at = now
+        progress = self._mailbox.progress
+        self._leadership.put_status(
+            {
+                "generation": progress.generation,
+                "world_size": progress.size,
+                "step": progress.step,
+                "epoch": progress.epoch,
+                "epoch_done": progress.epoch_done,
+                "epoch_total": progress.epoch_total,
+                "samples_per_s": round(self._rate.of(progress.samples_total, now), 1),
+                "median_step_s": round(progress.median_step_s, 6),
+                "reason": self._reason,
+                "time": time.time(),
+            }
+        )
+        self._store.trim_events(EVENTS_KEPT)
+
+
+class _Rate:
+    """Samples per second over the last few seconds."""
+
+    WINDOW_S = 3.0
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def of(self, total: int, now: float) -> float:
+        self._points.append((now, total))
+        while len(self._points) > 2 and now - self._points[0][0] > self.WINDOW_S:
+            self._points.pop(0)
+        (first_at, first), (last_at, last) = self._points[0], self._points[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0

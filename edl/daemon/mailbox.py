@@ -1,0 +1,137 @@
+"""What the daemon thread and the training thread tell each other. Nothing else is shared."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edl.core.facts import Event, Generation, JobState
+from edl.errors import WorkerEvicted
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the training thread is. Written at the end of each step."""
+
+    generation: int = 0
+    size: int = 0
+    step: int = 0
+    epoch: int = 0
+    epoch_done: int = 0
+    epoch_total: int = 0
+    samples_total: int = 0  # over all workers, since this worker joined
+    median_step_s: float = 0.0
+    updated_at: float = 0.0  # monotonic
+
+
+@dataclass
+class Mailbox:
+    """Latest news in both directions, behind one lock.
+
+    To the training thread: generations, an eviction, the end of the job, the wish to leave.
+    To the daemon thread: progress and events to log.
+    """
+
+    worker: int = -1
+    _lock: threading.Condition = field(default_factory=threading.Condition)
+    _generations: dict[int, Generation] = field(default_factory=dict)
+    _job_state: JobState = JobState.RUNNING
+    _evicted: str | None = None
+    _progress: Progress = field(default_factory=Progress)
+    _events: list[Event] = field(default_factory=list)
+
+    # --- to the training thread ---
+
+    def announce(self, generation: Generation) -> None:
+        """A generation was written by the leader."""
+        with self._lock:
+            self._generations[generation.number] = generation
+            self._lock.notify_all()
+
+    def job_is(self, state: JobState) -> None:
+        with self._lock:
+            self._job_state = state
+            self._lock.notify_all()
+
+    def evict(self, reason: str) -> None:
+        with self._lock:
+            self._evicted = reason
+            self._lock.notify_all()
+
+    def newest(self, after: int) -> Generation | None:
+        """The newest generation with a number above ``after``, if one is known."""
+        with self._lock:
+            numbers = [number for number in self._generations if number > after]
+            return self._generations[max(numbers)] if numbers else None
+
+    def generation(self, number: int) -> Generation:
+        """A generation that was announced. Older ones are dropped."""
+        with self._lock:
+            for old in [n for n in self._generations if n < number]:
+                del self._generations[old]
+            return self._generations[number]
+
+    @property
+    def job_state(self) -> JobState:
+        with self._lock:
+            return self._job_state
+
+    def wait_for_generation(
+        self,
+        wanted: Callable[[Generation], bool],
+        deadline: float | None,
+        slice_s: float | None = None,
+    ) -> Generation | None:
+        """Wait until the newest generation is ``wanted``; None when the job is over or at ``deadline``.
+
+        Args:
+            deadline: on the monotonic clock; None waits as long as the job lives.
+            slice_s: return None after this long even so, to let the caller look around.
+
+        Raises:
+            WorkerEvicted: the leader has given this worker up.
+        """
+        if slice_s is not None:
+            sliced = time.monotonic() + slice_s
+            deadline = sliced if deadline is None else min(deadline, sliced)
+        with self._lock:
+            while True:
+                if self._evicted is not None:
+                    raise WorkerEvicted(self.worker, self._evicted)
+                newest = max(self._generations, default=0)
+                if newest and wanted(self._generations[newest]):
+                    return self._generations[newest]
+                if self._job_state.over:
+                    return None
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._lock.wait(left)
+
+    # --- to the daemon thread ---
+
+    def report(self, progress: Progress) -> None:
+        with self._lock:
+            self._progress = progress
+
+    @property
+    def progress(self) -> Progress:
+        with self._lock:
+            return self._progress
+
+    def log(self, event: Event) -> None:
+        """An event for the job's log; the daemon thread writes it."""
+        with self._lock:
+            self._events.append(event)
+
+    def take_events(self) -> list[Event]:
+        with self._lock:
+            events, self._events = self._events, []
+            return events
+
+    @property
+    def has_events(self) -> bool:
+        with self._lock:
+            return bool(self._events)

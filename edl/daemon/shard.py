@@ -1,0 +1,130 @@
+"""This worker's part of the epoch: batches formed from its leases, in order, ahead of need."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.ledger import Ledger, Span
+from edl.core.shuffle import epoch_order
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples that enter one step together. ``position`` is the epoch position of the first."""
+
+    position: int
+    indices: npt.NDArray[np.int64]
+
+    @property
+    def samples(self) -> int:
+        return len(self.indices)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the script trains on, equal on all workers: its size and how it is read.
+
+    ``prefetch_batches``: how many batches the loader forms ahead of the one in training.
+    """
+
+    total: int
+    batch_size: int
+    shuffle: bool
+    seed: int
+    prefetch_batches: int
+
+    @property
+    def need(self) -> int:
+        """Samples that a worker wants to hold, so that its loader never waits for a lease."""
+        return (self.prefetch_batches + 2) * self.batch_size
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        return epoch_order(self.total, self.seed, epoch, self.shuffle)
+
+
+class Shard:
+    """Forms batches from the front of a worker's leases; remembers those not yet trained.
+
+    The ledger knows only what was trained. Between the two lie the batches formed ahead; their
+    order never changes, so the n samples trained next are always the first n of the leases.
+    """
+
+    def __init__(self, source: Source, worker: int) -> None:
+        self._source = source
+        self._worker = worker
+        self._ahead: deque[Batch] = deque()
+        self._epoch = -1
+        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    @property
+    def ahead(self) -> int:
+        """Samples formed into batches and not yet trained."""
+        return sum(batch.samples for batch in self._ahead)
+
+    def enter(self, epoch: int) -> None:
+        """Forget what was formed and read ``epoch`` from now on."""
+        self._ahead.clear()
+        self._epoch, self._order = epoch, self._source.order(epoch)
+
+    def form(self, ledger: Ledger) -> Batch | None:
+        """The next batch, or None when the leases have none to give (now).
+
+        A batch is smaller than the batch size only when nothing is left to be leased.
+        """
+        spans = _skip(ledger.held_by(self._worker), self.ahead)
+        size = self._next_size(spans, ledger)
+        if size == 0:
+            return None
+        batch = self._cut(spans, size)
+        self._ahead.append(batch)
+        return batch
+
+    def has_more(self, ledger: Ledger) -> bool:
+        """Whether :meth:`form` would return a batch now."""
+        return self._next_size(_skip(ledger.held_by(self._worker), self.ahead), ledger) > 0
+
+    def rehearsal(self) -> Batch:
+        """A batch of the epoch's first samples, which will not be counted."""
+        count = min(self._source.batch_size, self._source.total)
+        return self._cut([(0, count)], count)
+
+    def trained(self, batch: Batch) -> None:
+        """The oldest batch formed is in the model."""
+        assert self._ahead and self._ahead[0] is batch, "batches are trained in the order formed"
+        self._ahead.popleft()
+
+    def wanted(self, ledger: Ledger) -> int:
+        """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""
+        held = sum(stop - start for start, stop in ledger.held_by(self._worker))
+        return max(0, self._source.need - held)
+
+    def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
+        available = sum(stop - start for start, stop in spans)
+        size = self._source.batch_size
+        return 0 if available < size and ledger.free else min(size, available)
+
+    def _cut(self, spans: list[Span], samples: int) -> Batch:
+        positions: list[npt.NDArray[np.int64]] = []
+        position = spans[0][0]
+        for start, stop in spans:
+            cut = min(stop, start + samples)
+            positions.append(self._order[start:cut])
+            samples -= cut - start
+            if samples == 0:
+                break
+        return Batch(position, np.concatenate(positions))
+
+
+def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
+    """``spans`` without their first ``samples`` positions."""
+    rest: list[Span] = []
+    for start, stop in spans:
+        skipped = min(samples, stop - start)
+        samples -= skipped
+        if start + skipped < stop:
+            rest.append((start + skipped, stop))
+    return rest

@@ -1,0 +1,162 @@
+"""The functions of ``edl.torch``: thin calls into this process's one worker."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from edl import config
+from edl.daemon.worker import Worker
+from edl.errors import EdlError, UsageError
+from edl.torch.collectives import TorchCollectives
+from edl.torch.replica import Stateful, TorchReplica
+
+logger = logging.getLogger(__name__)
+
+_worker: Worker | None = None
+_replica: TorchReplica | None = None
+_tracked_early: dict[str, Stateful] = {}
+
+
+def init(**settings: Any) -> None:
+    """Take part in the job that the launcher started this process for.
+
+    Without a launcher the script is a job of one worker. In a job that is already training the
+    call returns at once and the script *rehearses*, see :meth:`edl.torch.DataLoader.epochs`.
+    A second call does nothing. ``settings``: fields of :class:`edl.config.Config`.
+
+    Raises:
+        ConfigError: a setting has no usable value.
+        CoordinationError: ZooKeeper or the job is not there.
+        JobFailed: the job did not start in time.
+    """
+    global _worker
+    if _worker is not None:
+        return
+    settings_now = config.load(**settings)
+    worker = Worker(settings_now, TorchCollectives())
+    if settings_now.job is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
+    atexit.register(worker.close)
+    _speak_in_sentences()
+    worker.start()
+    _worker = worker
+
+
+def shutdown() -> None:
+    """Leave the job for good. Called by itself at the end of the process."""
+    global _worker
+    if _worker is not None:
+        _worker.close()
+
+
+def is_initialized() -> bool:
+    return _worker is not None
+
+
+def current_worker() -> Worker:
+    """This process's worker.
+
+    Raises:
+        UsageError: ``edl.init()`` was not called.
+    """
+    if _worker is None:
+        raise UsageError("call edl.init() first")
+    return _worker
+
+
+def rank() -> int:
+    """This worker's rank in the ring. Never 0 while it rehearses."""
+    return current_worker().rank
+
+
+def size() -> int:
+    """The number of workers in the ring."""
+    return current_worker().size
+
+
+def local_rank() -> int:
+    """This worker's slot on its host, for choosing a device; constant while the process lives.
+
+    Unlike Horovod's it does not close ranks when another worker leaves, so no two workers of a
+    host ever share it.
+    """
+    return current_worker().local_rank
+
+
+def generation() -> int:
+    """The number of the ring's membership; grows with each switch."""
+    return current_worker().generation
+
+
+def step() -> int:
+    """How many optimizer updates the job has made."""
+    return current_worker().step
+
+
+def leader() -> str:
+    """The name of the worker whose daemon leads the job, like ``w0``."""
+    return f"w{current_worker().leader.worker}"
+
+
+def is_leader() -> bool:
+    worker = current_worker()
+    return worker.leader.worker == worker.id
+
+
+def is_rehearsing() -> bool:
+    """Whether this newcomer still trains for nothing, to be warm when it joins."""
+    return current_worker().rehearsing
+
+
+def track(**objects: Stateful) -> None:
+    """Let objects follow the job: their state reaches every newcomer.
+
+    Each needs ``state_dict()`` and ``load_state_dict()``: schedulers, scalers, counters.
+
+    Raises:
+        UsageError: an object has no such methods.
+    """
+    current_worker()
+    if _replica is not None:
+        _replica.track(objects)
+    else:
+        TorchReplica.check(objects)
+        _tracked_early.update(objects)
+
+
+def on_resize(callback: Callable[[int, int], None]) -> None:
+    """Call ``callback(old_size, new_size)`` on this worker after each switch."""
+    current_worker().on_resize(callback)
+
+
+def notify_batch_end() -> None:
+    """The update of this batch is complete. ``optimizer.step()`` ends with it; harmless twice."""
+    current_worker().end_step()
+
+
+def attach_replica(replica: TorchReplica) -> None:
+    """Make ``replica`` the state that this worker shares (called by ``Optimizer``)."""
+    global _replica
+    current_worker().attach_replica(replica)
+    replica.track(_tracked_early)
+    _replica = replica
+
+
+def _speak_in_sentences() -> None:
+    """An :class:`EdlError` that ends the script is shown as its sentence, not as a traceback."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, EdlError):
+            logger.debug("", exc_info=(kind, error, trace))
+            print(f"edl: {error}", file=sys.stderr, flush=True)
+        else:
+            previous(kind, error, trace)
+
+    sys.excepthook = hook

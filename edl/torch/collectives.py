@@ -1,0 +1,84 @@
+"""Horovod's PyTorch binding as :class:`edl.ring.ring.Collectives`."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch import mpi_ops
+
+from edl.core.steprecord import Table
+from edl.ring.ring import CollectiveFailed
+
+# Horovod's binding knows no bfloat16; such gradients travel as float32.
+WIRE_DTYPE = {torch.bfloat16: torch.float32}
+
+
+def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call Horovod; what it says about a broken ring becomes :class:`CollectiveFailed`."""
+    try:
+        return function(*arguments, **named)
+    except (HorovodInternalError, ValueError, RuntimeError) as error:
+        raise CollectiveFailed(str(error)) from error
+
+
+class TorchCollectives:
+    """The collectives of edl itself; gradients go through :mod:`edl.torch.reduction`."""
+
+    def init(self) -> None:
+        guarded(hvd.init)
+        # Horovod registers this anew at every init; one worker may see hundreds of them.
+        atexit.unregister(hvd.shutdown)
+
+    def shutdown(self) -> None:
+        hvd.shutdown()
+
+    def allgather_start(self, row: Table, name: str) -> Any:
+        return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
+
+    def allgather_finish(self, handle: Any) -> Table:
+        rows: Table = guarded(hvd.synchronize, handle).numpy()
+        return rows
+
+    def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
+        length = torch.tensor([len(payload)], dtype=torch.int64)
+        size = int(guarded(hvd.broadcast_, length, root, name=f"{name}.length").item())
+        data = torch.zeros(size, dtype=torch.uint8)
+        if hvd.rank() == root:
+            data = torch.from_numpy(np.frombuffer(bytearray(payload), dtype=np.uint8))
+        return bytes(guarded(hvd.broadcast_, data, root, name=name).numpy().tobytes())
+
+
+def broadcast_in_place(tensor: torch.Tensor, root: int, name: str) -> None:
+    """Overwrite ``tensor`` with that of the rank ``root``."""
+    guarded(hvd.broadcast_, tensor, root, name=name)
+
+
+def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
+    """Start averaging ``tensor`` over the ring into ``output``; ``tensor`` stays as it is.
+
+    Horovod's public calls either overwrite the input or allocate an output for each call; the
+    function below them takes both.
+    """
+    handle: int = guarded(
+        mpi_ops._allreduce_async,
+        tensor,
+        output,
+        name,
+        hvd.Average,
+        1.0,
+        1.0,
+        hvd.global_process_set,
+    )
+    return handle
+
+
+def average_finish(handle: int) -> torch.Tensor:
+    """Wait for :func:`average_start`; returns its output."""
+    output: torch.Tensor = guarded(hvd.synchronize, handle)
+    return output

@@ -1,0 +1,230 @@
+"""``edl.torch.DataLoader``: PyTorch's own loader, fed with the batches of this worker's leases."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
+
+import torch.utils.data
+
+from edl.daemon.shard import Batch, Source
+from edl.daemon.worker import Worker
+from edl.errors import DataError, UsageError
+
+PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
+
+
+class DataLoader:
+    """Batches of a map-style dataset, shared out among the workers of the job.
+
+    Every sample of an epoch enters the model exactly once, whoever joins or leaves meanwhile.
+    Iterate inside ``for epoch in loader.epochs(n)``; all workers leave an epoch after the same
+    step. When this worker has no samples left before the others do, a batch is repeated with
+    weight zero.
+
+    Args:
+        dataset: anything with ``__len__`` and ``__getitem__``, the same on all workers.
+        batch_size: samples of one worker in a step; the global batch is that times the size.
+        shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
+        num_workers, and all other arguments: as in ``torch.utils.data.DataLoader``.
+
+    Raises:
+        DataError: the dataset is empty.
+        UsageError: an argument that cannot work here (``sampler``, an iterable dataset, ...).
+    """
+
+    def __init__(
+        self,
+        dataset: torch.utils.data.Dataset[Any],
+        batch_size: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+        *,
+        prefetch_factor: int | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        worker: Worker | None = None,
+        **options: Any,
+    ) -> None:
+        self._worker = worker if worker is not None else _current_worker()
+        _check(dataset, batch_size, options)
+        ahead = num_workers * (prefetch_factor or 2)
+        self._source = Source(len(cast(Sized, dataset)), batch_size, shuffle, seed, ahead)
+        self._worker.attach_source(self._source)
+        self._formed: deque[Batch] = deque()
+        self._in_epoch = False
+        if num_workers:
+            options.setdefault("persistent_workers", True)
+        self._loader = torch.utils.data.DataLoader(
+            dataset,
+            batch_sampler=_Leases(self._form),
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            worker_init_fn=_WorkerInit(worker_init_fn),
+            **options,
+        )
+        self.dataset = dataset
+        self.batch_size = batch_size
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs to train: from the job's current one to ``count - 1``.
+
+        A newcomer first rehearses: it gets one batch of one epoch, in a world of one, and what
+        that leaves behind is thrown away; then it goes on with the job's current epoch.
+        """
+        worker = self._worker
+        if worker.rehearsing:
+            yield from self._within(worker.epoch)
+            worker.join()
+        while worker.epoch < count:
+            yield from self._within(worker.epoch)
+            if worker.epoch + 1 >= count:
+                break
+            worker.next_epoch()
+        worker.finish()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the current epoch."""
+        if not self._in_epoch:
+            raise UsageError(
+                "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer "
+                "can start in the job's current epoch"
+            )
+        return self._rehearsal() if self._worker.rehearsing else self._epoch()
+
+    def __len__(self) -> int:
+        """Steps of an epoch with the present number of workers, rounded up."""
+        each = self.batch_size * self._worker.size
+        return -(-self._source.total // each)
+
+    def _within(self, epoch: int) -> Iterator[int]:
+        self._in_epoch = True
+        self._formed.clear()
+        yield epoch
+        self._in_epoch = False
+
+    def _rehearsal(self) -> Iterator[Any]:
+        for data in self._loader:
+            self._worker.begin_step(self._formed.popleft())
+            yield data
+
+    def _epoch(self) -> Iterator[Any]:
+        worker = self._worker
+        data: Any = None
+        arriving: Iterator[Any] = iter(())
+        while not worker.epoch_over:
+            worker.boundary()
+            batch, fresh = None, next(arriving, None)
+            if fresh is None and worker.shard.has_more(worker.ledger):
+                # At the start, and when leases came after the loader had read the last one.
+                arriving = iter(self._loader)
+                fresh = next(arriving)
+            if fresh is not None:
+                data, batch = fresh, self._formed.popleft()
+            if data is None:
+                data = self._any_batch()
+            worker.begin_step(batch or worker.shard.rehearsal(), filler=batch is None)
+            yield data
+            if worker.step_open:
+                raise UsageError(
+                    "the loop body took a batch without calling optimizer.step(); every worker "
+                    "must train each batch with exactly one optimizer.step()"
+                )
+
+    def _form(self) -> Batch | None:
+        """Called by PyTorch's loader when it wants to load one more batch."""
+        worker = self._worker
+        if worker.rehearsing:
+            batch = None if self._formed else worker.shard.rehearsal()
+        else:
+            batch = worker.shard.form(worker.ledger)
+        if batch is not None:
+            self._formed.append(batch)
+        return batch
+
+    def _any_batch(self) -> Any:
+        """A batch to repeat with weight zero, for a worker that has not had one of its own yet."""
+        indices = self._worker.shard.rehearsal().indices.tolist()
+        dataset = self._loader.dataset
+        collate = self._loader.collate_fn
+        assert collate is not None
+        return collate([dataset[index] for index in indices])
+
+
+class _Leases(torch.utils.data.Sampler[list[int]]):
+    """The batch sampler: asks for one batch after the other until there is none (for now)."""
+
+    def __init__(self, form: Callable[[], Batch | None]) -> None:
+        self._form = form
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while (batch := self._form()) is not None:
+            yield batch.indices.tolist()
+
+
+class _WorkerInit:
+    """Makes a loader process forget the ring and die with its worker.
+
+    It is a fork: it holds copies of the ring's connections, and as long as it does, the others
+    cannot see that the worker is gone.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, number: int) -> None:
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _close_network_sockets()
+        if self._then is not None:
+            self._then(number)
+
+
+def _close_network_sockets() -> None:
+    for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _is_internet(descriptor):
+                os.close(descriptor)
+        except OSError:
+            continue  # the descriptor of the listing itself
+
+
+def _is_internet(descriptor: int) -> bool:
+    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        return duplicate.family in (socket.AF_INET, socket.AF_INET6)
+
+
+def _check(dataset: Any, batch_size: int, options: dict[str, Any]) -> None:
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+    for name in ("sampler", "batch_sampler"):
+        if options.get(name) is not None:
+            raise UsageError(
+                f"edl.DataLoader does not take a {name}: the job's ledger decides who trains "
+                "what; use shuffle and seed, or order the dataset itself"
+            )
+        options.pop(name, None)
+    if options.pop("drop_last", False):
+        raise UsageError("edl.DataLoader trains every sample; it has no drop_last")
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise UsageError(
+            f"a {type(dataset).__name__} has no __len__ and __getitem__; edl.DataLoader needs a "
+            "map-style dataset"
+        )
+    if len(dataset) < 1:
+        raise DataError("the dataset has 0 samples; at least one is needed")
+
+
+def _current_worker() -> Worker:
+    from edl.torch import current_worker
+
+    return current_worker()

@@ -1,0 +1,65 @@
+"""``edl.torch.Optimizer``: makes an optimizer's steps the steps of the job."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from edl.errors import UsageError
+from edl.torch.api import attach_replica, current_worker
+from edl.torch.reduction import GradientReduction
+from edl.torch.replica import TorchReplica
+
+Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
+
+
+def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
+    """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
+
+    Gradients are sent while backward still computes. The same object is returned, with one more
+    method: ``optimizer.synchronize()`` waits for the gradients of this step, for scripts that
+    clip or look at them before ``optimizer.step()``.
+
+    The model's parameters and buffers and the optimizer's state reach every newcomer.
+
+    Raises:
+        UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
+            wants a closure.
+    """
+    worker = current_worker()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"edl.Optimizer wraps a torch.optim.Optimizer; this is a {type(optimizer).__name__}"
+        )
+    if hasattr(optimizer, "synchronize"):
+        raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
+    attach_replica(TorchReplica(model, optimizer))
+    reduction = GradientReduction(worker, _named_parameters(optimizer, model))
+
+    def before(_: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if closure is not None:
+            raise UsageError(
+                "edl trains one backward() per optimizer.step(); optimizers that evaluate a "
+                "closure (LBFGS) do not work with it"
+            )
+        reduction.finish()
+
+    def after(*_: Any) -> None:
+        reduction.step_done()
+        worker.end_step()
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    optimizer.synchronize = reduction.finish  # type: ignore[attr-defined]
+    return optimizer
+
+
+def _named_parameters(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """The optimizer's parameters under names that are the same on every worker."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [(names.get(p, f"parameter.{index}"), p) for index, p in enumerate(parameters)]

@@ -1,0 +1,145 @@
+"""Gradients: sent while backward still runs, weighted, averaged, exact (promise 5).
+
+Each parameter's gradient goes to Horovod the moment autograd has accumulated it. Its weight is
+split in two, see :mod:`edl.core.batching`: in a full step nothing is multiplied at all. The
+local gradient is never written to before the step is complete: whoever survives a broken ring
+can send it again. It changes places with the buffer that receives the average, so this costs
+one more gradient's memory and no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edl.core.batching import average_correction, send_weight
+from edl.core.steprecord import global_samples
+from edl.daemon.worker import Worker
+from edl.errors import RingBroken, UsageError
+from edl.ring.ring import CollectiveFailed
+from edl.torch.collectives import WIRE_DTYPE, average_finish, average_start
+
+
+@dataclass
+class _InFlight:
+    """A gradient on its way. ``sent`` must stay alive until Horovod has read it."""
+
+    handle: int
+    sent: torch.Tensor
+
+
+class GradientReduction:
+    """The gradients of one optimizer's parameters, step by step."""
+
+    def __init__(
+        self, worker: Worker, parameters: Iterable[tuple[str, torch.nn.Parameter]]
+    ) -> None:
+        self._worker = worker
+        self._names = {parameter: name for name, parameter in parameters}
+        self._hooked: set[torch.nn.Parameter] = set()
+        self._in_flight: dict[torch.nn.Parameter, _InFlight] = {}
+        self._spare: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._reduced = False
+        self._hook_new()
+
+    def finish(self) -> None:
+        """Wait until every gradient of the step is the mean over its global batch. Idempotent.
+
+        A parameter without a gradient here counts as zero, for another worker may have one.
+
+        Raises:
+            UsageError: no batch was handed out for this step.
+            RingBroken: a worker is gone; the local gradients are as they were.
+        """
+        worker = self._worker
+        if self._reduced or worker.rehearsing:
+            return
+        if not worker.step_open:
+            raise UsageError(
+                "optimizer.step() was called without a batch from the edl loader; take each "
+                "training batch from edl.DataLoader, and call optimizer.step() once for it"
+            )
+        records = worker.records()
+        self._reduced = True
+        if worker.ring.alone:
+            return  # the mean over the batch is what backward has computed
+        self._send_missing()
+        averages = {p: self._wait(flight) for p, flight in self._in_flight.items()}
+        for parameter, average in averages.items():
+            self._take_over(parameter, average)
+        self._in_flight.clear()
+        correction = average_correction(worker.batch_size, len(records), global_samples(records))
+        if correction != 1.0:
+            torch._foreach_mul_([p.grad for p in averages if p.grad is not None], correction)
+
+    def step_done(self) -> None:
+        """The update is applied; the next gradients belong to the next step."""
+        self._reduced = False
+
+    def _hook_new(self) -> None:
+        """Listen to parameters that require a gradient (some may only do so later)."""
+        for parameter in self._names:
+            if parameter.requires_grad and parameter not in self._hooked:
+                listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+                listen(self._send)
+                self._hooked.add(parameter)
+
+    def _send(self, parameter: torch.nn.Parameter) -> None:
+        """Autograd has accumulated this gradient: start its reduction."""
+        worker = self._worker
+        if worker.rehearsing or worker.ring.alone or not worker.step_open:
+            return
+        name = self._names[parameter]
+        if parameter in self._in_flight:
+            raise UsageError(
+                f"the gradient of {name} was computed twice in one step; call backward() once "
+                "on the sum of the losses, then optimizer.step()"
+            )
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            gradient = parameter.grad = gradient.to_dense()
+        sent = self._weighted(gradient)
+        buffer = self._spare.pop(parameter, None)
+        if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
+            buffer = torch.empty_like(sent)
+        handle = self._guard(average_start, sent, buffer, f"edl.gradient.{name}")
+        self._in_flight[parameter] = _InFlight(handle, sent)
+
+    def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This worker's part of the sum; the gradient itself when nothing has to be changed."""
+        samples, wire = self._worker.samples, WIRE_DTYPE.get(gradient.dtype, gradient.dtype)
+        if samples == 0:  # 0 * inf would be nan
+            return torch.zeros_like(gradient, dtype=wire)
+        weight = send_weight(samples, self._worker.batch_size)
+        weighted = gradient if weight == 1.0 else gradient * weight
+        return weighted.to(wire).contiguous()
+
+    def _send_missing(self) -> None:
+        self._hook_new()
+        for parameter in self._names:
+            if parameter.requires_grad and parameter not in self._in_flight:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self._send(parameter)
+
+    def _wait(self, flight: _InFlight) -> torch.Tensor:
+        average: torch.Tensor = self._guard(average_finish, flight.handle)
+        return average
+
+    def _take_over(self, parameter: torch.nn.Parameter, average: torch.Tensor) -> None:
+        local = parameter.grad
+        assert local is not None
+        if average.dtype == local.dtype:
+            parameter.grad, self._spare[parameter] = average, local
+        else:
+            parameter.grad, self._spare[parameter] = average.to(local.dtype), average
+
+    def _guard(self, function: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return function(*arguments)
+        except CollectiveFailed as error:
+            raise RingBroken(self._worker.generation, str(error)) from error

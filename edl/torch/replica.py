@@ -1,0 +1,218 @@
+"""The state that all workers share: model, optimizer and tracked objects, sent to newcomers.
+
+The sync root describes its state in one pickled message in which each tensor is replaced by a
+reference, and sends the tensors' bytes in a few large pieces. Pickles travel inside the ring
+only, between processes of one job.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from edl.errors import RingBroken, UsageError
+from edl.ring.ring import CollectiveFailed, Ring
+from edl.torch.collectives import broadcast_in_place
+
+PIECE_BYTES = 64 * 2**20
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that ``edl.track`` can follow."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Stands for a tensor in a description: the ``index``-th that is sent."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str  # device type; the receiver has its own device of that type
+
+
+class TorchReplica:
+    """Model, optimizer and tracked objects of this process."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._tracked: dict[str, Stateful] = {}
+
+    def track(self, objects: dict[str, Stateful]) -> None:
+        """Let more objects follow the job.
+
+        Raises:
+            UsageError: an object cannot give and take its state, or the name is taken.
+        """
+        self.check(objects)
+        for name, thing in objects.items():
+            if self._tracked.get(name, thing) is not thing:
+                raise UsageError(f"edl.track({name}=...): another object is tracked as {name}")
+            self._tracked[name] = thing
+
+    @staticmethod
+    def check(objects: dict[str, Stateful]) -> None:
+        """Raise UsageError for an object that cannot give and take its state."""
+        for name, thing in objects.items():
+            if not isinstance(thing, Stateful):
+                raise UsageError(
+                    f"edl.track({name}=...): a {type(thing).__name__} has no state_dict() and "
+                    "load_state_dict()"
+                )
+
+    def synchronise(self, ring: Ring, root: int, receive: bool) -> None:
+        """See :class:`edl.daemon.worker.Replica`.
+
+        Raises:
+            RingBroken: a worker is gone; a receiver's state is then undefined.
+            UsageError: the receiver's script tracks other objects than the job's.
+        """
+        if ring.alone:
+            return
+        sending = ring.place.rank == root
+        tensors: list[torch.Tensor] = []
+        mine = pickle.dumps(_describe(self._state(), tensors)) if sending else b""
+        description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
+        references = sorted(_references(description), key=lambda reference: reference.index)
+        try:
+            if sending:
+                _broadcast(references, tensors, root, sending=True)
+                return
+            received = _broadcast(references, None, root, sending=False)
+        except CollectiveFailed as error:
+            raise RingBroken(ring.generation, str(error)) from error
+        if receive:
+            self._load(_fill(description, received))
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": {name: tensor.detach() for name, tensor in self._model_tensors()},
+            "optimizer": self._optimizer.state_dict(),
+            "tracked": {name: thing.state_dict() for name, thing in self._tracked.items()},
+        }
+
+    def _load(self, state: dict[str, Any]) -> None:
+        mine = dict(self._model_tensors())
+        if mine.keys() != state["model"].keys():
+            odd = sorted(mine.keys() ^ state["model"].keys())
+            raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
+        with torch.no_grad():
+            for name, tensor in state["model"].items():
+                mine[name].copy_(tensor)
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._tracked.keys() != state["tracked"].keys():
+            odd = sorted(self._tracked.keys() ^ state["tracked"].keys())
+            raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")
+        for name, thing_state in state["tracked"].items():
+            self._tracked[name].load_state_dict(thing_state)
+
+    def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and all buffers, those outside of the state_dict too."""
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()
+
+
+def _describe(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """``value`` with each tensor moved to ``tensors`` and a reference in its place."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        index = len(tensors) - 1
+        return _Reference(index, tuple(value.shape), value.dtype, value.device.type)
+    if isinstance(value, dict):
+        return {key: _describe(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_describe(item, tensors) for item in value)
+    return value
+
+
+def _references(value: Any) -> Iterator[_Reference]:
+    if isinstance(value, _Reference):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _references(item)
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from _references(item)
+
+
+def _fill(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    """The inverse of :func:`_describe`."""
+    if isinstance(value, _Reference):
+        if value.index in tensors:
+            return tensors[value.index]
+        return torch.empty(value.shape, dtype=value.dtype, device=_own_device(value.device))
+    if isinstance(value, dict):
+        return {key: _fill(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_fill(item, tensors) for item in value)
+    return value
+
+
+def _broadcast(
+    references: Iterable[_Reference],
+    tensors: list[torch.Tensor] | None,
+    root: int,
+    sending: bool,
+) -> dict[int, torch.Tensor]:
+    """Send or receive the tensors as bytes, many in one piece; returns them by index."""
+    received: dict[int, torch.Tensor] = {}
+    for number, piece in enumerate(_pieces(references)):
+        device = _own_device(piece[0].device)
+        if sending:
+            assert tensors is not None
+            flat = torch.cat([_as_bytes(tensors[reference.index]) for reference in piece])
+        else:
+            flat = torch.empty(sum(_size(r) for r in piece), dtype=torch.uint8, device=device)
+        broadcast_in_place(flat, root, f"edl.state.{number}")
+        start = 0
+        for reference in piece if not sending else ():
+            stop = start + _size(reference)
+            # A copy of its own: a view must be aligned to its type, and would keep the piece alive.
+            own = flat[start:stop].clone()
+            received[reference.index] = own.view(reference.dtype).reshape(reference.shape)
+            start = stop
+    return received
+
+
+def _pieces(references: Iterable[_Reference]) -> Iterator[list[_Reference]]:
+    """Group non-empty tensors of one device into pieces of about PIECE_BYTES."""
+    piece: list[_Reference] = []
+    size = 0
+    for reference in sorted(references, key=lambda r: (r.device, r.index)):
+        if _size(reference) == 0:
+            continue
+        if piece and (size + _size(reference) > PIECE_BYTES or piece[0].device != reference.device):
+            yield piece
+            piece, size = [], 0
+        piece.append(reference)
+        size += _size(reference)
+    if piece:
+        yield piece
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _size(reference: _Reference) -> int:
+    count = 1
+    for length in reference.shape:
+        count *= length
+    return count * reference.dtype.itemsize
+
+
+def _own_device(kind: str) -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    )
