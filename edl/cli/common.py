@@ -1,0 +1,101 @@
+"""What several verbs share: the connection, the choice of the job, the options' texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from edl import config
+from edl.coordination.local_server import find_local
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore, list_jobs
+from edl.errors import UsageError
+
+ZooKeeperOption = Annotated[
+    str | None,
+    typer.Option(
+        "--zookeeper",
+        metavar="HOST:PORT,…",
+        help="ZooKeeper servers. Default: EDL_ZOOKEEPER, else the local one of this user.",
+        show_default=False,
+    ),
+]
+JobArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="Name of the job; may be left out when one is running.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
+
+
+def console() -> Console:
+    """Standard output; colour on a terminal only."""
+    return Console(highlight=False)
+
+
+def open_session(hosts: str, settings: config.Config) -> Session:
+    """A session with the settings' time limits, not yet started."""
+    return Session(hosts, settings.session_timeout_s, settings.connect_timeout_s)
+
+
+@contextmanager
+def connected(zookeeper: str | None) -> Iterator[Session]:
+    """A session with the ZooKeeper that the user means.
+
+    Raises:
+        UsageError: none is configured and no local one runs.
+        ZooKeeperUnreachable: it does not answer.
+    """
+    settings = config.load(zookeeper=zookeeper)
+    hosts = settings.zookeeper or find_local()
+    if hosts is None:
+        raise UsageError(
+            "no ZooKeeper is known: give --zookeeper or EDL_ZOOKEEPER, or start a local one with "
+            "`edl zookeeper start`; `edl run` does that by itself"
+        )
+    with open_session(hosts, settings) as session:
+        yield session
+
+
+def choose_job(session: Session, name: str | None, ended: bool = False) -> JobStore:
+    """The job of that name, or the only one that runs; with ``ended`` also the only one.
+
+    Raises:
+        UsageError: none or several could be meant. An unknown name is found out by its reader.
+    """
+    if name is not None:
+        return JobStore(session, name)
+    jobs = list_jobs(session)
+    running = [job.name for job in jobs if not job.state.over]
+    if len(running) == 1:
+        return JobStore(session, running[0])
+    if running:
+        raise UsageError(f"{len(running)} jobs are running, name one: {', '.join(running)}")
+    if ended and len(jobs) == 1:
+        return JobStore(session, jobs[0].name)
+    if jobs and ended:
+        names = ", ".join(job.name for job in jobs)
+        raise UsageError(f"no job is running; name one that has ended: {names}")
+    raise UsageError("no job is running; start one with `edl run`")
+
+
+def worker_number(text: str) -> int:
+    """3 for "w3" and for "3".
+
+    Raises:
+        UsageError: it is neither.
+    """
+    match = re.fullmatch(r"w?(\d+)", text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a worker; write w3, or 3 (see `edl status`)")
+    return int(match[1])

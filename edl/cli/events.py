@@ -1,0 +1,65 @@
+"""`edl events`: the job's event log."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from edl.cli.common import (
+    FOLLOW_S,
+    JobArgument,
+    JsonOption,
+    ZooKeeperOption,
+    choose_job,
+    connected,
+)
+from edl.core.facts import Event
+from edl.launch.story import stalls_ms
+
+
+def events(
+    job: JobArgument = None,
+    as_json: JsonOption = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show what has happened in a job, and why."""
+    with connected(zookeeper) as session:
+        store = choose_job(session, job, ended=True)
+        last = -1
+        while True:
+            over = store.snapshot().job.state.over  # before the events, so that none is missed
+            for number, event in store.events(last):
+                last = number
+                typer.echo(json.dumps(flat(event)) if as_json else aligned(event))
+            if over or not follow:
+                return
+            time.sleep(FOLLOW_S)
+
+
+def flat(event: Event) -> dict[str, Any]:
+    """The event as one flat object; its details never hide its own fields."""
+    return {
+        **event.details,
+        "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
+        "kind": event.kind,
+        "generation": event.generation,
+        "step": event.step,
+        "reason": event.reason,
+    }
+
+
+def aligned(event: Event) -> str:
+    """The event as one line for people, in local time."""
+    clock = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
+    line = (
+        f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} {event.reason}"
+    )
+    stalls = ", ".join(f"{worker} {ms:.0f} ms" for worker, ms in stalls_ms(event).items())
+    return f"{line}  [stall {stalls}]" if stalls else line

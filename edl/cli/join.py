@@ -1,0 +1,88 @@
+"""`edl join`: add this host to a job, with its agent in this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl import config
+from edl.cli.common import ZooKeeperOption, choose_job, connected, console
+from edl.cli.live import LiveLine
+from edl.cli.run import worker_environment
+from edl.coordination.paths import check_name
+from edl.core.facts import Host
+from edl.errors import UsageError
+from edl.launch.address import own_address
+from edl.launch.agent import Agent
+from edl.launch.command import check_command
+from edl.launch.output import Output
+from edl.launch.workers import log_directory
+
+
+def join(
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            help="Name of the job; may be left out when one is running.",
+            show_default=False,
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots",
+            help="Workers that fit on this host. Default: the job's maximum.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", help="Name of this host in the job.", show_default=False),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
+    ] = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Offer this host's slots to a job. `edl scale` then uses them.
+
+    Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
+    """
+    settings = config.load(host=host, address=address, zookeeper=zookeeper)
+    check_name("host", settings.host)
+    with connected(zookeeper) as session:
+        store = choose_job(session, job)
+        snapshot = store.snapshot()
+        record = snapshot.job
+        if record.state.over:
+            raise UsageError(f"job {record.name} is {record.state}; nothing can join it")
+        slots = record.max_np if slots is None else slots
+        if slots < 1:
+            raise UsageError(f"--slots is {slots}; a host needs at least 1")
+        check_command(record.command, Path(record.cwd), config.environment().get("PATH"))
+        reachable = own_address(settings.address, session.hosts)
+        here = Host(settings.host, slots, reachable, os.getpid())
+        line = LiveLine(record.name)
+        output = Output(console(), line.render)
+        agent = Agent(
+            store,
+            here,
+            record,
+            output,
+            worker_environment(record.name, session.hosts, here),
+            log_directory(config.state_dir(), record.name, fresh=False),
+            settings.start_timeout_s,
+            guest=True,
+            on_snapshot=line.update,
+        )
+        output.note(
+            f"host {here.name} offers {slots} slots to job {record.name}; "
+            f"use them with `edl scale {record.name} --np N`"
+        )
+        code = agent.run()
+    raise typer.Exit(code)

@@ -1,0 +1,47 @@
+"""The one line that `edl run` keeps at the bottom of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from edl.core.facts import Snapshot
+
+_BAR = 24  # characters
+
+
+class LiveLine:
+    """Epoch, progress, samples/s, world size and generation of the newest snapshot."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._snapshot: Snapshot | None = None
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show this from now on."""
+        self._snapshot = snapshot
+
+    def render(self) -> Text:
+        """The line as it stands."""
+        snapshot = self._snapshot
+        if snapshot is None or snapshot.generation is None:
+            ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
+            return Text(f"{self._job}  starting, {ready} workers are ready", style="dim")
+        told: Mapping[str, Any] = snapshot.status
+        done, total = int(told.get("epoch_done", 0)), int(told.get("epoch_total", 0))
+        filled = min(_BAR, _BAR * done // total) if total else 0
+        size = len(snapshot.generation.seats)
+        wanted = "" if size == snapshot.planned else f" of {snapshot.planned}"
+        return Text.assemble(
+            (self._job, "bold"),
+            f"  epoch {told.get('epoch', 0)} ",
+            ("━" * filled, "green"),
+            ("━" * (_BAR - filled), "bright_black"),
+            f" {done}/{total}  {float(told.get('samples_per_s', 0.0)):.0f} samples/s  "
+            f"{size}{wanted} workers  generation {snapshot.generation.number}  "
+            f"step {told.get('step', 0)}",
+            no_wrap=True,
+            overflow="ellipsis",
+        )

@@ -1,0 +1,129 @@
+"""`edl run`: start a job, with this host's agent in this process."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl import config
+from edl.cli.common import ZooKeeperOption, console, open_session
+from edl.cli.live import LiveLine
+from edl.coordination.local_server import find_local, start_local
+from edl.coordination.paths import check_name
+from edl.coordination.store import JobStore
+from edl.core.facts import Host, Job
+from edl.core.placement import check_limits
+from edl.errors import UsageError
+from edl.launch.address import own_address
+from edl.launch.agent import Agent
+from edl.launch.command import check_command, title
+from edl.launch.output import Output
+from edl.launch.workers import log_directory
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND…", help="For example: python train.py --lr 0.1")
+    ],
+    np: Annotated[int, typer.Option("-np", "--np", help="Workers to start with.")] = 1,
+    min_np: Annotated[int, typer.Option("--min-np", help="Never fewer workers.")] = 1,
+    max_np: Annotated[
+        int | None,
+        typer.Option(
+            "--max-np",
+            help="Never more workers. Default: the greater of -np and --slots.",
+            show_default=False,
+        ),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", help="Name of the job. Default: made up.", show_default=False),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots", help="Workers that fit on this host. Default: --max-np.", show_default=False
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", help="Name of this host in the job.", show_default=False),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
+    ] = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Train COMMAND with -np workers; others may join and leave while it runs.
+
+    Ends with the job's result. Ctrl-C ends the job after the step that runs.
+    """
+    settings = config.load(host=host, address=address, zookeeper=zookeeper)
+    max_np = max(np, slots or 0) if max_np is None else max_np
+    slots = max_np if slots is None else slots
+    check_limits(np, min_np, max_np)
+    if slots < np:
+        raise UsageError(
+            f"-np is {np} and this host has {slots} slots; raise --slots, or start with "
+            f"-np {max(slots, 1)} and scale after `edl join` on another host"
+        )
+    cwd = Path.cwd()
+    check_command(command, cwd, config.environment().get("PATH"))
+    name = check_name("job", job) if job is not None else _made_up(title(command))
+    check_name("host", settings.host)
+
+    hosts = settings.zookeeper or find_local() or start_local()
+    job_record = Job(
+        name=name,
+        command=tuple(command),
+        np=np,
+        min_np=min_np,
+        max_np=max_np,
+        created=time.time(),
+        cwd=str(cwd),
+    )
+    reachable = own_address(settings.address, hosts)
+    here = Host(settings.host, slots, reachable, os.getpid())
+    screen = console()
+    line = LiveLine(name)
+    with open_session(hosts, settings) as session:
+        store = JobStore(session, name)
+        store.create(job_record, {here.name: np})
+        output = Output(screen, line.render)
+        agent = Agent(
+            store,
+            here,
+            job_record,
+            output,
+            worker_environment(name, hosts, here),
+            log_directory(config.state_dir(), name, fresh=True),
+            settings.start_timeout_s,
+            on_snapshot=line.update,
+        )
+        output.note(f"job {name} starts with {np} workers; ZooKeeper is at {hosts}")
+        code = agent.run()
+    raise typer.Exit(code)
+
+
+def worker_environment(job: str, hosts: str, here: Host) -> dict[str, str]:
+    """The environment of a worker on this host: the user's, and which job it belongs to."""
+    return {
+        **config.environment(),
+        "EDL_JOB": job,
+        "EDL_ZOOKEEPER": hosts,
+        "EDL_HOST": here.name,
+        "EDL_ADDRESS": here.address,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _made_up(script: str) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(script).stem).strip("-_")[:40] or "job"
+    return f"{stem}-{uuid.uuid4().hex[:4]}"

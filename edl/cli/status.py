@@ -1,0 +1,130 @@
+"""`edl status`: who leads, who trains, how far."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from edl.cli.common import (
+    FOLLOW_S,
+    JobArgument,
+    JsonOption,
+    ZooKeeperOption,
+    choose_job,
+    connected,
+    console,
+)
+from edl.core.facts import Snapshot
+
+
+def status(
+    job: JobArgument = None,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again twice a second until the job ends.")
+    ] = False,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show who leads, who trains, and how far the job is."""
+    with connected(zookeeper) as session:
+        store = choose_job(session, job, ended=True)
+        if not watch:
+            facts = summary(store.snapshot(), session.hosts)
+            if as_json:
+                typer.echo(json.dumps(facts))
+            else:
+                console().print(table(facts))
+            return
+        with Live(console=console(), auto_refresh=False) as live:
+            while True:
+                facts = summary(store.snapshot(), session.hosts)
+                if as_json:
+                    typer.echo(json.dumps(facts))
+                else:
+                    live.update(table(facts), refresh=True)
+                if facts["state"] in ("finished", "stopped", "failed"):
+                    return
+                time.sleep(FOLLOW_S)
+
+
+def summary(snapshot: Snapshot, zookeeper: str) -> dict[str, Any]:
+    """What `edl status --json` prints."""
+    job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
+    alive = {member.id for member in snapshot.members}
+    leads = leader.worker if leader is not None and leader.worker in alive else None
+    told: Mapping[str, Any] = snapshot.status
+    running = not job.state.over
+    return {
+        "job": job.name,
+        "state": str(job.state),
+        "reason": str(told.get("reason", "")) if running and not job.reason else job.reason,
+        "term": leader.term if leader else 0,
+        "generation": generation.number if generation else 0,
+        "leader": None if leads is None else f"w{leads}",
+        "world_size": len(generation.seats) if generation and running else 0,
+        "np": job.np,
+        "min_np": job.min_np,
+        "max_np": job.max_np,
+        "step": told.get("step", 0),
+        "epoch": told.get("epoch", 0),
+        "epoch_done": told.get("epoch_done", 0),
+        "epoch_total": told.get("epoch_total", 0),
+        "samples_per_s": told.get("samples_per_s", 0.0),
+        "members": [
+            {
+                "id": member.name,
+                "host": member.host,
+                "pid": member.pid,
+                "rank": generation.rank_of(member.id) if generation else None,
+                "stage": str(member.stage),
+            }
+            for member in snapshot.members
+        ],
+        "plan": dict(snapshot.plan),
+        "hosts": {host.name: host.slots for host in snapshot.hosts},
+        "exit_code": job.exit_code,
+        "command": list(job.command),
+        "zookeeper": zookeeper,
+    }
+
+
+def table(facts: Mapping[str, Any]) -> RenderableType:
+    """The same for people."""
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="bold")
+    head.add_column()
+    state = facts["state"] + (f": {facts['reason']}" if facts["reason"] else "")
+    total = facts["epoch_total"]
+    share = f" ({facts['epoch_done'] / total:.0%})" if total else ""
+    planned = ", ".join(f"{host}: {count}" for host, count in facts["plan"].items())
+    rows = {
+        "job": facts["job"],
+        "state": state,
+        "leader": f"{facts['leader'] or 'nobody'}, term {facts['term']}",
+        "workers": f"{facts['world_size']} of {sum(facts['plan'].values())} wanted ({planned}); "
+        f"{facts['min_np']} to {facts['max_np']}; generation {facts['generation']}",
+        "progress": f"epoch {facts['epoch']}: {facts['epoch_done']} of {total} samples{share}, "
+        f"step {facts['step']}, {facts['samples_per_s']:.0f} samples/s",
+        "ZooKeeper": facts["zookeeper"],
+    }
+    for name, value in rows.items():
+        head.add_row(name, Text(str(value)))
+    if not facts["members"]:
+        return head
+    members = Table("worker", "rank", "stage", "host", "pid")
+    by_rank = sorted(facts["members"], key=lambda m: (m["rank"] is None, m["rank"] or 0, m["id"]))
+    for member in by_rank:
+        mark = " (leads)" if member["id"] == facts["leader"] else ""
+        rank = "-" if member["rank"] is None else str(member["rank"])
+        members.add_row(
+            member["id"] + mark, rank, member["stage"], member["host"], str(member["pid"])
+        )
+    return Group(head, members)

@@ -1,0 +1,28 @@
+"""The address under which other hosts of the job reach this one."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+_LOOPBACK = "127.0.0.1"
+
+
+def own_address(configured: str, zookeeper: str) -> str:
+    """``configured``, unless that is loopback and ZooKeeper is on another machine.
+
+    Then it is the address of the interface that leads to ZooKeeper: nothing is sent to find it.
+    """
+    if configured != _LOOPBACK:
+        return configured
+    first = zookeeper.split("/")[0].split(",")[0]
+    name = first.rpartition(":")[0] if ":" in first else first
+    name = name.strip("[]")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(name, 2181, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return configured  # the connection to ZooKeeper will say what is wrong
+    return configured if ipaddress.ip_address(address.split("%")[0]).is_loopback else address

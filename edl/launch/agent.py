@@ -1,0 +1,386 @@
+"""The agent: the process of `edl run` or `edl join` that keeps a job's workers running on a host.
+
+It reads the facts, lets :mod:`edl.core.agency` decide, and acts: starts, ends, reports. It
+survives a ZooKeeper that is away, and the workers survive it: they train on without an agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from edl.coordination.store import JobStore
+from edl.core.agency import Decision, Ending, Outcome, Own, Process, Start, decide, how, observe
+from edl.core.agency import exit_status as status_of
+from edl.core.facts import Event, Host, Job, JobState, Snapshot
+from edl.core.placement import drain_host
+from edl.errors import CoordinationError, JobFailed, UnknownJob, UsageError
+from edl.launch.command import title
+from edl.launch.output import Output
+from edl.launch.story import tell
+from edl.launch.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2  # at the latest, for workers that have ended
+READ_S = 1.0  # at the latest, for the facts; changes wake the agent earlier
+AWAY_S = 120.0  # without ZooKeeper and without a living worker there is nothing to wait for
+KILLED = 130  # exit code after a second signal, as a shell's after Ctrl-C
+
+_SIGNALS = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "the end of the terminal",
+}
+
+
+class Agent:
+    """One host's part in one job. ``run()`` returns the exit code of `edl run` / `edl join`.
+
+    Args:
+        store: the job; its session is open.
+        host: this host, as the job shall know it.
+        job: what to run.
+        environment: of the workers, besides what the agent adds.
+        logs: an existing directory for the workers' output.
+        guest: the first signal makes this host leave the job instead of ending the job.
+        on_snapshot: called with each new reading of the facts.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        host: Host,
+        job: Job,
+        output: Output,
+        environment: Mapping[str, str],
+        logs: Path,
+        start_timeout_s: float,
+        guest: bool = False,
+        on_snapshot: Callable[[Snapshot], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._job = job
+        self._output = output
+        self._guest = guest
+        self._start_timeout_s = start_timeout_s
+        self._on_snapshot = on_snapshot
+        self._workers = Workers(job.command, Path(job.cwd), environment, logs)
+        self._script = title(job.command)
+        self._token = uuid.uuid4().hex[:12]
+        self._launches = 0
+        self._processes: tuple[Process, ...] = ()
+        self._snapshot: Snapshot | None = None
+        self._state = job.state
+        self._state_since = 0.0
+        self._read_at = 0.0
+        self._epoch = 0  # of the ZooKeeper session that has our host node
+        self._away_since: float | None = None
+        self._last_event = -1
+        self._wake = threading.Event()  # somebody wants a turn
+        self._changed = threading.Event()  # the facts have changed
+        self._signals: Counter[signal.Signals] = Counter()
+        self._asked = False  # the first signal has been carried out
+        self._draining = False
+        self._told: set[str] = set()  # notes and warnings that were shown
+
+    def run(self) -> int:
+        """Work until the job is over, or this host has left it; the exit code.
+
+        Raises:
+            UsageError: another agent has this host's name.
+        """
+        self._state_since = time.monotonic()
+        self._store.session.add_listener(lambda state: self._on_change())
+        clean = False
+        try:
+            with self._signal_handlers(), self._output:
+                while (code := self._turn(time.monotonic())) is None:
+                    self._wake.wait(POLL_S)
+                    self._wake.clear()
+            clean = True
+            return code
+        finally:
+            if not clean:
+                self._workers.kill_all()
+
+    def _turn(self, now: float) -> int | None:
+        self._reap(now)
+        if sum(self._signals.values()) > 1:
+            return self._kill()
+        try:
+            snapshot = self._read(now)
+            if snapshot is None:
+                return self._alone(now)
+            self._attend(snapshot)
+            decision = decide(snapshot, self._own(), now)
+            self._act(decision, snapshot, now)
+        except UnknownJob as error:
+            self._workers.kill_all()
+            self._output.note(f"{error}; its workers on this host were ended")
+            return 1
+        except CoordinationError as error:
+            logger.info("%s", error)
+            self._changed.set()
+            return None
+        return self._result(snapshot.job) if decision.end else None
+
+    # --- facts
+
+    def _reap(self, now: float) -> None:
+        for ended in self._workers.reap():
+            last_line = self._output.finish(ended.launch)
+            self._update(ended.launch, exit_code=ended.exit_code, exited=now, last_line=last_line)
+            self._changed.set()  # judge it by what ZooKeeper says now
+
+    def _read(self, now: float) -> Snapshot | None:
+        """The facts, read anew when they may have changed; None while ZooKeeper is away."""
+        session = self._store.session
+        if not session.connected:
+            return None
+        if self._away_since is not None:
+            self._away_since = None
+            self._output.note("ZooKeeper is back")
+        if self._epoch != session.epoch:
+            epoch = session.epoch
+            self._put_host()
+            self._epoch = epoch
+        if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:
+            self._changed.clear()
+            self._snapshot = self._store.snapshot(wake=self._on_change)
+            self._read_at = now
+            self._show_events()
+            self._observe(self._snapshot, now)
+        return self._snapshot
+
+    def _observe(self, snapshot: Snapshot, now: float) -> None:
+        unnamed = {p.launch for p in self._processes if p.worker is None}
+        self._processes = observe(self._processes, snapshot, now)
+        for process in self._processes:
+            if process.launch in unnamed and process.worker is not None:
+                self._output.name(process.launch, process.name)
+        if snapshot.job.state is not self._state:
+            self._state, self._state_since = snapshot.job.state, now
+        if self._on_snapshot is not None:
+            self._on_snapshot(snapshot)
+
+    def _show_events(self) -> None:
+        for number, event in self._store.events(self._last_event):
+            self._last_event = number
+            if not event.kind.startswith("job_"):  # the last line says that
+                self._output.note(tell(event))
+
+    def _on_change(self) -> None:
+        """From ZooKeeper's threads."""
+        self._changed.set()
+        self._wake.set()
+
+    def _own(self) -> Own:
+        return Own(
+            host=self._host.name,
+            token=self._token,
+            processes=self._processes,
+            state_since=self._state_since,
+            start_timeout_s=self._start_timeout_s,
+            script=self._script,
+            draining=self._draining,
+        )
+
+    def _alone(self, now: float) -> int | None:
+        """A turn without ZooKeeper: the workers train on, nothing else can be done."""
+        if self._away_since is None:
+            self._away_since = now
+            self._output.note("ZooKeeper is away; training goes on, changes wait for its return")
+        if len(self._workers) == 0 and now - self._away_since >= AWAY_S:
+            self._output.note(
+                f"no worker is left and ZooKeeper is away for {AWAY_S:g} s; giving up"
+            )
+            return 1
+        if self._signals and not self._asked:
+            self._note_once("ZooKeeper is away, so the job cannot be told; again kills its workers")
+        return None
+
+    # --- acts
+
+    def _act(self, decision: Decision, snapshot: Snapshot, now: float) -> None:
+        for warning in decision.warnings:
+            self._note_once(warning)
+        for process in self._processes:
+            if process.failed:
+                self._report_failure(process, snapshot)
+        for ending in decision.endings:
+            self._end(ending, now)
+        for start in decision.starts:
+            self._start(start, now)
+        if decision.outcome is not None:
+            self._conclude(decision.outcome, snapshot)
+
+    def _start(self, start: Start, now: float) -> None:
+        launch = f"{self._token}-{self._launches}"
+        self._launches += 1
+        try:
+            path = self._workers.start(launch, start.slot)
+        except JobFailed as error:
+            outcome = Outcome(JobState.FAILED, str(error), 1)
+            assert self._snapshot is not None
+            self._conclude(outcome, self._snapshot)
+            return
+        logger.info("slot %d: %s", start.slot, start.reason)
+        self._output.follow(launch, path, start.slot)
+        process = Process(start.slot, launch, now, failures=start.failures)
+        self._processes = (*self._processes, process)
+
+    def _end(self, ending: Ending, now: float) -> None:
+        process = next(p for p in self._processes if p.launch == ending.launch)
+        if process.told is None:
+            self._update(ending.launch, told=now)
+        logger.info("ending %s: %s", process.name, ending.reason)
+        self._workers.end(ending.launch, ending.kill)
+
+    def _report_failure(self, process: Process, snapshot: Snapshot) -> None:
+        if process.launch in self._told:
+            return
+        assert process.exit_code is not None
+        reason = f"{process.name} on {self._host.name} {how(process.exit_code)}"
+        if process.exit_code == 0:
+            reason += " without calling edl.init()"
+        if process.last_line:
+            reason += f"; its last line: {process.last_line}"
+        details = {
+            "worker": process.worker,
+            "host": self._host.name,
+            "slot": process.slot,
+            "exit_code": process.exit_code,
+        }
+        self._event("worker_failed", reason, snapshot, details)
+        self._told.add(process.launch)
+
+    def _conclude(self, outcome: Outcome, snapshot: Snapshot) -> None:
+        before = snapshot.job.state
+        job = self._store.set_job_state(
+            outcome.state, outcome.reason, outcome.exit_code, only_from=(before,)
+        )
+        if (job.state, job.reason) == (outcome.state, outcome.reason):
+            self._event(f"job_{outcome.state}", outcome.reason, snapshot, {})
+        self._changed.set()
+
+    def _event(
+        self, kind: str, reason: str, snapshot: Snapshot, details: Mapping[str, object]
+    ) -> None:
+        generation = snapshot.generation.number if snapshot.generation else 0
+        step = int(snapshot.status.get("step", 0))
+        self._store.add_event(Event(time.time(), kind, generation, step, reason, dict(details)))
+
+    # --- signals
+
+    @contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        """Count signals instead of dying of them. Python allows this in the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals[signal.Signals(number)] += 1
+        self._wake.set()
+
+    def _attend(self, snapshot: Snapshot) -> None:
+        """Carry out the first signal, once."""
+        if not self._signals or self._asked:
+            return
+        cause = _SIGNALS[next(iter(self._signals))]
+        if snapshot.job.state.over:
+            for process in self._processes:
+                if process.alive and process.told is None:
+                    self._end(Ending(process.launch, False, cause), time.monotonic())
+        elif self._guest:
+            self._leave(snapshot, cause)
+        else:
+            self._output.note(f"{cause}: the job ends after this step; again kills its workers")
+            reason = f"{cause} in edl run"
+            self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
+            self._changed.set()
+        self._asked = True
+
+    def _leave(self, snapshot: Snapshot, cause: str) -> None:
+        name = self._host.name
+        try:
+            self._store.change_plan(lambda plan: drain_host(snapshot.job, name, plan))
+        except UsageError as error:
+            self._output.note(f"{error}; a second signal kills the workers on this host")
+            return
+        self._output.note(f"{cause}: host {name} leaves the job; again kills its workers")
+        self._draining = True
+        self._host = replace(self._host, slots=0)  # so that nobody is placed here again
+        self._put_host()
+        self._changed.set()
+
+    def _put_host(self) -> None:
+        self._store.put_host(self._host)
+
+    def _kill(self) -> int:
+        """A second signal."""
+        self._workers.kill_all()
+        self._output.note("the workers on this host were killed")
+        name = self._host.name
+        try:
+            if not self._store.session.connected:
+                return KILLED
+            members = self._store.snapshot().members
+            others = [m for m in members if not m.launch.startswith(self._token)]
+            either = (JobState.RUNNING, JobState.STOPPING)
+            if self._guest:
+                self._store.change_plan(lambda plan: {**plan, name: 0})
+            elif others:
+                reason = f"the workers on {name} were killed by a second signal"
+                self._store.set_job_state(JobState.STOPPING, reason, only_from=either[:1])
+            else:
+                reason = "a second signal killed all workers"
+                self._store.set_job_state(JobState.STOPPED, reason, KILLED, only_from=either)
+        except (CoordinationError, UnknownJob) as error:
+            self._output.note(str(error))
+        return KILLED
+
+    # --- bits
+
+    def _result(self, job: Job) -> int:
+        if not job.state.over:
+            self._output.note(f"host {self._host.name} has left job {job.name}")
+            return 0
+        self._show_events()
+        self._output.note(f"job {job.name} {job.state}: {job.reason or 'no reason given'}")
+        if job.state is JobState.FAILED:
+            return job.exit_code or 1
+        late = [p for p in self._processes if p.failed and p.exit_code]
+        if job.state is JobState.FINISHED and late:
+            code = late[0].exit_code or 1
+            self._output.note(f"after that, {late[0].name} {how(code)}")
+            return status_of(code)
+        return 0
+
+    def _update(self, launch: str, **changes: object) -> None:
+        self._processes = tuple(
+            replace(p, **changes) if p.launch == launch else p  # type: ignore[arg-type]
+            for p in self._processes
+        )
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._output.note(text)

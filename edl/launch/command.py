@@ -1,0 +1,66 @@
+"""The user's command: checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edl.errors import UsageError
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def check_command(command: Sequence[str], cwd: Path, search_path: str | None) -> None:
+    """Refuse a command that cannot run here.
+
+    Raises:
+        UsageError: the program is not found or not executable, or Python's script does not exist.
+    """
+    if not command or not command[0]:
+        raise UsageError("no command to run; for example: edl run -np 2 python train.py")
+    if not cwd.is_dir():
+        raise UsageError(f"the job's working directory {cwd} does not exist on this host")
+    program = command[0]
+    if os.sep in program:
+        _check_program(cwd / program, program)
+    elif shutil.which(program, path=search_path) is None:
+        hint = f"; write `python {program}`" if program.endswith(".py") else ""
+        if _PYTHON.fullmatch(program):
+            hint = f"; activate the virtual environment, or write {sys.executable}"
+        raise UsageError(f"there is no program {program!r} on PATH{hint}")
+    script = python_script(command)
+    if script is not None and not (cwd / script).exists():
+        raise UsageError(f"the script {script} does not exist (in {cwd})")
+
+
+def python_script(command: Sequence[str]) -> str | None:
+    """The script that ``python [options] script ...`` names; None for another command."""
+    if not command or not _PYTHON.fullmatch(Path(command[0]).name):
+        return None
+    words = iter(command[1:])
+    for word in words:
+        if word in ("-", "-c", "-m") or word.startswith(("-c", "-m")):
+            return None
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def title(command: Sequence[str]) -> str:
+    """What people call the command: its script, or its program."""
+    return Path(python_script(command) or command[0]).name
+
+
+def _check_program(path: Path, program: str) -> None:
+    if not path.exists():
+        raise UsageError(f"the program {program} does not exist")
+    if path.is_dir() or not os.access(path, os.X_OK):
+        hint = f"; write `python {program}`" if program.endswith(".py") else ""
+        raise UsageError(f"{program} is not executable{hint}")

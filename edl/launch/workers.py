@@ -1,0 +1,138 @@
+"""The worker processes of one agent: started, watched, ended; each leads its own process group.
+
+No worker depends on its agent: it writes to a log file and is not told when the agent dies. When
+a worker has exited, what is left of its process group is killed, so no helper of it stays behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.errors import JobFailed
+
+logger = logging.getLogger(__name__)
+
+_KEPT_JOBS = 20  # directories of logs of earlier jobs
+_KEPT_S = 86400.0  # logs written to within a day are kept in any case
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A worker process has ended."""
+
+    launch: str
+    exit_code: int  # -9: killed by signal 9
+
+
+class Workers:
+    """All worker processes that this agent has started and that still run."""
+
+    def __init__(
+        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
+    ) -> None:
+        self._command = tuple(command)
+        self._cwd = cwd
+        self._environment = dict(environment)
+        self._logs = logs
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, launch: str, slot: int) -> Path:
+        """Start the command in ``slot``; the path of its log.
+
+        Raises:
+            JobFailed: the operating system cannot start it.
+        """
+        path = self._logs / f"{launch}.log"
+        environment = {**self._environment, "EDL_SLOT": str(slot), "EDL_LAUNCH": launch}
+        try:
+            with path.open("ab") as log:
+                process = subprocess.Popen(
+                    self._command,
+                    cwd=self._cwd,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise JobFailed(f"cannot start {' '.join(self._command)}: {error}") from error
+        self._running[launch] = process
+        logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
+        return path
+
+    def reap(self) -> list[Exit]:
+        """The processes that have ended since the last call."""
+        exits = []
+        for launch, process in list(self._running.items()):
+            if _has_exited(process.pid):
+                _signal_group(process.pid, signal.SIGKILL)  # its helpers; itself is gone
+                exits.append(Exit(launch, process.wait()))
+                del self._running[launch]
+        return exits
+
+    def end(self, launch: str, kill: bool) -> None:
+        """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
+        process = self._running.get(launch)
+        if process is not None:
+            _signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
+
+    def kill_all(self, timeout_s: float = 5.0) -> list[Exit]:
+        """Kill every worker at once, and wait until they are gone."""
+        for process in self._running.values():
+            _signal_group(process.pid, signal.SIGKILL)
+        exits, deadline = self.reap(), time.monotonic() + timeout_s
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.01)
+            exits += self.reap()
+        return exits
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+
+def log_directory(state: Path, job: str, fresh: bool) -> Path:
+    """Where the logs of ``job`` go, created.
+
+    ``fresh``: the job starts now, so logs of an earlier one of that name are removed, and so are
+    the logs of jobs long ago.
+    """
+    jobs = state / "jobs"
+    logs = jobs / job / "logs"
+    if fresh:
+        for old in logs.glob("*.log"):
+            old.unlink(missing_ok=True)
+        _prune(jobs)
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs
+
+
+def _prune(jobs: Path) -> None:
+    def newest(directory: Path) -> float:
+        times = [path.stat().st_mtime for path in (directory, *directory.glob("logs/*.log"))]
+        return max(times)
+
+    aged = sorted(((newest(path), path) for path in jobs.glob("*") if path.is_dir()), reverse=True)
+    for modified, path in aged[_KEPT_JOBS:]:
+        if time.time() - modified > _KEPT_S:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_exited(pid: int) -> bool:
+    """Whether a child has ended; it stays a zombie, so that its number is not given away."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        logger.debug("process group %d is gone", pid)
