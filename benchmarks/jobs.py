@@ -1,0 +1,176 @@
+"""One job of either kind: start it, resize it, read its step logs, leave no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+class BenchmarkError(Exception):
+    """A job did not do what the benchmark waits for."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Completed steps of one worker: when (seconds, monotonic), which, in a ring of what size."""
+
+    worker: int  # its process id
+    time_s: npt.NDArray[np.float64]
+    step: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+
+
+class Job:
+    """A training script under some launcher, in its own process group."""
+
+    kind = ""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.steps_directory = directory / "steps"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self, script: list[str], size: int) -> list[str]:
+        """The launcher's command line."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        keep = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "EDL_"))}
+        return keep | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
+        }
+
+    def start(self, module: str, size: int, *arguments: str) -> None:
+        """Start ``python -m module`` with ``size`` workers."""
+        self.steps_directory.mkdir(parents=True)
+        script = [sys.executable, "-m", module, "--steps-to", str(self.steps_directory), *arguments]
+        with (self.directory / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                self.command(script, size),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=self.directory,
+                env=self.environment(),
+                start_new_session=True,
+            )
+
+    def resize(self, size: int) -> None:
+        """Ask for ``size`` workers; returns at once."""
+        raise NotImplementedError
+
+    def steps(self) -> dict[int, Steps]:
+        """What every worker has completed so far, by process id."""
+        found = {}
+        for path in self.steps_directory.glob("*.steps"):
+            text = path.read_text()
+            rows = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
+            if rows:
+                table = np.array(rows, dtype=np.int64)
+                worker = int(path.stem)
+                found[worker] = Steps(worker, table[:, 0] / 1e9, table[:, 1], table[:, 2])
+        return found
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+        """Poll until ``condition()``.
+
+        Raises:
+            BenchmarkError: it did not come true in time, or the job ended first.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self._process is not None
+            ended = self._process.poll()
+            if ended is not None or time.monotonic() > deadline:
+                why = f"in {timeout_s:g} s" if ended is None else f"before it ended with {ended}"
+                tail = (self.directory / "output").read_text(errors="replace")[-3000:]
+                raise BenchmarkError(f"{self.kind}: no {what} {why}\n{tail}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End every process of the job, the gentle way first."""
+        if self._process is None:
+            return
+        family = [psutil.Process(self._process.pid)] if self._process.poll() is None else []
+        for process in list(family):
+            family += process.children(recursive=True)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=10)
+        self._process.wait(10)
+        self._process = None
+
+
+class StockJob(Job):
+    """Stock Horovod Elastic: `horovodrun` with a discovery script that prints a file."""
+
+    kind = "stock Horovod Elastic"
+
+    def command(self, script: list[str], size: int) -> list[str]:
+        self._write_hosts(size)
+        discover = self.directory / "discover"
+        discover.write_text(f"#!/bin/sh\ncat {self.directory}/hosts\n")
+        discover.chmod(0o755)
+        limits = ["-np", str(size), "--min-np", "1", "--max-np", "16"]
+        # Without a named interface an elastic job waits for a second host before it starts.
+        where = ["--network-interface", "lo", "--host-discovery-script", str(discover)]
+        return [str(BIN / "horovodrun"), *limits, *where, *script]
+
+    def resize(self, size: int) -> None:
+        self._write_hosts(size)
+
+    def _write_hosts(self, size: int) -> None:
+        fresh = self.directory / "hosts.new"
+        fresh.write_text(f"localhost:{size}\n")
+        fresh.rename(self.directory / "hosts")  # the driver never reads half a file
+
+
+class PlainJob(Job):
+    """Plain Horovod, of fixed size."""
+
+    kind = "plain Horovod"
+
+    def command(self, script: list[str], size: int) -> list[str]:
+        return [str(BIN / "horovodrun"), "-np", str(size), *script]
+
+
+class EdlJob(Job):
+    """edl, started with `edl run`; ZooKeeper is the benchmark's own (zookeeper.py)."""
+
+    kind = "edl"
+
+    def __init__(self, directory: Path, name: str, zookeeper: str) -> None:
+        super().__init__(directory)
+        self.name, self.zookeeper = name, zookeeper
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"EDL_ZOOKEEPER": self.zookeeper}
+
+    def command(self, script: list[str], size: int) -> list[str]:
+        limits = ["-np", str(size), "--min-np", "1", "--max-np", "16", "--job", self.name]
+        return [str(BIN / "edl"), "run", *limits, *script]
+
+    def resize(self, size: int) -> None:
+        """Asks from a process of its own, whose start-up is no part of what is measured."""
+        subprocess.Popen(
+            [str(BIN / "edl"), "scale", self.name, "--np", str(size)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self.environment(),
+        ).wait(60)

@@ -1,0 +1,39 @@
+"""The benchmark's script under plain Horovod: fixed size, `hvd.DistributedOptimizer`."""
+
+import horovod.torch as hvd
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from benchmarks.workload import (
+    BATCH_SIZE,
+    EPOCHS,
+    StepLog,
+    Synthetic,
+    build_model,
+    build_sgd,
+    parse_arguments,
+)
+
+args = parse_arguments()
+log = StepLog(args.steps_to)
+hvd.init()
+dataset = Synthetic()
+sampler = DistributedSampler(dataset, hvd.size(), hvd.rank(), shuffle=True, seed=0)
+loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
+model = build_model()
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(build_sgd(model), named_parameters=model.named_parameters())
+
+step = 0
+for epoch in range(EPOCHS):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        log.completed(step, hvd.size())
+        if args.turns:
+            args.turns.completed(step)
