@@ -1,0 +1,412 @@
+"""What an agent does, decided from values: no process, no clock, no ZooKeeper."""
+
+from dataclasses import replace
+
+import pytest
+
+from edl.core.agency import (
+    FINISH_S,
+    KILL_S,
+    LEADERLESS_S,
+    SETTLE_S,
+    STOP_S,
+    TRAINED_S,
+    Decision,
+    Own,
+    Process,
+    backoff_s,
+    decide,
+    exit_status,
+    how,
+    observe,
+)
+from edl.core.facts import Generation, Job, JobState, Leader, Member, Seat, Snapshot, Stage
+
+NOW = 1000.0
+JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+
+
+def process(slot: int, **changes: object) -> Process:
+    return replace(Process(slot, f"t-{slot}", started=NOW - 10), **changes)  # type: ignore[arg-type]
+
+
+def trainer(slot: int, **changes: object) -> Process:
+    """A process whose worker has the number of its slot and a seat in the ring."""
+    return process(slot, **{"worker": slot, "ready": True, "seated": True, **changes})
+
+
+def died(slot: int, code: int = 1, **changes: object) -> Process:
+    return process(slot, **{"exit_code": code, "exited": NOW, "last_line": "Boom", **changes})
+
+
+def member(worker: int, launch: str, host: str = "a", **changes: object) -> Member:
+    values = Member(worker, host, worker, "127.0.0.1", 1, 1, launch)
+    return replace(values, **changes)  # type: ignore[arg-type]
+
+
+def generation(*workers: int, number: int = 1) -> Generation:
+    seats = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in workers)
+    return Generation(number, 1, seats, workers[0] if workers else -1, workers, (), "")
+
+
+def snapshot(plan: int = 2, ring: Generation | None = None, **changes: object) -> Snapshot:
+    facts = Snapshot(JOB, plan={"a": plan}, generation=ring, leader=Leader(1, 0))
+    return replace(facts, **changes)  # type: ignore[arg-type]
+
+
+def state(state: JobState, reason: str = "why") -> Job:
+    return replace(JOB, state=state, reason=reason)
+
+
+def own(*processes: Process, **changes: object) -> Own:
+    values = Own("a", "t", processes, state_since=NOW, start_timeout_s=120.0, script="train.py")
+    return replace(values, **changes)  # type: ignore[arg-type]
+
+
+def slots(decision: Decision) -> list[int]:
+    return [start.slot for start in decision.starts]
+
+
+def ended(decision: Decision) -> list[tuple[str, bool]]:
+    return [(ending.launch, ending.kill) for ending in decision.endings]
+
+
+# --- as many as the plan says
+
+
+def test_the_first_workers_start_at_once() -> None:
+    decision = decide(snapshot(2), own(), NOW)
+    assert slots(decision) == [0, 1]
+    assert decision.reason == "0 of 2 workers run on a"
+
+
+def test_a_raised_plan_starts_what_is_missing_in_the_lowest_free_slots() -> None:
+    assert slots(decide(snapshot(4), own(process(0), process(2)), NOW)) == [1, 3]
+
+
+def test_a_lowered_plan_ends_nobody() -> None:
+    decision = decide(snapshot(1, generation(0, 1)), own(trainer(0), trainer(1)), NOW)
+    assert (decision.starts, decision.endings) == ((), ())
+
+
+def test_another_hosts_plan_is_not_ours() -> None:
+    assert slots(decide(replace(snapshot(0), plan={"b": 3}), own(), NOW)) == []
+
+
+@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [2])])
+def test_a_departing_worker_is_replaced_only_if_the_plan_stays(
+    since: float, expected: list[int]
+) -> None:
+    leaving = trainer(1, departing=NOW - since)
+    assert slots(decide(snapshot(2, generation(0, 1)), own(trainer(0), leaving), NOW)) == expected
+
+
+@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [1])])
+def test_a_worker_that_exited_with_0_is_replaced_only_if_the_plan_stays(
+    since: float, expected: list[int]
+) -> None:
+    gone = trainer(1, exit_code=0, exited=NOW - since)
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), gone), NOW)) == expected
+
+
+def test_workers_of_an_earlier_agent_count_and_keep_their_slots() -> None:
+    earlier = member(0, "earlier-0", stage=Stage.ACTIVE)
+    assert slots(decide(snapshot(2, members=(earlier,)), own(), NOW)) == [1]
+    leaving = replace(earlier, stage=Stage.LEAVING)
+    assert slots(decide(snapshot(2, members=(leaving,)), own(), NOW)) == [1, 2]
+
+
+def test_members_on_other_hosts_do_not_count() -> None:
+    there = member(0, "earlier-0", host="b")
+    assert slots(decide(snapshot(2, members=(there,)), own(), NOW)) == [0, 1]
+
+
+# --- failures
+
+
+@pytest.mark.parametrize(
+    ("failures", "waited", "starts"),
+    [(0, 0.9, []), (0, 1.0, [1]), (2, 3.9, []), (2, 4.0, [1]), (20, 29.9, []), (20, 30.0, [1])],
+)
+def test_a_failed_slot_waits_for_its_back_off(
+    failures: int, waited: float, starts: list[int]
+) -> None:
+    crashed = trainer(1, exit_code=1, exited=NOW - waited, failures=failures)
+    decision = decide(snapshot(2, generation(0, 1)), own(trainer(0), crashed), NOW)
+    assert slots(decision) == starts
+    assert [start.failures for start in decision.starts] == [failures + 1] * len(starts)
+
+
+def test_back_off() -> None:
+    assert [backoff_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff_s(10_000) == 30
+
+
+def test_long_training_forgives_earlier_failures() -> None:
+    long = trainer(1, exit_code=1, exited=NOW, started=NOW - TRAINED_S, failures=5)
+    short = replace(long, started=NOW - TRAINED_S + 1)
+    assert (long.failures_now, short.failures_now) == (1, 6)
+
+
+def test_a_worker_that_ended_without_joining_waits_too() -> None:
+    mute = process(1, exit_code=0, exited=NOW)
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), mute), NOW)) == []
+
+
+def test_a_newcomer_that_we_ended_is_no_failure() -> None:
+    told = trainer(1, exit_code=-15, exited=NOW, told=NOW - 1, seated=False)
+    assert not told.failed
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), told), NOW)) == [1]
+
+
+def test_the_evicted_are_ended_and_replaced_when_the_plan_wants_it() -> None:
+    facts = snapshot(2, generation(0), evicted={1: "it was not ready after 300 s"})
+    processes = (trainer(0), process(1, worker=1))
+    decision = decide(facts, own(*processes), NOW)
+    assert ended(decision) == [("t-1", False)]
+    assert decision.endings[0].reason == "it was not ready after 300 s"
+    assert slots(decision) == [2]
+    told = replace(processes[1], told=NOW - KILL_S)
+    assert ended(decide(facts, own(trainer(0), told), NOW)) == [("t-1", True)]
+    told = replace(told, told=NOW - KILL_S + 0.1)
+    assert ended(decide(facts, own(trainer(0), told), NOW)) == []
+
+
+# --- a job that cannot begin
+
+
+def test_all_first_starts_died() -> None:
+    decision = decide(snapshot(2), own(died(0, 3), died(1, 3)), NOW)
+    assert decision.outcome is not None
+    assert (decision.outcome.state, decision.outcome.exit_code) == (JobState.FAILED, 3)
+    assert decision.outcome.reason == (
+        "all 2 workers exited with code 3 before joining the job; the last line of slot 0: Boom"
+    )
+    assert not decision.starts
+
+
+def test_all_died_though_one_was_started_again() -> None:
+    again = process(0, started=NOW - 1, failures=1)
+    assert decide(snapshot(2), own(again, died(1)), NOW).outcome is not None
+
+
+def test_one_of_two_died() -> None:
+    decision = decide(snapshot(2), own(died(0), process(1)), NOW)
+    assert decision.outcome is None
+
+
+def test_all_died_but_one_had_been_ready() -> None:
+    assert decide(snapshot(2), own(died(0), died(1, ready=True, worker=1)), NOW).outcome is None
+
+
+def test_all_died_here_but_not_elsewhere() -> None:
+    facts = snapshot(2, members=(member(0, "other-0", host="b"),))
+    assert decide(facts, own(died(0), died(1)), NOW).outcome is None
+
+
+def test_the_only_worker_was_killed() -> None:
+    outcome = decide(snapshot(1), own(died(0, -9, last_line="")), NOW).outcome
+    assert outcome is not None
+    assert outcome.exit_code == 137
+    assert outcome.reason == (
+        "the only worker was killed by SIGKILL before joining the job; slot 0 wrote nothing"
+    )
+
+
+def test_a_script_without_init() -> None:
+    outcome = decide(snapshot(2), own(process(0, exit_code=0, exited=NOW), process(1)), NOW).outcome
+    assert outcome is not None
+    assert outcome.reason == "train.py ended without calling edl.init()"
+    assert outcome.exit_code == 1
+
+
+def test_a_silent_script_fails_the_job_only_before_its_first_ring() -> None:
+    silent = process(0, started=NOW - 120)
+    outcome = decide(snapshot(1), own(silent), NOW).outcome
+    assert outcome is not None
+    assert "train.py (slot 0) did not call edl.init() within 120 s" in outcome.reason
+    facts = snapshot(2, generation(1))
+    decision = decide(facts, own(silent, trainer(1)), NOW)
+    assert decision.outcome is None
+    assert decision.warnings == ("train.py in slot 0 runs for 120 s and did not call edl.init()",)
+
+
+def test_enough_other_workers_outweigh_a_silent_one() -> None:
+    silent, here = process(0, started=NOW - 120), process(1, worker=1, started=NOW - 120)
+    assert decide(snapshot(2), own(silent, here), NOW).outcome is None
+
+
+def test_a_slot_that_keeps_failing_ends_a_job_that_cannot_do_without_it() -> None:
+    job = replace(JOB, min_np=2)
+    ready = process(0, worker=0, ready=True, started=NOW - 120)
+    failing = died(1, 7, started=NOW - 1, failures=6)
+    outcome = decide(snapshot(2, job=job), own(ready, failing), NOW).outcome
+    assert outcome is not None
+    assert outcome.exit_code == 7
+    assert outcome.reason.startswith("1 of at least 2 workers came up within 120 s")
+
+
+# --- nobody is left
+
+
+def test_all_workers_failed() -> None:
+    dead = [trainer(slot, exit_code=3, exited=NOW, last_line="Boom") for slot in (0, 1)]
+    outcome = decide(snapshot(2, generation(0, 1)), own(*dead), NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 3)
+    assert outcome.reason == "all workers exited with code 3; the last line of w0: Boom"
+
+
+def test_a_newcomer_does_not_keep_a_dead_ring_alive() -> None:
+    dead, newcomer = trainer(0, exit_code=3, exited=NOW), process(1, worker=1, ready=True)
+    assert decide(snapshot(2, generation(0)), own(dead, newcomer), NOW).outcome is not None
+
+
+def test_a_living_worker_elsewhere_keeps_the_job_alive() -> None:
+    facts = snapshot(1, generation(0, 1), members=(member(1, "other-0", host="b"),))
+    dead = trainer(0, exit_code=3, exited=NOW)
+    assert decide(facts, own(dead), NOW).outcome is None
+
+
+def test_all_workers_exited_with_0_though_the_job_runs() -> None:
+    gone = trainer(0, exit_code=0, exited=NOW)
+    facts = snapshot(1, generation(0))
+    assert decide(facts, own(gone), NOW).outcome is None  # what they wrote last may come yet
+    outcome = decide(facts, own(gone), NOW + SETTLE_S).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.FINISHED
+
+
+# --- stopping
+
+
+def test_a_ring_ends_by_its_leader() -> None:
+    facts = snapshot(2, generation(0, 1), job=state(JobState.STOPPING))
+    workers = own(trainer(0), trainer(1))
+    assert decide(facts, workers, NOW + STOP_S - 1).endings == ()
+    assert ended(decide(facts, workers, NOW + STOP_S)) == [("t-0", False), ("t-1", False)]
+
+
+def test_nobody_leads_a_job_that_stops() -> None:
+    facts = snapshot(2, generation(0), job=state(JobState.STOPPING), leader=None)
+    assert decide(facts, own(trainer(0)), NOW).endings == ()
+    assert ended(decide(facts, own(trainer(0)), NOW + LEADERLESS_S)) == [("t-0", False)]
+
+
+def test_a_job_that_stops_before_it_began() -> None:
+    facts = snapshot(2, job=state(JobState.STOPPING))
+    assert ended(decide(facts, own(process(0)), NOW)) == [("t-0", False)]
+
+
+def test_a_process_that_has_not_joined_is_ended_when_the_job_stops() -> None:
+    facts = snapshot(2, generation(0), job=state(JobState.STOPPING))
+    assert ended(decide(facts, own(trainer(0), process(1)), NOW)) == [("t-1", False)]
+
+
+def test_a_stopping_job_starts_nobody() -> None:
+    assert decide(snapshot(4, job=state(JobState.STOPPING)), own(process(0)), NOW).starts == ()
+
+
+def test_the_last_one_out_says_stopped() -> None:
+    facts = snapshot(2, generation(0, 1), job=state(JobState.STOPPING, "Ctrl-C in edl run"))
+    gone = trainer(0, exit_code=0, exited=NOW)
+    there = member(1, "other-0", host="b")
+    assert decide(replace(facts, members=(there,)), own(gone), NOW).outcome is None
+    outcome = decide(facts, own(gone), NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == (JobState.STOPPED, "Ctrl-C in edl run")
+    assert outcome.exit_code == 0
+    lingering = member(0, "t-0")  # our own, dead; its session has not expired yet
+    assert decide(replace(facts, members=(lingering,)), own(gone), NOW).outcome is not None
+
+
+# --- over
+
+
+@pytest.mark.parametrize(
+    ("over", "limit"),
+    [(JobState.FINISHED, FINISH_S), (JobState.STOPPED, STOP_S), (JobState.FAILED, 0.0)],
+)
+def test_workers_of_a_job_that_is_over_get_time_to_end(over: JobState, limit: float) -> None:
+    facts = snapshot(1, generation(0), job=state(over))
+    if limit:
+        assert decide(facts, own(trainer(0)), NOW + limit - 1).endings == ()
+    assert ended(decide(facts, own(trainer(0)), NOW + limit)) == [("t-0", False)]
+    told = trainer(0, told=NOW)
+    assert ended(decide(facts, own(told), NOW + limit + KILL_S)) == [("t-0", True)]
+    assert not decide(facts, own(trainer(0)), NOW).end
+
+
+def test_newcomers_of_a_job_that_is_over_are_ended_at_once() -> None:
+    facts = snapshot(1, generation(0), job=state(JobState.FINISHED))
+    assert ended(decide(facts, own(trainer(0), process(1, worker=1)), NOW)) == [("t-1", False)]
+
+
+def test_a_long_end_of_a_finished_job_is_mentioned() -> None:
+    facts = snapshot(1, generation(0), job=state(JobState.FINISHED))
+    warnings = decide(facts, own(trainer(0)), NOW + STOP_S).warnings
+    assert warnings == ("w0 still running 30 s after the job has finished",)
+
+
+@pytest.mark.parametrize("over", [JobState.FINISHED, JobState.STOPPED, JobState.FAILED])
+def test_the_agent_ends_after_its_workers(over: JobState) -> None:
+    facts = snapshot(1, generation(0), job=state(over))
+    assert decide(facts, own(trainer(0, exit_code=1, exited=NOW)), NOW).end
+    assert decide(facts, own(), NOW).end
+
+
+def test_a_drained_host_ends_when_it_is_empty() -> None:
+    facts = snapshot(0, generation(0))
+    assert not decide(facts, own(trainer(1), draining=True), NOW).end
+    assert decide(facts, own(trainer(1, exit_code=0, exited=NOW), draining=True), NOW).end
+    assert not decide(facts, own(), NOW).end
+
+
+# --- what is seen
+
+
+def test_a_process_is_found_by_its_launch() -> None:
+    facts = snapshot(1, members=(member(7, "t-0"), member(8, "t-1", stage=Stage.READY)))
+    first, second, third = observe([process(0), process(1), process(2)], facts, NOW)
+    assert (first.worker, first.ready, first.name) == (7, False, "w7")
+    assert (second.worker, second.ready, second.seated) == (8, True, False)
+    assert (third.worker, third.name) == (None, "slot 2")
+
+
+def test_a_seat_is_remembered_and_its_loss_is_departing() -> None:
+    (seen,) = observe([process(0, worker=0)], snapshot(1, generation(0)), NOW)
+    assert seen.seated
+    assert seen.departing is None
+    (taken_out,) = observe([seen], snapshot(1, generation(1, number=2)), NOW)
+    assert taken_out.departing == NOW
+    (still,) = observe([taken_out], snapshot(1, generation(1, number=2)), NOW + 5)
+    assert still.departing == NOW
+
+
+@pytest.mark.parametrize("stage", [Stage.LEAVING, Stage.FINISHED])
+def test_a_stage_that_is_departing(stage: Stage) -> None:
+    facts = snapshot(1, generation(0), members=(member(0, "t-0", stage=stage),))
+    assert observe([trainer(0)], facts, NOW)[0].departing == NOW
+
+
+def test_an_exit_after_eviction_is_no_failure() -> None:
+    facts = snapshot(1, generation(0), evicted={1: "not wanted"})
+    (seen,) = observe([died(1, worker=1)], facts, NOW)
+    assert not seen.failed
+
+
+def test_only_exits_that_matter_are_kept() -> None:
+    old = died(0, launch="t-old", worker=3, started=NOW - 50)
+    seated = died(1, launch="t-seated", worker=0, started=NOW - 50)
+    last = died(2, launch="t-last", started=NOW - 50)
+    kept = observe([old, seated, last, process(0), process(1)], snapshot(2, generation(0)), NOW)
+    assert [p.launch for p in kept] == ["t-seated", "t-last", "t-0", "t-1"]
+
+
+def test_exit_codes_in_words_and_for_the_shell() -> None:
+    assert (how(3), how(-9), how(-250)) == (
+        "exited with code 3",
+        "was killed by SIGKILL",
+        "was killed by signal 250",
+    )
+    assert (exit_status(3), exit_status(-9)) == (3, 137)

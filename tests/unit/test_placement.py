@@ -1,0 +1,80 @@
+"""Where workers go: keep, fill by name, take from the last."""
+
+import pytest
+
+from edl.core.facts import Host, Job
+from edl.core.placement import check_limits, check_scale, drain_host, place
+from edl.errors import UsageError
+
+A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
+JOB = Job("digits", ("python", "train.py"), np=2, min_np=2, max_np=6)
+
+
+@pytest.mark.parametrize(
+    ("np", "plan", "expected"),
+    [
+        (2, {"a": 2}, {"a": 2}),  # nothing to do
+        (3, {"a": 2}, {"a": 2, "b": 1}),  # the first host is full
+        (7, {}, {"a": 2, "b": 4, "c": 1}),
+        (3, {"c": 1}, {"c": 1, "a": 2}),  # what is there stays
+        (4, {"a": 2, "b": 3, "c": 1}, {"a": 2, "b": 2, "c": 0}),  # the last goes first
+        (1, {"a": 2, "b": 4}, {"a": 1, "b": 0}),
+        (0, {"a": 2}, {"a": 0}),
+    ],
+)
+def test_place(np: int, plan: dict[str, int], expected: dict[str, int]) -> None:
+    for hosts in ((A, B, C), (C, A, B)):  # the order of arrival does not count
+        assert place("digits", np, plan, hosts) == expected
+
+
+def test_a_host_without_an_agent_keeps_its_workers_but_gets_none() -> None:
+    assert place("digits", 4, {"b": 3}, [A]) == {"b": 3, "a": 1}
+    assert place("digits", 2, {"a": 2, "b": 2}, [A]) == {"a": 2, "b": 0}  # and loses them first
+    with pytest.raises(UsageError, match=r"have 5 slots \(a: 2, b: 3 without an agent\)"):
+        place("digits", 6, {"b": 3}, [A])
+
+
+def test_a_plan_above_the_slots_is_not_raised_further() -> None:
+    assert place("digits", 5, {"a": 4}, [A, C]) == {"a": 4, "c": 1}
+
+
+def test_too_few_slots_is_a_sentence_with_the_numbers() -> None:
+    with pytest.raises(UsageError) as caught:
+        place("digits", 8, {"a": 2}, [A, B, C])
+    assert str(caught.value) == (
+        "cannot scale job digits to 8 workers: its hosts have 7 slots (a: 2, b: 4, c: 1); "
+        "add a host with `edl join --job digits`"
+    )
+
+
+@pytest.mark.parametrize("np", [0, 1, 7])
+def test_scale_outside_the_limits_is_refused(np: int) -> None:
+    with pytest.raises(UsageError, match=f"cannot scale job digits to {np} workers: m"):
+        check_scale(JOB, np)
+
+
+def test_scale_inside_the_limits() -> None:
+    for np in (2, 6):
+        check_scale(JOB, np)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0, 1, 2), "--np is 0"),
+        ((1, 0, 2), "--min-np is 0"),
+        ((1, 1, 0), "--max-np is 0"),
+        ((3, 4, 2), "min must not be above max"),
+        ((3, 1, 2), "-np is 3; it must lie between --min-np 1 and --max-np 2"),
+        ((1, 2, 4), "-np is 1"),
+    ],
+)
+def test_limits_that_contradict_each_other(numbers: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_limits(*numbers)
+
+
+def test_a_host_leaves_only_if_enough_workers_stay() -> None:
+    assert drain_host(JOB, "b", {"a": 2, "b": 4}) == {"a": 2, "b": 0}
+    with pytest.raises(UsageError, match="1 workers would be left and min_np is 2"):
+        drain_host(JOB, "b", {"a": 1, "b": 4})
