@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,10 +188,10 @@ def _zookeeper() -> Iterator[Check]:
     if hosts:
         yield _reachable(hosts, settings.connect_timeout_s)
     worst = State.OK if hosts else State.FAILED
-    java = shutil.which("java")
+    environ = config.environment()
     needs: tuple[tuple[str, str | None, str], ...] = (
-        ("Java", java, "openjdk-17-jre-headless"),
-        ("ZooKeeper", str(ZOOKEEPER_JAR) if ZOOKEEPER_JAR.is_file() else None, "zookeeper"),
+        ("Java", _java(environ), "openjdk-17-jre-headless"),
+        ("ZooKeeper", _zookeeper_jar(environ), "zookeeper"),
     )
     for name, found, package in needs:
         remedy = f"Debian: apt-get install {package}; or use a server: EDL_ZOOKEEPER=host:port"
@@ -201,6 +201,21 @@ def _zookeeper() -> Iterator[Check]:
             yield Check(name, worst, "not found, not needed with a server elsewhere")
         else:
             yield Check(name, worst, "not found", remedy)
+
+
+# These two look where edl.coordination.local_server looks.
+def _java(environ: Mapping[str, str]) -> str | None:
+    home = environ.get("JAVA_HOME")
+    return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
+
+
+def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
+    named = environ.get("ZOOKEEPER_HOME")
+    homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)
+    for home in homes:
+        if jars := sorted((home / "lib").glob("zookeeper-[0-9]*.jar")):
+            return str(jars[0])
+    return str(ZOOKEEPER_JAR) if ZOOKEEPER_JAR.is_file() and not named else None
 
 
 def _reachable(hosts: str, timeout_s: float) -> Check:

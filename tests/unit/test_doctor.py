@@ -53,9 +53,10 @@ def test_an_unedited_horovod_is_limited_and_says_what_is_lost() -> None:
 def test_a_machine_without_zookeeper_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("EDL_ZOOKEEPER", raising=False)
+    for name in ("EDL_ZOOKEEPER", "JAVA_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "ZOOKEEPER_JAR", tmp_path / "zookeeper.jar")
+    monkeypatch.setenv("ZOOKEEPER_HOME", str(tmp_path))
     rows = tuple(doctor._zookeeper())
     assert [row.state for row in rows] == [State.FAILED, State.FAILED]
     assert "apt-get install openjdk-17-jre-headless" in rows[0].remedy
