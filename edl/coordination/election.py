@@ -20,13 +20,14 @@ from typing import Any
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
 
+from edl.coordination.lifecycle import unknown_job
 from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.facts import Generation, Leader, Snapshot
 from edl.core.membership import Decision
-from edl.errors import CoordinationError, Deposed, UnknownJob
+from edl.errors import CoordinationError, Deposed
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Election:
         try:
             self._node = str(self.session.call("stand for election", issue)).rsplit("/", 1)[1]
         except NoNodeError:
-            raise UnknownJob(self.paths.name) from None
+            raise unknown_job(self.session, self.paths) from None
 
     def leads(self, wake: Waker = None) -> Leadership | None:
         """Our leadership when our node is the lowest: a new term, or the one under way.
@@ -142,7 +143,7 @@ class Election:
         """Names of all candidate nodes, the leader first."""
         names = self.session.read_all("read the election", [children(self.paths.election)])[0]
         if names is None:
-            raise UnknownJob(self.paths.name)
+            raise unknown_job(self.session, self.paths)
         return sorted(names, key=sequence)
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
@@ -156,7 +157,7 @@ class Election:
         """Start the next term; None when ``leader`` or our node changed under us: look again."""
         answer = self.session.read_all("read the leader", [get(self.paths.leader)])[0]
         if answer is None:
-            raise UnknownJob(self.paths.name)
+            raise unknown_job(self.session, self.paths)
         values = decode(self.paths.leader, answer[0])
         term = Leader.from_json(values).term + 1 if values else 1
         node = f"{self.paths.election}/{mine}"
@@ -247,7 +248,7 @@ class Leadership:
         reads = [get(p.generation), get(p.plan), *map(exists, [*evictions, *answered])]
         generation, plan, *there = self._session.read_all("read what a decision changes", reads)
         if generation is None or plan is None:
-            raise UnknownJob(p.name)
+            raise unknown_job(self._session, p)
         writes: list[Write] = []
         if decision.generation is not None:
             self._check_number(decision.generation, decode(p.generation, generation[0]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kazoo.exceptions import NoNodeError
 
+from edl.coordination.lifecycle import unknown_job
 from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import children, delete, get
 from edl.coordination.session import Session
 from edl.coordination.wire import decode, encode
 from edl.core.facts import Event
-from edl.errors import UnknownJob
 
 
 def add_event(session: Session, paths: JobPaths, event: Event) -> int:
@@ -26,7 +26,7 @@ def add_event(session: Session, paths: JobPaths, event: Event) -> int:
             lambda c: c.create_async(f"{paths.events}/e-", data, sequence=True),
         )
     except NoNodeError:
-        raise UnknownJob(paths.name) from None
+        raise unknown_job(session, paths) from None
     return sequence(path)
 
 
@@ -39,7 +39,7 @@ def read_events(session: Session, paths: JobPaths, after: int = -1) -> list[tupl
     """
     names = session.read_all("read events", [children(paths.events)])[0]
     if names is None:
-        raise UnknownJob(paths.name)
+        raise unknown_job(session, paths)
     numbers = [number for number in sorted(map(sequence, names)) if number > after]
     nodes = [paths.event(number) for number in numbers]
     found: list[tuple[int, Event]] = []

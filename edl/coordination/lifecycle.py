@@ -18,7 +18,7 @@ from edl.coordination.reads import children, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.facts import Job
-from edl.errors import CoordinationError, JobExists
+from edl.errors import CoordinationError, JobExists, UnknownJob
 
 ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant
 CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 MB
@@ -87,6 +87,11 @@ def list_jobs(session: Session) -> tuple[Job, ...]:
     )
 
 
+def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
+    """The error for a job that is not there, naming those that are."""
+    return UnknownJob(paths.name, tuple(job.name for job in list_jobs(session)))
+
+
 def current_run(session: Session, paths: JobPaths) -> str | None:
     """The token of the start that stands, None without a job."""
     names = session.read_all("read a job", [children(paths.run)])[0]
@@ -107,7 +112,12 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
-    """The nodes to remove before the job can be created; raises JobExists when it lives."""
+    """The nodes to remove before the job can be created; raises JobExists when it lives.
+
+    Listed first, then judged: if the job is replaced in between, the new one is seen to live; if
+    it is replaced later, the token of the start that was judged is gone and nothing is removed.
+    """
+    nodes = subtree(session, paths)
     answer, hosts, members, creator = session.read_all(
         "read a job",
         [get(paths.job), children(paths.hosts), children(paths.members), get(paths.creator)],
@@ -116,7 +126,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
         old = Job.from_json(decode(paths.job, answer[0]))
         if not old.state.over and (hosts or members or creator):
             raise JobExists(paths.name)
-    return subtree(session, paths)
+    return nodes
 
 
 def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:

@@ -292,7 +292,7 @@ class JobStore:
         return Job.from_json(decode(self.paths.job, answer[0]))
 
     def _unknown(self) -> UnknownJob:
-        return UnknownJob(self.name, tuple(job.name for job in list_jobs(self.session)))
+        return lifecycle.unknown_job(self.session, self.paths)
 
     def _compare_and_set(
         self, path: str, change: Callable[[dict[str, Any]], dict[str, Any]]

@@ -1,0 +1,407 @@
+"""The session and the store of a job, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edl.coordination.local_server import start_local, stop_local
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore, list_jobs
+from edl.core.facts import Event, Host, Job, JobState, Member, Request, Stage
+from edl.errors import (
+    ConfigError,
+    CoordinationError,
+    JobExists,
+    UnknownJob,
+    UsageError,
+    ZooKeeperUnreachable,
+)
+
+pytestmark = pytest.mark.integration
+
+Wait = Callable[..., None]
+JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+
+
+def member(worker: int, launch: str = "a", **changes: object) -> Member:
+    values = {"host": "alpha", "slot": 0, "address": "127.0.0.1", "port": 4711, "pid": 1}
+    return Member(id=worker, launch=launch, **{**values, **changes})
+
+
+@pytest.fixture
+def store(session: Session) -> JobStore:
+    store = JobStore(session, "digits")
+    store.create(JOB, {"alpha": 2})
+    return store
+
+
+@pytest.fixture
+def other(zk_hosts: str):  # type: ignore[no-untyped-def]
+    with Session(zk_hosts, session_timeout_s=2.0) as one:
+        yield one
+
+
+class TestSession:
+    def test_nobody_there_is_an_error_within_the_limit(self) -> None:
+        began = time.monotonic()
+        with pytest.raises(ZooKeeperUnreachable, match=r"within 0\.5 s"):
+            Session("127.0.0.1:1", 2.0, connect_timeout_s=0.5).start()
+        assert time.monotonic() - began < 2.0
+
+    def test_hosts_that_cannot_be_read_are_a_config_error(self) -> None:
+        with pytest.raises(ConfigError):
+            Session("127.0.0.1:port").start()
+
+    def test_calls_before_start_and_after_close_are_errors(self, zk_hosts: str) -> None:
+        session = Session(zk_hosts)
+        assert not session.connected
+        with pytest.raises(CoordinationError, match="not been started"):
+            list_jobs(session)
+        session.start()
+        assert session.connected
+        session.close()
+        session.close()
+        assert not session.connected
+        with pytest.raises(CoordinationError, match="closed"):
+            list_jobs(session)
+
+    def test_an_expired_session_is_opened_again_with_the_next_epoch(
+        self, session: Session, expire: Callable[[Session], None], wait_until: Wait
+    ) -> None:
+        heard: list[str] = []
+        session.add_listener(heard.append)
+        first = session.session_id
+        assert session.epoch == 1
+        expire(session)
+        wait_until(lambda: session.epoch == 2 and session.connected)
+        assert session.session_id != first
+        assert heard[-2:] == ["lost", "connected"]
+
+    def test_an_outage_suspends_fails_calls_in_time_and_ends_by_itself(
+        self, tmp_path: Path, wait_until: Wait
+    ) -> None:
+        hosts, woken, heard = start_local(tmp_path), threading.Event(), []
+        try:
+            with Session(hosts, session_timeout_s=2.0) as session:
+                session.add_listener(heard.append)
+                store = JobStore(session, "digits")
+                store.create(JOB, {})
+                store.snapshot(woken.set)
+                stop_local(tmp_path)
+                wait_until(lambda: not session.connected)
+                wait_until(woken.is_set)  # the watches are gone, and say so
+                began = time.monotonic()
+                with pytest.raises(CoordinationError):
+                    store.snapshot()
+                with pytest.raises(CoordinationError):
+                    store.change_plan(lambda plan: {"alpha": 1})
+                assert time.monotonic() - began < 2 * session.request_timeout_s + 1.0
+                assert start_local(tmp_path) == hosts
+                wait_until(lambda: session.connected)
+                assert store.snapshot().job == JOB
+                assert heard[0] == "suspended"
+                assert heard[-1] == "connected"
+        finally:
+            stop_local(tmp_path)
+
+
+class TestLifecycle:
+    def test_what_was_created_is_what_is_read(self, session: Session, store: JobStore) -> None:
+        now = store.snapshot()
+        assert now.job == JOB
+        assert now.plan == {"alpha": 2}
+        assert (now.generation, now.leader, now.hosts, now.members) == (None, None, (), ())
+        assert list_jobs(session) == (JOB,)
+
+    def test_unknown_jobs_are_named_as_such(self, session: Session, store: JobStore) -> None:
+        missing = JobStore(session, "letters")
+        for call in (
+            missing.snapshot,
+            missing.status,
+            missing.events,
+            missing.new_worker_id,
+            lambda: missing.put_member(member(0)),
+            lambda: missing.change_plan(lambda plan: {"x": 1}),
+            lambda: missing.add_request(Request("drain", 0)),
+            lambda: missing.add_event(Event(0.0, "x", 0, 0, "")),
+            lambda: missing.put_status({}),
+            lambda: missing.watch_generation(None),
+        ):
+            with pytest.raises(UnknownJob, match="known jobs: digits"):
+                call()
+        missing.delete()
+
+    @pytest.mark.parametrize("name", ["", "a/b", ".hidden", "-x", "a" * 65, "a b", "ä"])
+    def test_impossible_names_are_refused(self, session: Session, name: str) -> None:
+        with pytest.raises(ConfigError, match="cannot be the name of a job"):
+            JobStore(session, name)
+
+    def test_a_job_whose_creator_lives_is_not_replaced(
+        self, other: Session, store: JobStore
+    ) -> None:
+        with pytest.raises(JobExists):
+            JobStore(other, "digits").create(JOB, {})
+
+    def test_a_job_with_a_living_worker_is_not_replaced(
+        self, zk_hosts: str, session: Session
+    ) -> None:
+        with Session(zk_hosts) as creator:
+            JobStore(creator, "digits").create(JOB, {})
+            worker = JobStore(session, "digits")
+            worker.put_member(member(worker.new_worker_id()))
+        with pytest.raises(JobExists):
+            JobStore(session, "digits").create(JOB, {})
+
+    def test_a_job_whose_processes_are_all_dead_is_replaced_with_its_leftovers(
+        self, zk_hosts: str, session: Session
+    ) -> None:
+        with Session(zk_hosts) as creator:
+            dead = JobStore(creator, "digits")
+            dead.create(JOB, {"alpha": 1})
+            dead.put_member(member(dead.new_worker_id()))
+            dead.add_event(Event(0.0, "start", 0, 0, "first"))
+            dead.add_request(Request("drain", 0))
+            dead.put_status({"leader": 0})
+        fresh = JobStore(session, "digits")
+        fresh.create(JOB, {"beta": 3})
+        now = fresh.snapshot()
+        assert (now.plan, now.requests, now.status) == ({"beta": 3}, (), {})
+        assert fresh.events() == []
+        assert fresh.new_worker_id() == 0
+
+    def test_an_ended_job_is_replaced_and_its_old_workers_cannot_return(
+        self, other: Session, store: JobStore
+    ) -> None:
+        old = JobStore(other, "digits")
+        old.put_member(member(old.new_worker_id()))
+        old.set_job_state(JobState.FINISHED, "trained")
+        store.create(JOB, {"alpha": 4})
+        assert store.snapshot().members == ()
+        with pytest.raises(UnknownJob):
+            old.put_member(member(0))
+        assert store.snapshot().members == ()
+
+    def test_of_many_that_replace_the_same_job_one_succeeds(
+        self, zk_hosts: str, store: JobStore
+    ) -> None:
+        for number in range(20):
+            store.add_event(Event(0.0, "x", 0, number, ""))
+        store.set_job_state(JobState.FAILED, "no more")
+        outcomes: list[str] = []
+        start = threading.Barrier(5)
+
+        def create(name: str, session: Session) -> None:
+            start.wait(10)
+            try:
+                JobStore(session, "digits").create(JOB, {name: 1})
+            except JobExists:
+                outcomes.append("exists")
+            else:
+                outcomes.append(name)
+
+        sessions = [Session(zk_hosts) for _ in range(5)]
+        try:
+            for session in sessions:
+                session.start()
+            threads = [
+                threading.Thread(target=create, args=(f"h{n}", session))
+                for n, session in enumerate(sessions)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            winners = [name for name in outcomes if name != "exists"]
+            assert (len(outcomes), len(winners)) == (5, 1)
+            assert store.snapshot().plan == {winners[0]: 1}
+        finally:
+            for session in sessions:
+                session.close()
+
+    def test_more_events_than_fit_into_one_transaction_are_removed_with_the_job(
+        self, session: Session, store: JobStore
+    ) -> None:
+        for number in range(600):
+            store.add_event(Event(0.0, "x", 0, number, ""))
+        assert len(store.events(after=9)) == 590
+        assert store.trim_events(keep=550) == 50
+        assert store.events()[0][0] == 50
+        store.delete()
+        assert list_jobs(session) == ()
+        store.delete()
+
+
+class TestStates:
+    def test_a_state_is_left_only_from_where_it_may_be_left(self, store: JobStore) -> None:
+        job = store.set_job_state(JobState.STOPPING, "edl stop")
+        assert (job.state, job.reason) == (JobState.STOPPING, "edl stop")
+        job = store.set_job_state(JobState.FAILED, "late", 1, only_from=(JobState.RUNNING,))
+        assert (job.state, job.exit_code) == (JobState.STOPPING, 0)
+        stopping = (JobState.RUNNING, JobState.STOPPING)
+        job = store.set_job_state(JobState.STOPPED, "done", 3, only_from=stopping)
+        assert store.snapshot().job == job
+        assert job.exit_code == 3
+
+    def test_concurrent_changes_of_the_plan_are_all_kept(
+        self, other: Session, store: JobStore
+    ) -> None:
+        def grow(one: JobStore) -> None:
+            for _ in range(25):
+                one.change_plan(lambda plan: {**plan, "alpha": plan["alpha"] + 1})
+
+        threads = [
+            threading.Thread(target=grow, args=(one,)) for one in (store, JobStore(other, "digits"))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert store.snapshot().plan == {"alpha": 52}
+
+    def test_a_change_that_raises_changes_nothing(self, store: JobStore) -> None:
+        def refuse(plan: dict[str, int]) -> dict[str, int]:
+            plan["alpha"] = 9
+            raise UsageError("too many")
+
+        with pytest.raises(UsageError, match="too many"):
+            store.change_plan(refuse)
+        assert store.snapshot().plan == {"alpha": 2}
+
+
+class TestMembers:
+    def test_ids_grow_from_zero_and_are_never_given_twice(self, store: JobStore) -> None:
+        assert [store.new_worker_id() for _ in range(4)] == [0, 1, 2, 3]
+
+    def test_a_member_lives_as_long_as_its_session(
+        self, zk_hosts: str, store: JobStore, wait_until: Wait
+    ) -> None:
+        with Session(zk_hosts) as session:
+            worker = JobStore(session, "digits")
+            worker.put_member(member(0))
+            worker.put_member(member(0, stage=Stage.READY))
+            assert store.snapshot().members == (member(0, stage=Stage.READY),)
+        wait_until(lambda: store.snapshot().members == ())
+
+    def test_a_new_session_of_the_same_launch_takes_its_node_over(
+        self, other: Session, store: JobStore
+    ) -> None:
+        mine = JobStore(other, "digits")
+        store.put_member(member(0))
+        mine.put_member(member(0, stage=Stage.ACTIVE))
+        other.close()
+        assert store.snapshot().members == ()
+
+    def test_the_id_of_another_launch_is_refused(self, other: Session, store: JobStore) -> None:
+        store.put_member(member(0))
+        with pytest.raises(CoordinationError, match="another launch"):
+            JobStore(other, "digits").put_member(member(0, launch="b"))
+        assert store.snapshot().members == (member(0),)
+
+    def test_a_member_comes_back_after_its_session_expired(
+        self,
+        session: Session,
+        store: JobStore,
+        expire: Callable[[Session], None],
+        wait_until: Wait,
+    ) -> None:
+        store.put_member(member(0))
+        expire(session)
+        wait_until(lambda: session.epoch == 2)
+        assert store.snapshot().members == ()
+        store.put_member(member(0))
+        assert store.snapshot().members == (member(0),)
+        store.remove_member(0)
+        store.remove_member(0)
+        assert store.snapshot().members == ()
+
+    def test_the_name_of_a_living_agent_is_not_given_twice(
+        self, other: Session, store: JobStore
+    ) -> None:
+        store.put_host(Host("alpha", 2, "127.0.0.1", 100))
+        store.put_host(Host("alpha", 3, "127.0.0.1", 100))
+        mine = JobStore(other, "digits")
+        with pytest.raises(UsageError, match="choose another --host"):
+            mine.put_host(Host("alpha", 2, "127.0.0.1", 101))
+        mine.put_host(Host("beta", 1, "127.0.0.1", 101))
+        assert [(h.name, h.slots) for h in store.snapshot().hosts] == [("alpha", 3), ("beta", 1)]
+        mine.remove_host("beta")
+        assert len(store.snapshot().hosts) == 1
+
+
+class TestRequestsAndStatus:
+    def test_requests_are_numbered_and_read_while_they_are_open(self, store: JobStore) -> None:
+        numbers = [store.add_request(Request("drain", worker)) for worker in (5, 6)]
+        assert numbers == [0, 1]
+        assert [(r.number, r.worker) for r in store.snapshot().requests] == [(0, 5), (1, 6)]
+        assert not store.get_request(1).done
+        store.remove_request(0)
+        assert [r.number for r in store.snapshot().requests] == [1]
+        with pytest.raises(CoordinationError, match="no request number 0"):
+            store.get_request(0)
+
+    def test_events_keep_their_order(self, store: JobStore) -> None:
+        logged = [Event(1.0, "switch", n, 10 * n, f"reason {n}", {"n": n}) for n in range(5)]
+        assert [store.add_event(event) for event in logged] == [0, 1, 2, 3, 4]
+        assert store.events() == list(enumerate(logged))
+        assert store.events(after=3) == [(4, logged[4])]
+
+    def test_the_status_is_what_was_written_last(self, store: JobStore) -> None:
+        assert store.status() == {}
+        store.put_status({"step": 7})
+        assert store.status() == store.snapshot().status == {"step": 7}
+
+
+class TestWatches:
+    @pytest.fixture
+    def woken(self) -> list[int]:
+        return []
+
+    def test_every_change_wakes_and_nothing_piles_up(
+        self, other: Session, store: JobStore, woken: list[int], wait_until: Wait
+    ) -> None:
+        def wake() -> None:
+            woken.append(1)
+
+        changer = JobStore(other, "digits")
+        changes: list[Callable[[], object]] = [
+            lambda: changer.put_member(member(0)),
+            lambda: changer.put_member(member(0, stage=Stage.READY)),
+            lambda: changer.put_host(Host("alpha", 1, "127.0.0.1")),
+            lambda: changer.change_plan(lambda plan: {"alpha": plan["alpha"] + 1}),
+            lambda: changer.add_request(Request("drain", 0)),
+            lambda: changer.set_job_state(JobState.STOPPING, "stop"),
+        ]
+        for change in changes:
+            woken.clear()
+            for _ in range(10):
+                store.snapshot(wake)
+            change()
+            wait_until(lambda: woken)
+            store.status()  # an answer that comes after all notifications of the change
+            assert len(woken) == 1
+
+    def test_status_and_events_wake_nobody(
+        self, store: JobStore, woken: list[int], wait_until: Wait
+    ) -> None:
+        store.snapshot(lambda: woken.append(1))
+        store.put_status({"step": 1})
+        store.add_event(Event(0.0, "x", 0, 0, ""))
+        store.change_plan(lambda plan: {"alpha": 7})
+        wait_until(lambda: woken)
+        assert len(woken) == 1
+
+    def test_a_worker_that_does_not_lead_hears_less(
+        self, store: JobStore, woken: list[int], wait_until: Wait
+    ) -> None:
+        job, generation, evicted, leader = store.watch_generation(lambda: woken.append(1))
+        assert (job, generation, evicted, leader) == (JOB, None, {}, None)
+        store.put_member(member(0))
+        store.change_plan(lambda plan: {"alpha": 1})
+        store.set_job_state(JobState.STOPPING, "stop")
+        wait_until(lambda: woken)
+        assert len(woken) == 1
