@@ -68,21 +68,18 @@ def join(
         reachable = own_address(settings.address, session.hosts)
         here = Host(settings.host, slots, reachable, os.getpid())
         line = LiveLine(record.name)
-        output = Output(console(), line.render)
         agent = Agent(
             store,
             here,
             record,
-            output,
+            Output(console(), line.render),
             worker_environment(record.name, session.hosts, here),
             log_directory(config.state_dir(), record.name, fresh=False),
             settings.start_timeout_s,
+            f"host {here.name} offers {slots} slots to job {record.name}; "
+            f"use them with `edl scale {record.name} --np N`",
             guest=True,
             on_snapshot=line.update,
-        )
-        output.note(
-            f"host {here.name} offers {slots} slots to job {record.name}; "
-            f"use them with `edl scale {record.name} --np N`"
         )
         code = agent.run()
     raise typer.Exit(code)

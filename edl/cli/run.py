@@ -91,23 +91,21 @@ def run(
     )
     reachable = own_address(settings.address, hosts)
     here = Host(settings.host, slots, reachable, os.getpid())
-    screen = console()
     line = LiveLine(name)
     with open_session(hosts, settings) as session:
         store = JobStore(session, name)
         store.create(job_record, {here.name: np})
-        output = Output(screen, line.render)
         agent = Agent(
             store,
             here,
             job_record,
-            output,
+            Output(console(), line.render),
             worker_environment(name, hosts, here),
             log_directory(config.state_dir(), name, fresh=True),
             settings.start_timeout_s,
+            f"job {name} starts with {np} workers; ZooKeeper is at {hosts}",
             on_snapshot=line.update,
         )
-        output.note(f"job {name} starts with {np} workers; ZooKeeper is at {hosts}")
         code = agent.run()
     raise typer.Exit(code)
 

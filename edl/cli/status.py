@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -119,7 +120,7 @@ def table(facts: Mapping[str, Any]) -> RenderableType:
         head.add_row(name, Text(str(value)))
     if not facts["members"]:
         return head
-    members = Table("worker", "rank", "stage", "host", "pid")
+    members = Table("worker", "rank", "stage", "host", "pid", box=box.SIMPLE_HEAD, pad_edge=False)
     by_rank = sorted(facts["members"], key=lambda m: (m["rank"] is None, m["rank"] or 0, m["id"]))
     for member in by_rank:
         mark = " (leads)" if member["id"] == facts["leader"] else ""

@@ -52,6 +52,7 @@ class Agent:
         job: what to run.
         environment: of the workers, besides what the agent adds.
         logs: an existing directory for the workers' output.
+        greeting: what to say once this host is registered.
         guest: the first signal makes this host leave the job instead of ending the job.
         on_snapshot: called with each new reading of the facts.
     """
@@ -65,6 +66,7 @@ class Agent:
         environment: Mapping[str, str],
         logs: Path,
         start_timeout_s: float,
+        greeting: str,
         guest: bool = False,
         on_snapshot: Callable[[Snapshot], None] | None = None,
     ) -> None:
@@ -72,6 +74,7 @@ class Agent:
         self._host = host
         self._job = job
         self._output = output
+        self._greeting = greeting
         self._guest = guest
         self._start_timeout_s = start_timeout_s
         self._on_snapshot = on_snapshot
@@ -155,6 +158,7 @@ class Agent:
             epoch = session.epoch
             self._put_host()
             self._epoch = epoch
+            self._note_once(self._greeting)
         if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:
             self._changed.clear()
             self._snapshot = self._store.snapshot(wake=self._on_change)

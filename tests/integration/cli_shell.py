@@ -1,0 +1,152 @@
+"""The command line as a user has it: real processes, real ZooKeeper, nothing left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+STANDIN = str(Path(__file__).with_name("standin_worker.py"))
+WAIT_S = 40.0
+
+
+class Running:
+    """An `edl` process in the background."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def wait(self, timeout_s: float = WAIT_S) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"edl still runs after {timeout_s:g} s; its output:\n{self.output}")
+
+    def expect(self, text: str, timeout_s: float = WAIT_S) -> None:
+        """Wait until the output contains ``text``."""
+        until(lambda: text in self.output, timeout_s, lambda: f"no {text!r} in:\n{self.output}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+class Shell:
+    """Runs `edl` with the environment of one test."""
+
+    def __init__(self, directory: Path, hosts: str) -> None:
+        self.directory = directory
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("EDL_")},
+            "EDL_ZOOKEEPER": hosts,
+            "EDL_SESSION_TIMEOUT_S": "2",
+            "XDG_STATE_HOME": str(directory / "state"),
+            "XDG_CACHE_HOME": str(directory / "cache"),
+        }
+        self.mark = hosts  # every process of this test has it in its environment
+        self.started: list[Running] = []
+
+    def edl(self, *words: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+        """Run to the end."""
+        return subprocess.run(
+            [sys.executable, "-m", "edl.cli.main", *words],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def start(self, *words: str) -> Running:
+        """Run in the background."""
+        log = self.directory / f"edl-{len(self.started)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "edl.cli.main", *words],
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.started.append(Running(process, log))
+        return self.started[-1]
+
+    def status(self, job: str = "j") -> dict[str, Any]:
+        done = self.edl("status", job, "--json")
+        assert done.returncode == 0, done.stderr
+        facts: dict[str, Any] = json.loads(done.stdout)
+        return facts
+
+    def until_size(self, size: int, job: str = "j") -> dict[str, Any]:
+        """Wait until the ring has ``size`` workers, which all are in it."""
+        facts: dict[str, Any] = {}
+
+        def there() -> bool:
+            done = self.edl("status", job, "--json")
+            if done.returncode != 0:  # it has not been created yet
+                return False
+            facts.clear()
+            facts.update(json.loads(done.stdout))
+            active = [m for m in facts["members"] if m["stage"] == "active"]
+            return bool(facts["world_size"] == len(active) == len(facts["members"]) == size)
+
+        until(there, WAIT_S, lambda: f"not {size} workers: {facts}")
+        return facts
+
+    def events(self, job: str = "j") -> list[dict[str, Any]]:
+        done = self.edl("events", job, "--json")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def processes(self) -> list[psutil.Process]:
+        """What lives of this test."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and (
+                    process.environ().get("EDL_ZOOKEEPER") == self.mark
+                ):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+def until(
+    condition: Callable[[], object], timeout_s: float, say: Callable[[], str] = lambda: "too late"
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            pytest.fail(say())
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, zk_hosts: str) -> Iterator[Shell]:
+    """A shell of its own; the test fails if it leaves a process behind."""
+    one = Shell(tmp_path, zk_hosts)
+    yield one
+    left = one.processes()
+    described = [f"{process.pid} {' '.join(process.cmdline())}" for process in left]
+    for process in left:
+        process.kill()
+    for running in one.started:
+        running.process.wait(10)
+    if described:
+        pytest.fail(f"the test left processes: {described}")
