@@ -121,7 +121,7 @@ class Daemon:
         self._change_member(broken=Broken(generation, step))
 
     def end_job(self, state: JobState, reason: str) -> None:
-        """Record that the job has trained to its end; every worker says so, the first one counts."""
+        """Record how the job ended. Every worker says so; the first one counts."""
         self._store.set_job_state(state, reason, only_from=(JobState.RUNNING,))
 
     def flush(self, timeout_s: float) -> bool:

@@ -84,7 +84,9 @@ class Mailbox:
         deadline: float | None,
         slice_s: float | None = None,
     ) -> Generation | None:
-        """Wait until the newest generation is ``wanted``; None when the job is over or at ``deadline``.
+        """Wait until the newest generation is ``wanted``.
+
+        None when the job is over, or at the ``deadline``.
 
         Args:
             deadline: on the monotonic clock; None waits as long as the job lives.

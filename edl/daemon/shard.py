@@ -94,8 +94,8 @@ class Shard:
 
     def trained(self, batch: Batch) -> None:
         """The oldest batch formed is in the model."""
-        assert self._ahead and self._ahead[0] is batch, "batches are trained in the order formed"
-        self._ahead.popleft()
+        oldest = self._ahead.popleft()
+        assert oldest is batch, "batches are trained in the order they were formed"
 
     def wanted(self, ledger: Ledger) -> int:
         """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""

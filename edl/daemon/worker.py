@@ -167,13 +167,22 @@ class Worker:
         assert self.rehearsing
         self.abandon_step()
         daemon.set_stage(Stage.READY)
+        ready = time.monotonic()
         generation = self._wait_for_seat(after=0)
+        began = time.monotonic()
         self.ring.close()
         try:
-            self._enter(generation)
+            built, synchronised = self._enter(generation)
         except RingError as error:
             self._rejoin(generation, error, step=-1)
+            built = synchronised = time.monotonic()
         self.rehearsing = False
+        self._times = SwitchTimes(
+            wait_us=_us(began - ready),
+            init_us=_us(built - began),
+            broadcast_us=_us(synchronised - built),
+            stall_us=_us(synchronised - began),
+        )
         daemon.stand_for_election()
 
     def _wait_for_seat(self, after: int) -> Generation:
@@ -319,7 +328,8 @@ class Worker:
         self._finished = True
         if self._daemon is None:
             return
-        self._log_switch(self._records or ())
+        if self._steps_here == 1:
+            self._log_switch(self._records or ())
         reason = f"trained {self.step} steps"
         self._daemon.end_job(JobState.FINISHED, reason)
         self._daemon.set_stage(Stage.FINISHED)
@@ -452,7 +462,7 @@ class Worker:
         """Move from this ring to the next, together with all its old members."""
         old_size, began = self.size, time.monotonic()
         median_us = _us(self._median_step_s())
-        if self._steps_here < 2:
+        if self._steps_here == 1:
             self._log_switch(self._records or ())
         try:
             self.ring.barrier(StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0))

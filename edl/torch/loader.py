@@ -111,7 +111,7 @@ class DataLoader:
 
     def _rehearsal(self) -> Iterator[Any]:
         for data in self._loader:
-            self._worker.begin_step(self._formed.popleft())
+            self._worker.begin_step(self._formed[0])
             yield data
 
     def _epoch(self) -> Iterator[Any]:
