@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 import sysconfig
 import tarfile
@@ -220,7 +221,10 @@ class _Build:
 
     def run(self) -> Path:
         self.log.write_text("")
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=_cache()) as folder:
+        prefix = f".build-{self.recipe.key}-"
+        for left_over in _cache().glob(f"{prefix}*"):  # of a killed build; we hold its lock
+            shutil.rmtree(left_over, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=_cache()) as folder:
             work = Path(folder)
             try:
                 self._run(work)
@@ -368,6 +372,9 @@ def _sha256(path: Path) -> str:
 def _last_words(tail: tuple[str, ...]) -> str:
     """The line of a failed command's output that most likely says why."""
     signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
-    telling = [line.strip() for line in tail if any(sign in line for sign in signs)]
-    lines = telling or [line.strip() for line in tail if line.strip()] or ["no output"]
-    return lines[0][:300] if telling else lines[-1][:300]
+    lines = [line.strip() for line in tail if line.strip()] or ["no output"]
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if any(sign in line for sign in signs):
+            # CMake and others put the place first and the reason into the next line
+            return (f"{line} {following}" if line.endswith(":") else line)[:300]
+    return lines[-1][:300]
