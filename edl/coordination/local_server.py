@@ -205,8 +205,11 @@ class _Files:
         partial.replace(self.configuration)
         return port
 
-    def launch(self, command: list[str]) -> psutil.Process:
-        """Start the server so that it is nobody's child and in no terminal's session."""
+    def launch(self, command: list[str]) -> psutil.Process | None:
+        """Start the server so that it is nobody's child and in no terminal's session.
+
+        None when it has died already.
+        """
         shell = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
         done = subprocess.run(
             ["/bin/sh", "-c", shell, str(self.log), *command, str(self.configuration)],
@@ -217,13 +220,16 @@ class _Files:
             check=True,
             timeout=START_S,
         )
-        process = psutil.Process(int(done.stdout))
-        values = {"pid": process.pid, "born": process.create_time()}
+        try:
+            process = psutil.Process(int(done.stdout))
+            values = {"pid": process.pid, "born": process.create_time()}
+        except psutil.NoSuchProcess:
+            return None
         self._pid_file.write_text(json.dumps(values) + "\n")
         return process
 
     def await_answer(
-        self, process: psutil.Process, port: int, timeout_s: float, may_die: bool = False
+        self, process: psutil.Process | None, port: int, timeout_s: float, may_die: bool = False
     ) -> bool:
         """Wait until that process answers on that port; False if it died and ``may_die``.
 
@@ -232,7 +238,7 @@ class _Files:
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if not _lives(process):
+            if process is None or not _lives(process):
                 if may_die:
                     return False
                 raise CoordinationError(f"the local ZooKeeper died at its start; see {self.log}")
@@ -240,7 +246,8 @@ class _Files:
             if _version(_ask(port)) and _listens(process, port):
                 return True
             time.sleep(POLL_S)
-        _end(process)
+        if process is not None:
+            _end(process)
         raise CoordinationError(
             f"the local ZooKeeper did not answer on port {port} within {timeout_s:g} s; "
             f"see {self.log}"

@@ -307,6 +307,9 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._complete:
             return
+        if not self._parser.get_http_version().startswith("1."):
+            self._refuse(400)
+            return
         self._complete = True
         self._timer.cancel()
         path, _, query = _origin_form(self._target.decode("latin-1")).partition("?")

@@ -1,0 +1,269 @@
+"""One leader at a time, terms that grow, and a fence that no deposed leader gets through."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edl.coordination.election import Election, Leadership, Write
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore
+from edl.core.facts import Generation, Job, Leader, Request, Seat
+from edl.core.membership import Decision
+from edl.errors import CoordinationError, Deposed, UnknownJob
+
+pytestmark = pytest.mark.integration
+
+Wait = Callable[..., None]
+SEAT = Seat(0, "alpha", 0, "127.0.0.1", 4711)
+
+
+def generation(number: int, term: int) -> Generation:
+    return Generation(number, term, (SEAT,), 0, (0,), (), "a test")
+
+
+@pytest.fixture
+def store(session: Session) -> JobStore:
+    store = JobStore(session, "digits")
+    store.create(Job("digits", ("x",), 2, 1, 4), {"alpha": 2})
+    return store
+
+
+@pytest.fixture
+def other(zk_hosts: str) -> Iterator[Session]:
+    with Session(zk_hosts, session_timeout_s=2.0) as one:
+        yield one
+
+
+def lead(election: Election) -> Leadership:
+    election.enter()
+    leadership = election.leads()
+    assert leadership is not None
+    return leadership
+
+
+class TestTerms:
+    def test_the_first_candidate_leads_in_term_one_until_it_leaves(
+        self, session: Session, other: Session, store: JobStore, wait_until: Wait
+    ) -> None:
+        first, second = Election(session, "digits", 0), Election(other, "digits", 1)
+        woken = threading.Event()
+        leadership = lead(first)
+        second.enter()
+        assert second.leads(woken.set) is None
+        assert leadership.term == 1
+        assert first.leads() is leadership
+        assert store.snapshot().leader == Leader(1, 0)
+        first.leave()
+        wait_until(woken.is_set)
+        assert first.leads() is None
+        assert lead(second).term == 2
+        assert store.snapshot().leader == Leader(2, 1)
+
+    def test_who_does_not_stand_does_not_lead(self, session: Session, store: JobStore) -> None:
+        election = Election(session, "digits", 0)
+        assert election.leads() is None
+        election.leave()
+        with pytest.raises(UnknownJob):
+            Election(session, "letters", 0).enter()
+
+    def test_to_enter_twice_is_to_enter_once(self, session: Session, store: JobStore) -> None:
+        election = Election(session, "digits", 0)
+        election.enter()
+        election.enter()
+        assert len(session.client.get_children(store.paths.election)) == 1
+        leadership = election.leads()
+        election.enter()
+        assert election.leads() is leadership
+
+    def test_the_last_of_a_queue_is_woken_only_by_the_one_before_it(
+        self, zk_hosts: str, store: JobStore, wait_until: Wait
+    ) -> None:
+        sessions = [Session(zk_hosts) for _ in range(3)]
+        try:
+            elections = []
+            for worker, one in enumerate(sessions):
+                one.start()
+                elections.append(Election(one, "digits", worker))
+                elections[-1].enter()
+            woken = threading.Event()
+            assert elections[2].leads(woken.set) is None
+            sessions[0].close()
+            assert lead(elections[1]).term == 1
+            assert not woken.is_set()
+            sessions[1].close()
+            wait_until(woken.is_set)
+            assert lead(elections[2]).term == 2
+        finally:
+            for one in sessions:
+                one.close()
+
+    def test_terms_grow_strictly_among_five_that_depose_each_other(
+        self, zk_hosts: str, session: Session, store: JobStore
+    ) -> None:
+        won: list[tuple[int, int]] = []
+        enough = threading.Event()
+
+        def campaign(worker: int) -> None:
+            with Session(zk_hosts, session_timeout_s=4.0) as mine:
+                election, woken = Election(mine, "digits", worker), threading.Event()
+                while not enough.is_set():
+                    woken.clear()
+                    election.enter()
+                    leadership = election.leads(woken.set)
+                    if leadership is None:
+                        woken.wait(0.05)
+                        continue
+                    try:
+                        leadership.put_status({"term": leadership.term})
+                    except Deposed:
+                        continue
+                    won.append((leadership.term, worker))
+                    if len(won) >= 30:
+                        enough.set()
+                    elif leadership.term % 2:
+                        election.leave()
+                    else:
+                        election.depose(worker)
+                election.leave()
+
+        threads = [threading.Thread(target=campaign, args=(worker,)) for worker in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        terms = [term for term, _ in won]
+        assert len(won) >= 30
+        assert len(set(terms)) == len(terms)
+        assert len({worker for _, worker in won}) > 1
+        leader = store.snapshot().leader
+        assert leader is not None
+        assert leader.term >= max(terms)
+
+
+class TestFence:
+    def test_every_write_of_a_deposed_leader_is_refused(
+        self, session: Session, other: Session, store: JobStore
+    ) -> None:
+        first, second = Election(session, "digits", 0), Election(other, "digits", 1)
+        old = lead(first)
+        second.enter()
+        assert second.depose(0)
+        assert not second.depose(0)
+        before = store.snapshot()
+        for write in (
+            lambda: old.carry_out(Decision("x", generation(1, 1), {"beta": 1}, {3: "x"})),
+            lambda: old.put_status({"term": 1}),
+            lambda: old.commit([Write(store.paths.plan, {})]),
+        ):
+            with pytest.raises(Deposed, match="term 1"):
+                write()
+        assert store.snapshot() == before
+        new = lead(second)
+        new.carry_out(Decision("x", generation(1, 2)))
+        with pytest.raises(Deposed):
+            old.carry_out(Decision("x", generation(2, 1)))
+        assert first.leads() is None
+
+    def test_a_deposed_leader_may_stand_again_behind_the_others(
+        self, session: Session, other: Session, store: JobStore
+    ) -> None:
+        first, second = Election(session, "digits", 0), Election(other, "digits", 1)
+        lead(first)
+        second.enter()
+        second.depose(0)
+        first.enter()
+        assert first.leads() is None
+        assert lead(second).term == 2
+
+    def test_a_leader_whose_session_expired_is_refused_and_may_lead_again(
+        self,
+        session: Session,
+        store: JobStore,
+        expire: Callable[[Session], None],
+        wait_until: Wait,
+    ) -> None:
+        election = Election(session, "digits", 0)
+        old = lead(election)
+        expire(session)
+        wait_until(lambda: session.epoch == 2)
+        with pytest.raises(Deposed):
+            old.put_status({"term": 1})
+        assert election.leads() is None
+        new = lead(election)
+        assert new.term == 2
+        new.put_status({"term": 2})
+        with pytest.raises(Deposed):
+            old.put_status({"term": 1})
+        assert store.status() == {"term": 2}
+
+
+class TestDecisions:
+    @pytest.fixture
+    def leadership(self, session: Session, store: JobStore) -> Leadership:
+        return lead(Election(session, "digits", 0))
+
+    def test_all_of_a_decision_is_written_at_once(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        number = store.add_request(Request("drain", 0))
+        answer = Request("drain", 0, number, True, True, "w0 leaves")
+        decision = Decision("why", generation(1, 1), {"alpha": 1}, {7: "too late"}, (answer,))
+        leadership.carry_out(decision, seen=store.snapshot())
+        now = store.snapshot()
+        assert now.generation == generation(1, 1)
+        assert (now.plan, now.evicted, now.requests) == ({"alpha": 1}, {7: "too late"}, ())
+        assert store.get_request(number) == answer
+        job, current, evicted, leader = store.watch_generation(None)
+        assert (job, current, evicted) == (now.job, now.generation, {7: "too late"})
+        assert leader == Leader(1, 0)
+
+    def test_a_generation_that_does_not_follow_is_refused_with_all_the_rest(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        leadership.carry_out(Decision("x", generation(1, 1)))
+        for wrong in (generation(1, 1), generation(3, 1), generation(2, 2)):
+            with pytest.raises(CoordinationError, match="cannot follow generation 1"):
+                leadership.carry_out(Decision("x", wrong, {"beta": 1}))
+        assert store.snapshot().plan == {"alpha": 2}
+        leadership.carry_out(Decision("x", generation(2, 1)))
+
+    def test_a_plan_that_was_changed_meanwhile_is_not_overwritten(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        seen = store.snapshot()
+        store.change_plan(lambda plan: {"alpha": 3})
+        with pytest.raises(CoordinationError, match="decide again"):
+            leadership.carry_out(Decision("x", generation(1, 1), {"alpha": 1}), seen)
+        now = store.snapshot()
+        assert (now.plan, now.generation) == ({"alpha": 3}, None)
+        leadership.carry_out(Decision("x", None, {"alpha": 1}), now)
+        assert store.snapshot().plan == {"alpha": 1}
+
+    def test_withdrawn_requests_and_repeated_evictions_do_no_harm(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        leadership.carry_out(Decision("x", evict={7: "first"}))
+        answer = Request("drain", 0, 99, True, False, "no")
+        leadership.carry_out(Decision("x", generation(1, 1), None, {7: "second"}, (answer,)))
+        now = store.snapshot()
+        assert (now.evicted, now.generation) == ({7: "first"}, generation(1, 1))
+
+    def test_a_decision_to_do_nothing_writes_nothing(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        before = store.snapshot()
+        leadership.carry_out(Decision("all is well"))
+        assert store.snapshot() == before
+
+    def test_a_write_that_expects_another_version_changes_nothing(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        with pytest.raises(CoordinationError, match="nothing was written"):
+            leadership.commit(
+                [Write(store.paths.status, {"a": 1}), Write(store.paths.plan, {}, version=9)]
+            )
+        assert store.status() == {}

@@ -1,0 +1,157 @@
+"""The ZooKeeper of one machine: started once, found by all, and nobody else's is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edl import config
+from edl.coordination.local_server import find_local, local_status, start_local, stop_local
+from edl.coordination.session import Session
+from edl.errors import CoordinationError
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "zookeeper"
+    yield directory
+    stop_local(directory)
+    assert find_local(directory) is None
+    left = [p for p in psutil.process_iter() if str(directory) in " ".join(_command_line(p))]
+    assert left == []
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _command_line_of(pid: int) -> list[str]:
+    try:
+        return _command_line(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_start_find_stop_and_start_again_on_the_same_port_with_its_data(state: Path) -> None:
+    assert find_local(state) is None
+    assert local_status(state) is None
+    assert not stop_local(state)
+    hosts = start_local(state)
+    assert start_local(state) == find_local(state) == hosts
+    server = local_status(state)
+    assert server is not None
+    assert server.hosts == hosts == f"127.0.0.1:{server.port}"
+    assert server.version.startswith("3.")
+    assert server.data_dir == state / "data"
+    assert server.log_file.is_file()
+    with Session(hosts, 2.0) as session:
+        session.client.create("/kept")
+    assert stop_local(state)
+    assert _command_line_of(server.pid) == []  # gone, or waiting for init to reap it
+    assert find_local(state) is None
+    assert start_local(state) == hosts
+    with Session(hosts, 2.0) as session:
+        assert session.client.exists("/kept")
+
+
+def test_it_listens_on_loopback_only_and_only_on_one_port(state: Path) -> None:
+    start_local(state)
+    server = local_status(state)
+    assert server is not None
+    connections = psutil.Process(server.pid).net_connections("tcp")
+    listening = {c.laddr for c in connections if c.status == psutil.CONN_LISTEN}
+    assert {address.port for address in listening} == {server.port}
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+
+
+def test_many_that_start_it_at_once_get_the_same_server(state: Path) -> None:
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(start_local(state))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_it_survives_its_starter_and_the_signals_of_its_group(state: Path) -> None:
+    program = (
+        "import pathlib, sys; from edl.coordination.local_server import start_local; "
+        "print(start_local(pathlib.Path(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(state)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert find_local(state) == done.stdout.strip()
+    server = local_status(state)
+    assert server is not None
+    assert os.getsid(server.pid) != os.getsid(0)
+
+
+def test_a_recycled_process_number_is_not_mistaken_for_the_server(state: Path) -> None:
+    hosts = start_local(state)
+    server = local_status(state)
+    assert server is not None
+    innocent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        born = psutil.Process(innocent.pid).create_time()
+        text = json.dumps({"pid": innocent.pid, "born": born})
+        (state / "server.json").write_text(text)
+        assert find_local(state) is None
+        assert start_local(state) == hosts  # found by its command line: no second one
+        (state / "server.json").unlink()
+        assert stop_local(state)
+        assert innocent.poll() is None
+    finally:
+        innocent.communicate(b"\n", timeout=10)
+
+
+def test_a_kept_port_that_somebody_took_is_replaced(state: Path) -> None:
+    hosts = start_local(state)
+    assert stop_local(state)
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.1", int(hosts.partition(":")[2])))
+        squatter.listen()
+        assert start_local(state) != hosts
+
+
+def test_what_is_missing_is_said_in_one_sentence(state: Path, tmp_path: Path) -> None:
+    with pytest.raises(CoordinationError, match="no `java` on the PATH: `apt-get install"):
+        start_local(state, {"PATH": str(tmp_path)})
+    environ = {**config.environment(), "ZOOKEEPER_HOME": str(tmp_path)}
+    with pytest.raises(CoordinationError, match=r"there is no ZooKeeper in .*ZOOKEEPER_HOME"):
+        start_local(state, environ)
+
+
+def test_a_server_that_dies_at_its_start_is_reported_with_its_log(
+    state: Path, tmp_path: Path
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho broken on purpose\nexit 3\n")
+    java.chmod(0o755)
+    environ = {**config.environment(), "JAVA_HOME": str(tmp_path)}
+    with pytest.raises(CoordinationError, match=r"died at its start; see .*zookeeper\.log"):
+        start_local(state, environ)
+    assert "broken on purpose" in (state / "zookeeper.log").read_text()

@@ -1,0 +1,255 @@
+"""The daemon's HTTP port: keys that are waited for, scopes that end, and input that is garbage."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from edl.errors import RendezvousFailed, RingError
+from edl.ring.client import ALIVE, REFUSED, SILENT, fetch, probe, put, rendezvous_path
+from edl.ring.http import BODY_BYTES, DaemonServer, Request
+from edl.ring.rendezvous import OPEN_SCOPES, RendezvousStore, rendezvous_environment
+
+pytestmark = pytest.mark.integration
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def server() -> Iterator[DaemonServer]:
+    with DaemonServer(HERE, health=lambda: {"worker": 3}) as one:
+        yield one
+    assert not [t for t in threading.enumerate() if t.name == "edl-http"]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(220) as one:
+        yield one
+
+
+class Client:
+    """What Horovod does with a scope."""
+
+    def __init__(self, server: DaemonServer, scope: str = "s3cret") -> None:
+        self.port, self.scope = server.port, scope
+
+    def path(self, key: str) -> str:
+        return rendezvous_path(self.port, self.scope, key)
+
+    def put(self, key: str, value: bytes) -> int:
+        return put(HERE, self.port, self.path(key), value, 10.0)[0]
+
+    def get(self, key: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        return fetch(HERE, self.port, self.path(key), timeout_s)
+
+    def send(self, text: bytes) -> bytes:
+        """The answer to exactly these bytes; empty when the server just closes."""
+        with socket.create_connection((HERE, self.port), 10) as connection:
+            connection.sendall(text)
+            answer = b""
+            try:
+                while part := connection.recv(65536):
+                    answer += part
+            except ConnectionResetError:
+                pass
+            return answer
+
+
+@pytest.fixture
+def client(server: DaemonServer) -> Client:
+    return Client(server)
+
+
+def held(server: DaemonServer, scope: str = "s3cret") -> int:
+    room = server.store._open.get(scope)
+    return sum(map(len, room.held.values())) if room else 0
+
+
+class TestStore:
+    def test_what_was_put_is_got_until_it_is_deleted(self, client: Client) -> None:
+        assert client.put("global/0", b"\x00address\xff") == 200
+        assert client.get("global/0") == (200, b"\x00address\xff")
+        assert client.put("global/0", b"") == 200
+        assert client.get("global/0") == (200, b"")
+        text = f"DELETE {client.path('global/0')} HTTP/1.1\r\n\r\n"
+        assert client.send(text.encode()).startswith(b"HTTP/1.1 200 OK\r\n")
+
+    def test_a_key_is_waited_for(
+        self,
+        client: Client,
+        server: DaemonServer,
+        pool: ThreadPoolExecutor,
+        wait_until: Callable[..., None],
+    ) -> None:
+        answers = [pool.submit(client.get, "global/1") for _ in range(3)]
+        wait_until(lambda: held(server) == 3)
+        assert client.put("global/2", b"another key") == 200
+        assert held(server) == 3
+        assert client.put("global/1", b"here") == 200
+        assert [answer.result(10) for answer in answers] == [(200, b"here")] * 3
+        assert held(server) == 0
+
+    def test_a_key_that_does_not_come_is_404_so_that_the_client_asks_again(self) -> None:
+        with DaemonServer(HERE, store=RendezvousStore(hold_s=0.1)) as server:
+            assert Client(server).get("global/9") == (404, b"")
+            assert held(server) == 0
+
+    def test_scopes_know_nothing_of_each_other(self, server: DaemonServer) -> None:
+        one, two = Client(server, "one"), Client(server, "two")
+        one.put("global/0", b"1")
+        two.put("global/0", b"2")
+        server.close_scope("one")
+        assert one.get("global/0")[0] == 410
+        assert two.get("global/0") == (200, b"2")
+
+    def test_a_closed_scope_frees_those_who_wait_at_once_and_for_ever(
+        self,
+        client: Client,
+        server: DaemonServer,
+        pool: ThreadPoolExecutor,
+        wait_until: Callable[..., None],
+    ) -> None:
+        client.put("global/0", b"x" * 1000)
+        answers = [pool.submit(client.get, f"global/{n}") for n in range(1, 5)]
+        wait_until(lambda: held(server) == 4)
+        began = time.monotonic()
+        server.close_scope(client.scope)
+        assert [answer.result(10) for answer in answers] == [(410, b"")] * 4
+        assert time.monotonic() - began < 2.0
+        assert client.get("global/0") == (410, b"")
+        assert client.put("global/0", b"x") == 410
+        assert client.scope not in server.store.scopes
+
+    def test_the_longest_unused_scope_makes_room(self, server: DaemonServer) -> None:
+        for number in range(OPEN_SCOPES + 1):
+            assert Client(server, f"g{number}").put("global/0", b"x") == 200
+        assert len(server.store.scopes) == OPEN_SCOPES
+        assert Client(server, "g0").get("global/0")[0] == 410
+        assert Client(server, "g1").get("global/0")[0] == 200
+
+    def test_a_client_that_goes_away_is_not_waited_for(
+        self, client: Client, server: DaemonServer, wait_until: Callable[..., None]
+    ) -> None:
+        with pytest.raises(RendezvousFailed, match="TimeoutError"):
+            client.get("global/0", timeout_s=0.2)
+        wait_until(lambda: held(server) == 0)
+
+    def test_two_hundred_ranks_at_once(
+        self, client: Client, server: DaemonServer, pool: ThreadPoolExecutor
+    ) -> None:
+        """Each waits for its neighbour's address before it publishes its own; rank 0 begins."""
+        count = 200
+
+        def rank(number: int) -> bytes:
+            if number > 0:
+                status, value = client.get(f"global/{number - 1}", 60.0)
+                assert status == 200
+                assert client.put(f"global/{number}", value + b".") == 200
+                return value
+            time.sleep(0)
+            return b""
+
+        ranks: list[Future[bytes]] = [pool.submit(rank, n) for n in range(count)]
+        assert client.put("global/0", b".") == 200
+        assert [len(answer.result(60)) for answer in ranks] == list(range(count))
+
+    def test_the_environment_leads_horovods_url_to_the_scope(self, server: DaemonServer) -> None:
+        """As horovod/common/gloo/http_store.h builds it and HTTPRequest.hpp takes it apart."""
+        variables = rendezvous_environment(HERE, server.port, "s3cret")
+        address = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+        url = f"{address}:{variables['HOROVOD_GLOO_RENDEZVOUS_PORT']}/global/0"
+        domain, _, path = url.partition("/")
+        assert domain == f"{HERE}:{server.port}"
+        assert f"/{path}" == rendezvous_path(server.port, "s3cret", "global/0")
+
+
+class TestServer:
+    def test_health_and_unknown_paths(self, server: DaemonServer) -> None:
+        status, body = fetch(HERE, server.port, "/health", 5.0)
+        assert (status, json.loads(body)) == (200, {"worker": 3})
+        for path in ("/", "/healthy", "/scope/global/0", "/scope:x/global/0", "/scope:1/"):
+            assert fetch(HERE, server.port, path, 5.0)[0] == 404
+
+    def test_routes_of_others_and_the_longest_prefix(self, server: DaemonServer) -> None:
+        def echo(request: Request) -> tuple[int, bytes]:
+            return 200, f"{request.method} {request.path} {request.query} ".encode() + request.body
+
+        def fail(request: Request) -> tuple[int, bytes]:
+            raise ValueError("on purpose")
+
+        server.add_route("/echo", echo, "text/plain")
+        server.add_route("/echo/fail", fail)
+        assert put(HERE, server.port, "/echo/a?b=c", b"body", 5.0) == (200, b"PUT /echo/a b=c body")
+        assert fetch(HERE, server.port, "/echo/fail", 5.0) == (500, b"")
+        assert fetch(HERE, server.port, "/health", 5.0)[0] == 200
+
+    def test_a_port_tells_whether_its_process_lives(self) -> None:
+        with DaemonServer(HERE) as server:
+            port = server.port
+            assert probe(HERE, port, 5.0) is ALIVE
+        assert probe(HERE, port, 5.0) is REFUSED
+        with pytest.raises(ConnectionRefusedError):
+            fetch(HERE, port, "/health", 5.0)
+        with socket.create_server((HERE, 0)) as frozen:
+            assert probe(HERE, frozen.getsockname()[1], 0.2) is SILENT
+
+    def test_the_end_of_the_server_frees_those_who_wait(
+        self, pool: ThreadPoolExecutor, wait_until: Callable[..., None]
+    ) -> None:
+        server = DaemonServer(HERE)
+        server.start()
+        client = Client(server)
+        answer = pool.submit(client.get, "global/0")
+        wait_until(lambda: held(server) == 1)
+        server.close()
+        server.close()
+        assert answer.result(5) == (410, b"")
+        assert server.port == 0
+        gc.collect()  # a socket left open would warn here
+
+    def test_a_port_that_is_taken_is_an_error(self, server: DaemonServer) -> None:
+        with pytest.raises(RingError, match="cannot listen on"):
+            DaemonServer(HERE, server.port).start()
+
+    @pytest.mark.parametrize(
+        ("text", "status"),
+        [
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+            (b"nonsense\r\n\r\n", b"400"),
+            (b"GET /health\r\n\r\n", b"400"),
+            (b"PUT /s:1/g/0 HTTP/1.1\r\nContent-Length: many\r\n\r\n", b"400"),
+            (b"PUT /s:1/g/0 HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
+            (b"PUT /s:1/g/0 HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_BYTES + 1), b"413"),
+            (b"GET /%s HTTP/1.1\r\n\r\n" % (b"a" * 9000), b"414"),
+            (b"GET / HTTP/1.1\r\nX: %s\r\n\r\n" % (b"a" * 40_000), b"431"),
+            (b"PATCH /s:1/g/0 HTTP/1.1\r\n\r\n", b"405"),
+            (b"POST /health HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"405"),
+            (b"GET http://10.0.0.1:99/health HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+            (b"GET http://10.0.0.1:99 HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+            (b"GET /health HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\n\r\n", b"200"),
+        ],
+    )
+    def test_any_input_is_answered_and_closed(
+        self, client: Client, text: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        answer = client.send(text)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert fetch(HERE, client.port, "/health", 5.0)[0] == 200
+        assert not caplog.records
+
+    def test_a_request_in_small_pieces_is_one_request(self, client: Client) -> None:
+        text = f"PUT {client.path('global/0')} HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".encode()
+        with socket.create_connection((HERE, client.port), 10) as connection:
+            for byte in text:
+                connection.sendall(bytes([byte]))
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert client.get("global/0") == (200, b"abc")
