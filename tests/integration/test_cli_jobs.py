@@ -1,0 +1,250 @@
+"""What the agent and the verbs do to a job that runs, with workers that have no ring."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
+
+from edl.coordination.local_server import start_local, stop_local
+
+pytestmark = pytest.mark.integration
+__all__ = ["shell"]
+
+RUN = ("run", "-np", "2", "--max-np", "4", "--job", "j", "--host", "a")
+
+
+def start(shell: Shell, *options: str, run: tuple[str, ...] = RUN) -> Running:
+    return shell.start(*run, sys.executable, STANDIN, *options)
+
+
+def test_a_job_runs_to_its_end(shell: Shell) -> None:
+    done = shell.edl(*RUN, sys.executable, STANDIN, "--steps", "20")
+    assert done.returncode == 0, done.stderr
+    assert {"[w0] w0 is here", "[w1] w1 is here"} <= set(done.stdout.splitlines())
+    assert done.stderr.splitlines()[0].startswith("edl: job j starts with 2 workers; ZooKeeper is")
+    assert done.stderr.splitlines()[-1] == "edl: job j finished: trained 20 steps"
+    facts = shell.status()
+    assert (facts["state"], facts["leader"], facts["members"]) == ("finished", None, [])
+
+
+def test_grow_shrink_drain_stop(shell: Shell) -> None:
+    job = start(shell)
+    facts = shell.until_size(2)
+    assert facts["job"] == "j"
+    assert (facts["state"], facts["generation"], facts["term"]) == ("running", 1, 1)
+    assert facts["leader"] in ("w0", "w1")
+    assert (facts["min_np"], facts["max_np"], facts["plan"]) == (1, 4, {"a": 2})
+    assert [(m["id"], m["host"], m["rank"]) for m in facts["members"]] == [
+        ("w0", "a", 0),
+        ("w1", "a", 1),
+    ]
+    assert all(psutil.pid_exists(m["pid"]) for m in facts["members"])
+    done = shell.edl("scale", "j", "--np", "4")
+    assert done.stdout == "job j: 2 -> 4 workers (a: 4)\n"
+    shell.until_size(4)
+    done = shell.edl("drain", "w1")
+    assert (done.returncode, done.stdout) == (0, "w1 leaves with the next switch\n")
+    facts = shell.until_size(3)
+    assert [m["id"] for m in facts["members"]] == ["w0", "w2", "w3"]
+    assert shell.edl("scale", "--np", "1").returncode == 0
+    shell.until_size(1)
+    done = shell.edl("drain", "j", "0")
+    assert done.returncode == 2
+    assert "cannot drain w0" in done.stderr
+    assert shell.edl("stop", "j").stdout == "job j is stopped: edl stop\n"
+    assert job.wait() == 0
+    kinds = {event["kind"] for event in shell.events()}
+    assert {"generation", "drain", "job_stopped"} <= kinds
+    assert "worker_failed" not in kinds
+    for event in shell.events():
+        assert {"time", "kind", "generation", "step", "reason"} <= event.keys()
+    assert len(shell.edl("events", "j", "--follow").stdout.splitlines()) == len(shell.events())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_cleanly(shell: Shell, number: signal.Signals) -> None:
+    job = start(shell)
+    shell.until_size(2)
+    job.signal(number)
+    assert job.wait() == 0
+    assert shell.status()["state"] == "stopped"
+    assert "worker_failed" not in job.output
+
+
+def test_a_signal_before_the_first_ring(shell: Shell) -> None:
+    (shell.directory / "train.py").write_text("import time; print('up'); time.sleep(60)")
+    job = shell.start(*RUN, sys.executable, "train.py")
+    job.expect("[slot 0] up")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 0
+    assert shell.status()["state"] == "stopped"
+
+
+def test_a_second_signal_kills(shell: Shell) -> None:
+    job = start(shell, "--deaf")
+    shell.until_size(2)
+    job.signal(signal.SIGINT)
+    job.expect("again kills its workers")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert shell.status()["state"] == "stopped"
+
+
+def test_a_second_host_joins_and_leaves(shell: Shell) -> None:
+    job = start(shell, run=("run", "-np", "2", "--max-np", "4", "--slots", "2", *RUN[5:]))
+    shell.until_size(2)
+    done = shell.edl("scale", "j", "--np", "3")
+    assert "its hosts have 2 slots (a: 2)" in done.stderr
+    guest = shell.start("join", "--job", "j", "--host", "b", "--slots", "2")
+    guest.expect("host b offers 2 slots to job j")
+    assert shell.edl("scale", "j", "--np", "4").stdout == "job j: 2 -> 4 workers (a: 2, b: 2)\n"
+    facts = shell.until_size(4)
+    assert sorted(m["host"] for m in facts["members"]) == ["a", "a", "b", "b"]
+    guest.signal(signal.SIGINT)
+    assert guest.wait() == 0
+    assert "edl: host b has left job j" in guest.output
+    facts = shell.until_size(2)
+    assert facts["plan"] == {"a": 2, "b": 0}
+    assert shell.edl("stop").returncode == 0
+    assert job.wait() == 0
+
+
+def test_a_job_without_an_agent_can_be_stopped(shell: Shell) -> None:
+    job = start(shell)
+    shell.until_size(2)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    assert shell.edl("stop").returncode == 0
+    assert shell.status()["state"] == "stopped"
+    until(lambda: not shell.processes(), WAIT_S)
+
+
+def test_a_refused_leave(shell: Shell) -> None:
+    job = start(shell, run=("run", "-np", "1", "--max-np", "4", "--slots", "1", *RUN[5:]))
+    shell.until_size(1)
+    guest = shell.start("join", "--job", "j", "--host", "b", "--slots", "1")
+    guest.expect("host b offers")
+    assert shell.edl("scale", "--np", "2").returncode == 0
+    facts = shell.until_size(2)
+    on_a = next(m["id"] for m in facts["members"] if m["host"] == "a")
+    assert shell.edl("drain", "j", on_a).returncode == 0
+    shell.until_size(1)
+    guest.signal(signal.SIGINT)
+    guest.expect("host b cannot leave job j: 0 workers would be left and min_np is 1")
+    assert shell.until_size(1)["plan"] == {"a": 0, "b": 1}
+    assert shell.edl("stop").returncode == 0
+    assert (guest.wait(), job.wait()) == (0, 0)
+
+
+def test_workers_outlive_their_agent_and_another_one_finds_them(shell: Shell) -> None:
+    job = start(shell)
+    before = shell.until_size(2)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    until(lambda: shell.status()["hosts"] == {}, WAIT_S)
+    assert shell.until_size(2)["members"] == before["members"]
+    again = shell.start("join", "--job", "j", "--host", "a", "--slots", "3")
+    again.expect("host a offers 3 slots")
+    assert shell.edl("scale", "--np", "3").returncode == 0
+    facts = shell.until_size(3)
+    assert facts["members"][:2] == before["members"]
+    assert shell.edl("stop").returncode == 0
+    assert again.wait() == 0
+
+
+def test_a_worker_that_dies_before_it_joins_is_started_again(shell: Shell) -> None:
+    (shell.directory / "train.py").write_text(
+        "import os, runpy, sys\n"
+        "if os.environ['EDL_SLOT'] == '1' and not os.path.exists('once'):\n"
+        "    open('once', 'w').close()\n"
+        "    sys.exit('not yet')\n"
+        f"sys.argv[0] = {STANDIN!r}\n"
+        f"runpy.run_path({STANDIN!r}, run_name='__main__')\n"
+    )
+    job = shell.start(*RUN, sys.executable, "train.py", "--steps", "50")
+    assert job.wait() == 0
+    (failed,) = [event for event in shell.events() if event["kind"] == "worker_failed"]
+    assert (failed["exit_code"], failed["slot"], failed["host"]) == (1, 1, "a")
+    assert failed["reason"] == "slot 1 on a exited with code 1; its last line: not yet"
+
+
+def test_an_error_on_all_workers_ends_the_job(shell: Shell) -> None:
+    job = start(shell, "--fail-at", "5", "--code", "3")
+    assert job.wait() == 3
+    facts = shell.status()
+    assert (facts["state"], facts["exit_code"]) == ("failed", 3)
+    assert "exited with code 3; the last line of w" in facts["reason"]
+    assert "fails on purpose" in facts["reason"]
+
+
+def test_training_goes_on_when_nobody_reads_the_output(shell: Shell) -> None:
+    read, write = os.pipe()
+    words = [*RUN, sys.executable, STANDIN, "--steps", "30"]
+    job = psutil.Popen(
+        [sys.executable, "-m", "edl.cli.main", *words],
+        cwd=shell.directory,
+        env=shell.environment,
+        stdout=write,
+        stderr=write,
+    )
+    os.close(read)
+    os.close(write)
+    assert job.wait(WAIT_S) == 0
+    assert shell.status()["state"] == "finished"
+
+
+def test_zookeeper_is_away_for_a_while(shell: Shell, tmp_path: Path) -> None:
+    state = tmp_path / "own-zookeeper"
+    shell.environment["EDL_ZOOKEEPER"] = shell.mark = start_local(state)
+    try:
+        job = start(shell)
+        before = shell.until_size(2)
+        stop_local(state)
+        job.expect("ZooKeeper is away; training goes on")
+        assert start_local(state) == shell.mark
+        job.expect("ZooKeeper is back")
+        until(lambda: shell.status()["hosts"] == {"a": 4}, WAIT_S)
+        after = shell.until_size(2)
+        assert after["generation"] == before["generation"]
+        assert [m["pid"] for m in after["members"]] == [m["pid"] for m in before["members"]]
+        assert job.output.count("ZooKeeper is away") == 1
+        assert shell.edl("stop", "j").returncode == 0
+        assert job.wait() == 0
+    finally:
+        stop_local(state)
+
+
+def test_edl_run_starts_a_local_zookeeper_that_the_others_find(shell: Shell) -> None:
+    del shell.environment["EDL_ZOOKEEPER"]
+    assert "no local ZooKeeper runs" in shell.edl("zookeeper", "status").stdout
+    try:
+        done = shell.edl(*RUN, sys.executable, STANDIN, "--steps", "5")
+        assert done.returncode == 0, done.stderr
+        assert shell.status()["state"] == "finished"
+        assert "ZooKeeper runs at 127.0.0.1:" in shell.edl("zookeeper", "status").stdout
+    finally:
+        assert shell.edl("zookeeper", "stop").stdout == "the local ZooKeeper is stopped\n"
+
+
+def test_watch_and_follow_end_with_the_job(shell: Shell) -> None:
+    job = start(shell, "--steps", "60")
+    shell.until_size(2)
+    outputs: dict[str, str] = {}
+    threads = [
+        threading.Thread(target=lambda w=words: outputs.update({w[0]: shell.edl(*w).stdout}))
+        for words in (("status", "j", "--watch", "--json"), ("events", "j", "--follow"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert job.wait() == 0
+    assert '"state": "finished"' in outputs["status"].splitlines()[-1]
+    assert "the job starts with 2 of 2 workers" in outputs["events"]

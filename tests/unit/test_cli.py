@@ -1,0 +1,283 @@
+"""Arguments, and what is printed: everything that needs no ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+from typer.testing import CliRunner
+
+from edl.cli.common import worker_number
+from edl.cli.events import aligned, flat
+from edl.cli.live import LiveLine
+from edl.cli.main import app, invoke
+from edl.cli.status import summary, table
+from edl.core.facts import (
+    Event,
+    Generation,
+    Host,
+    Job,
+    JobState,
+    Leader,
+    Member,
+    Seat,
+    Snapshot,
+    Stage,
+)
+from edl.errors import UsageError
+from edl.launch.address import own_address
+from edl.launch.command import check_command, python_script, title
+from edl.launch.story import tell
+
+SWITCH = Event(
+    time=0.5,
+    kind="switch",
+    generation=2,
+    step=40,
+    reason="w2 joined: 2 -> 3 workers, 3 wanted",
+    details={
+        "workers": {
+            "w10": {"stall_s": 0.25, "role": "old"},
+            "w2": {"stall_s": 0.125, "role": "new"},
+        },
+        "kind": "hidden",
+    },
+)
+
+
+def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
+    members = tuple(
+        Member(worker, "a", worker, "127.0.0.1", 1, 100 + worker, f"t-{worker}", stage)
+        for worker, stage in ((0, Stage.ACTIVE), (1, Stage.ACTIVE), (2, Stage.PREPARING))
+    )
+    seats = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (1, 0))
+    return Snapshot(
+        job=Job("digits", ("python", "train.py"), 2, 1, 4, state),
+        hosts=(Host("a", 4, "127.0.0.1"),),
+        members=members,
+        plan={"a": 3},
+        generation=Generation(5, 3, seats, 1, (), (), ""),
+        leader=Leader(3, 1),
+        status={
+            "step": 7,
+            "epoch": 2,
+            "epoch_done": 64,
+            "epoch_total": 128,
+            "samples_per_s": 99.6,
+            "reason": "w2 is preparing; 2 of 3 train",
+        },
+    )
+
+
+def shown(renderable: object) -> str:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.capture() as capture:
+        console.print(renderable)
+    console.file.close()
+    return capture.get()
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("run", "missing argument"),
+        ("run -np two python x.py", "invalid value for '-np' / '--np'"),
+        ("run -np", "option '-np' requires an argument"),
+        ("run -np 5 --max-np 4 python x.py", "-np is 5; it must lie between --min-np 1"),
+        ("run -np 2 --min-np 3 --max-np 2 python x.py", "--min-np is 3 and --max-np is 2"),
+        ("run -np 0 python x.py", "--np is 0; a job needs at least 1 worker"),
+        ("run -np 2 --slots 1 --max-np 4 python x.py", "this host has 1 slots"),
+        ("run -np 2 --max-np 4 --slots 0 python x.py", "this host has 0 slots"),
+        ("run --nonsense python x.py", "no such option: --nonsense"),
+        ("scale digits", "missing option '-np' / '--np'"),
+        ("scale --np many", "invalid value for '-np' / '--np'"),
+        ("drain a b c", "edl drain takes a job and a worker, not 3 words"),
+        ("drain digits nine", "'nine' is not a worker"),
+        ("nonsense", "no such command 'nonsense'"),
+        ("status a b", "got unexpected extra argument"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    words: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(words.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("edl: ")
+    assert text in line
+
+
+@pytest.mark.parametrize("verb", ["", "run", "join", "zookeeper", "zookeeper start", "doctor"])
+def test_help(verb: str) -> None:
+    result = CliRunner().invoke(app, [*verb.split(), "--help"])
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+
+
+def test_run_leaves_the_commands_own_options_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[list[str]] = []
+
+    def check(command: list[str], *_: object) -> None:
+        seen.append(command)
+        raise UsageError("far enough")
+
+    monkeypatch.setattr("edl.cli.run.check_command", check)
+    monkeypatch.chdir(tmp_path)
+    command = ["python", "-u", "t.py", "-np", "7", "--np=8", "--job", "x", "--", "--help"]
+    assert invoke(["run", "-np", "2", "--max-np", "4", *command]) == 2
+    assert invoke(["run", "-np=2", *command]) == 2
+    assert invoke(["run", "--np", "2", "--", *command]) == 2
+    assert seen == [command] * 3
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python train.py x.py", "train.py"),
+        ("/usr/bin/python3.11 -u -W error -X dev train.py", "train.py"),
+        ("python -m package.train", None),
+        ("python -c pass", None),
+        ("python", None),
+        ("bash train.sh", None),
+    ],
+)
+def test_the_script_of_a_python_command(command: str, script: str | None) -> None:
+    assert python_script(command.split()) == script
+
+
+def test_title() -> None:
+    assert title(["python", "examples/digits.py", "x"]) == "digits.py"
+    assert title(["/opt/train", "x"]) == "train"
+
+
+def test_commands_that_cannot_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    check_command([sys.executable, "train.py"], tmp_path, None)
+    check_command(["sh", "x"], tmp_path, "/bin")
+    for command, text in (
+        ([sys.executable, "nosuch.py"], f"the script nosuch.py does not exist (in {tmp_path})"),
+        (["train.py"], "there is no program 'train.py' on PATH; write `python train.py`"),
+        (["./train.py"], "./train.py is not executable; write `python ./train.py`"),
+        (["python", "train.py"], "activate the virtual environment"),
+        (["./nosuch"], "the program ./nosuch does not exist"),
+        ([""], "no command to run"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            check_command(command, tmp_path, "/nowhere")
+        assert text in str(caught.value)
+    with pytest.raises(UsageError, match="working directory /nowhere does not exist"):
+        check_command([sys.executable, "train.py"], Path("/nowhere"), None)
+
+
+def test_worker_numbers() -> None:
+    assert [worker_number(text) for text in ("w3", "3", "w12")] == [3, 3, 12]
+    for text in ("", "w", "-1", "3w", "wx"):
+        with pytest.raises(UsageError):
+            worker_number(text)
+
+
+def test_own_address() -> None:
+    assert own_address("10.0.0.7", "127.0.0.1:2181") == "10.0.0.7"  # what was asked for
+    assert own_address("127.0.0.1", "127.0.0.1:2181/chroot") == "127.0.0.1"
+    assert own_address("127.0.0.1", "[::1]:2181,other:2181") == "127.0.0.1"
+    assert own_address("127.0.0.1", "no such host:2181") == "127.0.0.1"
+
+
+# --- what is shown
+
+
+def test_status_as_json() -> None:
+    facts = summary(snapshot(), "127.0.0.1:2181")
+    assert json.loads(json.dumps(facts)) == facts
+    assert {key: facts[key] for key in ("job", "state", "term", "generation", "leader")} == {
+        "job": "digits",
+        "state": "running",
+        "term": 3,
+        "generation": 5,
+        "leader": "w1",
+    }
+    assert (facts["world_size"], facts["min_np"], facts["max_np"]) == (2, 1, 4)
+    assert (facts["step"], facts["epoch"], facts["epoch_done"], facts["epoch_total"]) == (
+        7,
+        2,
+        64,
+        128,
+    )
+    assert (facts["samples_per_s"], facts["zookeeper"]) == (99.6, "127.0.0.1:2181")
+    assert (facts["plan"], facts["reason"]) == ({"a": 3}, "w2 is preparing; 2 of 3 train")
+    assert facts["members"][0] == {
+        "id": "w0",
+        "host": "a",
+        "pid": 100,
+        "rank": 1,
+        "stage": "active",
+    }
+    assert [member["rank"] for member in facts["members"]] == [1, 0, None]
+
+
+def test_status_of_a_job_that_has_just_begun_or_is_over() -> None:
+    bare = Snapshot(Job("digits", ("x",), 2, 1, 4))
+    facts = summary(bare, "zk")
+    assert (facts["leader"], facts["generation"], facts["world_size"], facts["step"]) == (
+        None,
+        0,
+        0,
+        0,
+    )
+    assert "nobody" in shown(table(facts))
+    over = summary(snapshot(JobState.FAILED), "zk")
+    assert (over["state"], over["world_size"], over["reason"]) == ("failed", 0, "")
+
+
+def test_a_leader_that_is_gone_leads_no_more() -> None:
+    facts = Snapshot(Job("digits", ("x",), 2, 1, 4), leader=Leader(3, 1))
+    assert summary(facts, "zk")["leader"] is None
+
+
+def test_status_for_people() -> None:
+    text = shown(table(summary(snapshot(), "127.0.0.1:2181")))
+    for part in (
+        "running: w2 is preparing; 2 of 3 train",
+        "w1, term 3",
+        "2 of 3 wanted (a: 3); 1 to 4; generation 5",
+        "epoch 2: 64 of 128 samples (50%), step 7, 100 samples/s",
+        "w1 (leads)",
+        "preparing",
+    ):
+        assert part in text
+
+
+def test_the_live_line() -> None:
+    line = LiveLine("digits")
+    assert "starting, 0 workers are ready" in line.render().plain
+    line.update(snapshot())
+    text = line.render().plain
+    assert text.startswith("digits  epoch 2 ━")
+    assert text.endswith(" 64/128  100 samples/s  2 of 3 workers  generation 5  step 7")
+    with Live(line.render(), console=Console(quiet=True)):
+        pass
+
+
+def test_events() -> None:
+    values = flat(SWITCH)
+    assert values["time"] == "1970-01-01T00:00:00.500000+00:00"
+    assert (values["kind"], values["generation"], values["step"]) == ("switch", 2, 40)
+    assert values["workers"]["w2"]["stall_s"] == 0.125
+    assert "gen 2    step 40       switch             w2 joined" in aligned(SWITCH)
+    assert aligned(SWITCH).endswith("[stall w2 125 ms, w10 250 ms]")
+    assert tell(SWITCH) == (
+        "generation 2 step 40: switch: w2 joined: 2 -> 3 workers, 3 wanted "
+        "(stall: w2 125 ms, w10 250 ms)"
+    )
+    plain = Event(0.0, "leader", 0, 0, "w0 leads in term 1")
+    assert tell(plain) == "generation 0 step 0: leader: w0 leads in term 1"
