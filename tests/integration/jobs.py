@@ -1,0 +1,199 @@
+"""Real jobs in tests: `edl run` in a process group of its own, watched by polling.
+
+::
+
+    with started(tmp_path, zk_hosts, DIGITS, "--epochs", "5", np=2, max_np=4) as job:
+        job.scale(4)
+        job.wait(lambda now: now["world_size"] == 4, "4 workers")
+        assert job.end() == 0
+
+Whatever happens, nothing that the job started lives on: every process of it carries a mark in
+its environment, by which it is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+EDL = Path(sys.executable).parent / "edl"
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+DIGITS = ROOT / "examples" / "torch_digits.py"
+MARK = "EDL_TEST_MARK"
+
+Status = dict[str, Any]
+
+
+class Job:
+    """One `edl run` of a Python script, and the other verbs for it."""
+
+    def __init__(self, directory: Path, zookeeper: str) -> None:
+        self.name = f"test-{uuid.uuid4().hex[:8]}"
+        self.directory = directory
+        self._mark = f"{MARK}={self.name}"
+        outside = {k: v for k, v in os.environ.items() if not k.startswith(("EDL_", "HOROVOD_"))}
+        self.environment = outside | {
+            MARK: self.name,
+            "EDL_ZOOKEEPER": zookeeper,
+            "XDG_STATE_HOME": str(directory / "state"),
+            "XDG_CACHE_HOME": str(directory / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._output = directory / f"{self.name}.output"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # --- verbs ---
+
+    def run(self, script: Path, *arguments: str, np: int, min_np: int = 1, max_np: int) -> None:
+        """`edl run`; returns at once."""
+        limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
+        command = [EDL, "run", *limits, "--job", self.name, sys.executable, script, *arguments]
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+
+    def edl(self, verb: str, *arguments: str) -> str:
+        """Another verb for this job, which must succeed; its standard output."""
+        done = subprocess.run(
+            [EDL, verb, self.name, *arguments],
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=self.directory,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"edl {verb} ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def scale(self, np: int) -> None:
+        self.edl("scale", "--np", str(np))
+
+    def status(self) -> Status:
+        return json.loads(self.edl("status", "--json"))
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        told = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
+        return [event for event in told if kind in (None, event["kind"])]
+
+    # --- watching ---
+
+    def wait(
+        self, condition: Callable[[Status], object], what: str, timeout_s: float = 90.0
+    ) -> Status:
+        """Poll the job's status until it fulfils ``condition``; the status that did."""
+        deadline, now = time.monotonic() + timeout_s, None
+        while self._process is None or self._process.poll() is None:
+            with contextlib.suppress(AssertionError):  # the job may not be written down yet
+                now = self.status()
+                if condition(now):
+                    return now
+            assert time.monotonic() < deadline, self.story(f"no {what} in {timeout_s:g} s; {now}")
+            time.sleep(0.1)
+        raise AssertionError(self.story(f"the job ended before {what}; last status: {now}"))
+
+    def wait_for_size(self, size: int, timeout_s: float = 90.0) -> Status:
+        """Wait until ``size`` workers are wanted, in the ring, and have trained a step there."""
+
+        def reached(now: Status) -> bool:
+            stages = [member["stage"] for member in now["members"]]
+            return now["world_size"] == size and stages == ["active"] * size
+
+        then = self.wait(reached, f"ring of {size} workers", timeout_s)
+        return self.wait_for_step(then["step"] + 1, timeout_s)
+
+    def wait_for_step(self, step: int, timeout_s: float = 90.0) -> Status:
+        return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
+
+    def end(self, timeout_s: float = 120.0) -> int:
+        """Wait for the end of `edl run`; its exit code. Nothing of the job may live then."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.story(f"the job did not end in {timeout_s:g} s")) from None
+        # A worker's last helper (a loader's process) may need a moment to notice.
+        deadline = time.monotonic() + 5.0
+        while (alive := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive, self.story(f"these outlived `edl run`: {alive}")
+        return code
+
+    def output(self) -> str:
+        """What `edl run` printed so far, its workers' output included."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of the job, the agent included."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if (
+                    process.environ().get(MARK) == self.name
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return found
+
+    def workers(self, script: Path) -> set[int]:
+        """Process ids of the processes that run ``script`` (not of what they start)."""
+        agent = self._process.pid if self._process is not None else None
+        found = {p.pid: p for p in self.processes() if p.pid != agent}
+        return {
+            pid for pid, p in found.items() if str(script) in p.cmdline() and p.ppid() not in found
+        }
+
+    def story(self, what: str) -> str:
+        """``what`` went wrong, with what the job said last."""
+        return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
+
+    def close(self) -> None:
+        """Kill whatever of the job is left."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        left = self.processes()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+        if self._process is not None:
+            self._process.wait(10)
+
+
+@contextmanager
+def started(
+    directory: Path,
+    zookeeper: str,
+    script: Path,
+    *arguments: str,
+    np: int,
+    max_np: int,
+    min_np: int = 1,
+) -> Iterator[Job]:
+    """A job that runs; killed at the end of the block if it still does."""
+    job = Job(directory, zookeeper)
+    try:
+        job.run(script, *arguments, np=np, min_np=min_np, max_np=max_np)
+        yield job
+    finally:
+        job.close()

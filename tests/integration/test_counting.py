@@ -1,0 +1,50 @@
+"""Exactly once, proven by the model itself (design.md section 8), while the job is resized."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from jobs import SCRIPTS, started
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+COUNTING = SCRIPTS / "counting.py"
+SAMPLES, EPOCHS = 1797, 3
+SIZES = (2, 4, 1, 3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_hosts: str) -> None:
+    """2 -> 4 -> 1 -> 3 workers, asked for at random moments."""
+    moments = random.Random(f"moments of {num_workers}")
+    slow = tmp_path / "slow"  # while it exists the job trains slowly, so that it cannot be missed
+    slow.touch()
+    script = [COUNTING, "--out", str(tmp_path), "--num-workers", str(num_workers)]
+    pace = ["--step-delay", "0.15", "--slow", str(slow)]
+    size = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--batch-size", "4"]
+    with started(tmp_path, zk_hosts, *script, *pace, *size, np=SIZES[0], max_np=max(SIZES)) as job:
+        now = job.wait_for_step(1)
+        for wanted in SIZES[1:]:
+            job.wait_for_step(now["step"] + moments.randrange(20))
+            job.scale(wanted)
+            now = job.wait_for_size(wanted)
+        job.wait_for_step(now["step"] + moments.randrange(20))
+        slow.unlink()
+        assert job.end() == 0, job.story("it failed")
+        story = job.story("the counts are wrong")
+
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(reports) == SIZES[-1], story
+    for report in reports:
+        assert report["wrong"] == [], story
+        assert report["counts"] == {str(EPOCHS): SAMPLES}, story
+        for epoch in report["epochs"]:
+            assert epoch["counts"] == {str(epoch["epoch"] + 1): SAMPLES}, story
+    assert len({report["w_sha256"] for report in reports}) == 1, story
+    assert len({report["steps"] for report in reports}) == 1, story
+    oldest = max(reports, key=lambda report: len(report["rings"]))
+    assert [size for size, _ in groupby(ring["size"] for ring in oldest["rings"])] == list(SIZES)

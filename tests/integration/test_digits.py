@@ -1,0 +1,93 @@
+"""The digits example as a job: equal weights, true answers of `edl status`, leaving in peace."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DIGITS, Job, Status, started
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> None:
+    """3 workers; SIGTERM to a follower, SIGTERM to the leader, then `edl scale` to 4 and to 3."""
+    digests = tmp_path / "digest"
+    options = ["--epochs", "18", "--step-delay", "0.1", "--digest", str(digests)]
+    with started(tmp_path, zk_hosts, DIGITS, *options, np=3, max_np=4) as job:
+        now = true_status(job, 3)
+        followers = [worker for worker in now["members"] if worker["id"] != now["leader"]]
+        os.kill(followers[-1]["pid"], signal.SIGTERM)
+        now = true_status(job, 2)
+        (leader,) = [worker for worker in now["members"] if worker["id"] == now["leader"]]
+        os.kill(leader["pid"], signal.SIGTERM)
+        true_status(job, 1)
+        job.scale(4)
+        true_status(job, 4)
+        job.scale(3)
+        true_status(job, 3)
+        assert job.end() == 0, job.story("it failed")
+
+        assert accuracy(job) >= 0.95
+        complaint = re.search(r"traceback|error|exception|warning", job.output(), re.IGNORECASE)
+        assert complaint is None, job.story(f"it says {complaint}")
+        assert not job.events("worker_failed")
+        left = [worker for event in job.events("generation") for worker in event["left"]]
+        assert len(left) == 3, left
+        switches = job.events("switch")
+    assert [event["world_size"] for event in switches][:2] == [2, 1]
+    assert switches[-1]["world_size"] == 3
+    equal_weights(digests, [event["generation"] for event in switches])
+    for event in switches:
+        check_parts(event)
+
+
+def true_status(job: Job, size: int) -> Status:
+    """Wait for ``size`` workers; then the status must name them, and one of them as leader."""
+    job.wait_for_size(size)
+    # A worker that has left the job still needs a moment to end its process.
+    now = job.wait(
+        lambda now: {member["pid"] for member in now["members"]} == job.workers(DIGITS),
+        f"status that names the {size} living workers",
+        timeout_s=15.0,
+    )
+    assert sorted(member["rank"] for member in now["members"]) == list(range(size))
+    assert now["leader"] in [member["id"] for member in now["members"]]
+    assert job.edl("leader").split()[0] == now["leader"]
+    return now
+
+
+def equal_weights(prefix: Path, generations: Sequence[int]) -> None:
+    """At the first batch of each generation, and at the end, all its workers logged one sha256."""
+    told = defaultdict(list)  # (generation, step) -> (size of the ring, sha256 of the weights)
+    for path in prefix.parent.glob(f"{prefix.name}.*"):
+        for line in path.read_text().splitlines():
+            generation, step, _rank, size, sha256 = line.split()
+            told[int(generation), int(step)].append((int(size), sha256))
+    assert set(generations) <= {generation for generation, _ in told}
+    for (generation, step), answers in told.items():
+        where = f"generation {generation}, step {step}: {answers}"
+        assert len(answers) == answers[0][0], where
+        assert len(set(answers)) == 1, where
+
+
+def check_parts(event: dict[str, Any]) -> None:
+    """A switch event tells where each old worker's time went."""
+    old = [parts for parts in event["workers"].values() if parts["role"] == "old"]
+    assert old, event
+    for parts in old:
+        inner = sum(parts[f"{part}_s"] for part in ("wait", "shutdown", "init", "broadcast"))
+        assert 0 < inner <= parts["stall_s"] + 1e-4, parts
+        assert parts["median_step_s"] > 0.1, parts  # the example sleeps that long in a step
+
+
+def accuracy(job: Job) -> float:
+    last = re.search(r"accuracy (0\.\d+) epochs", job.output())
+    assert last is not None, job.story("it did not end with its accuracy")
+    return float(last[1])
