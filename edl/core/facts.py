@@ -220,8 +220,6 @@ def _read(hint: Any, value: Any) -> Any:
         return hint.from_json(value)
     if "Broken" in text:
         return None if value is None else Broken.from_json(value)
-    if "Seat" in text:
-        return tuple(Seat.from_json(seat) for seat in value)
     if text.startswith("tuple"):
         if not isinstance(value, list | tuple):
             raise TypeError(f"{value!r} is not a list")

@@ -5,22 +5,28 @@ applies decides:
 
 1. A stopping job gets a generation without seats: everybody leaves after the same step.
 2. A job without a ring starts with ``np`` ready workers, or with ``min_np`` after a time limit.
+   So does a job whose last ring is proven dead to the last worker.
 3. A broken ring: all its members report or are dead, then the survivors go on. Newcomers wait,
-   for the survivors are in the middle of a step.
+   for the survivors are in the middle of a step. Until a generation is adopted, the ring is the
+   one before it, with those who were to leave.
 4. A generation that was announced is adopted by all its members before the next one. Only the
    death of one of its newcomers replaces it earlier: they hold no state, so nothing is lost.
+   Leavers whose replacement died stay.
 5. Workers that are asked to leave, that the plan no longer wants, or that are ready, change
-   places in one switch. Newcomers that come up together are waited for, briefly.
+   places in one switch. Newcomers that come up together are waited for, briefly. Nobody is
+   dropped for being absent from ZooKeeper: either it comes back, or the ring breaks.
 
 Whatever is decided: a generation's number grows by one, old members keep their relative rank
 order, newcomers follow by id, nobody is both in and out, and the ring never shrinks below what
-the plan and ``min_np`` ask for by our own decision.
+the plan and ``min_np`` ask for by our own decision. A generation with newcomers keeps an old
+member to send them the state; if all old ones are to go, one of them goes with the next switch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edl.core.facts import Generation, JobState, Member, Request, Seat, Snapshot, Stage
 
@@ -69,25 +75,47 @@ def decide(
     Args:
         now: what ZooKeeper says.
         term: the leader's own term.
-        dead: workers proven dead although their session may still live.
+        dead: workers proven dead, whether or not their session still lives.
     """
     alive = {m.id: m for m in now.members if m.id not in dead and m.id not in now.evicted}
     current = now.generation
-    if current is not None and not current.seats:
+    if now.job.state.over or (current is not None and not current.seats):
         return Decision("the job has ended")
     if now.job.state is JobState.STOPPING:
         return _end(now, term)
     if current is None:
         return _start(now, alive, term, ages, limits)
-    if any(_broke(alive.get(seat.id), current) for seat in current.seats):
-        return _recover(current, alive, term)
+    ring = _ring(now, current)
+    if not any(seat.id in alive for seat in ring):
+        return _restart(now, current, ring, alive, dead, term, ages, limits)
+    training = {w: m for w, m in alive.items() if m.stage is not Stage.FINISHED}
+    if any(_broke(training.get(seat.id), current) for seat in ring):
+        return _recover(current, ring, training, term)
+    if any(seat.id in alive and seat.id not in training for seat in ring):
+        return Decision("the job has trained to its end")
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
+    lost = tuple(w for w in current.joined if w not in alive)
+    if lost and not _switched(now, current):
+        return _replace_newcomers(now, current, alive, lost, term)
     if waiting:
-        lost = tuple(w for w in current.joined if w not in alive)
-        if lost:
-            return _replace_newcomers(current, lost, term)
         return Decision(f"generation {current.number} waits for {_names(waiting)} to switch")
+    absent = [seat.id for seat in current.seats if seat.id not in alive]
+    if absent:
+        return Decision(
+            f"{_names(absent)} of generation {current.number} left ZooKeeper; "
+            "no change until it comes back or the ring breaks"
+        )
     return _change(now, current, alive, term, ages, limits)
+
+
+def _ring(now: Snapshot, current: Generation) -> tuple[Seat, ...]:
+    """The ring that holds the job's state: the one before, until somebody has switched."""
+    return current.seats if _switched(now, current) or not current.previous else current.previous
+
+
+def _switched(now: Snapshot, current: Generation) -> bool:
+    """Whether a member adopted ``current``: then the ring was built, with all its members."""
+    return any(_adopted(m, current) for m in now.members if m.id in current.members)
 
 
 def _end(now: Snapshot, term: int) -> Decision:
@@ -103,7 +131,11 @@ def _start(
     ready = [m for m in alive.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
     if count < job.np and not (count >= job.min_np and ages.leading_s >= limits.start_s):
-        return Decision(f"{count} of {job.np} workers are ready to start")
+        stuck = sorted(m.id for m in alive.values() if _stuck(m, ages, limits))
+        return Decision(
+            f"{count} of {job.np} workers are ready to start",
+            evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
+        )
     chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[: job.max_np]
     chosen.sort(key=lambda m: m.id)
     seats = tuple(_seat(m) for m in chosen)
@@ -112,25 +144,73 @@ def _start(
     return Decision(reason, Generation(1, term, seats, seats[0].id, members, (), reason))
 
 
-def _recover(current: Generation, alive: Mapping[int, Member], term: int) -> Decision:
-    """Close the roll-call of a broken ring once nobody is left to be heard."""
-    silent = [s.id for s in current.seats if s.id in alive and not _broke(alive[s.id], current)]
+def _restart(
+    now: Snapshot,
+    current: Generation,
+    ring: Sequence[Seat],
+    alive: Mapping[int, Member],
+    dead: frozenset[int],
+    term: int,
+    ages: Ages,
+    limits: Limits,
+) -> Decision:
+    """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead."""
+    unproven = [s.id for s in ring if s.id not in dead and s.id not in now.evicted]
+    if unproven:
+        return Decision(
+            f"all of {_names([seat.id for seat in ring])} left ZooKeeper and {_names(unproven)} "
+            "may be training; no change until they come back or are proven dead"
+        )
+    start = _start(now, alive, term, ages, limits)
+    lost = f"all {len(ring)} workers of generation {current.number} died"
+    if start.generation is None:
+        return replace(start, reason=f"{lost}; {start.reason}")
+    reason = f"{lost}, and the state that they held; {start.generation.reason}"
+    # A newcomer that had a seat may just have received the state: let it be the root.
+    seated = [w for w in start.generation.members if w in current.members]
+    generation = replace(
+        start.generation,
+        number=current.number + 1,
+        sync_root=(seated or start.generation.members)[0],
+        left=tuple(sorted(seat.id for seat in ring)),
+        reason=reason,
+    )
+    return replace(start, reason=reason, generation=generation)
+
+
+def _recover(
+    current: Generation, ring: Sequence[Seat], training: Mapping[int, Member], term: int
+) -> Decision:
+    """Close the roll-call of a broken ring once nobody is left to be heard.
+
+    Newcomers of a generation that was never adopted are not waited for: they hold no state, and
+    may not even know that the others tried to build its ring.
+    """
+    silent = [
+        s.id
+        for s in ring
+        if s.id in training
+        and not _broke(training[s.id], current)
+        and not (current.previous and training[s.id].generation == 0)
+    ]
     if silent:
         return Decision(
             f"generation {current.number} is broken; {_names(silent)} did not report yet"
         )
-    survivors = [seat for seat in current.seats if seat.id in alive]
-    gone = tuple(seat.id for seat in current.seats if seat.id not in alive)
-    steps = {s.id: b.step for s in survivors if (b := alive[s.id].broken) is not None}
+    members = {seat.id for seat in ring}
+    newcomers = [seat for seat in current.seats if seat.id not in members]
+    survivors = [s for s in (*ring, *newcomers) if _broke(training.get(s.id), current)]
+    steps = {s.id: b.step for s in survivors if (b := training[s.id].broken) is not None}
+    gone = tuple(seat.id for seat in ring if seat.id not in steps)
     newest = max(steps.values())
     if newest < 0:
         root, behind = survivors[0].id, tuple(steps)
     else:
         root = next(seat.id for seat in survivors if steps[seat.id] == newest)
         behind = tuple(worker for worker, step in steps.items() if step < newest)
-    lost = f"{_names(gone)} died" if gone else "nobody died"
+    lost = f"{_names(gone)} went" if gone else "nobody died"
     reason = (
-        f"generation {current.number} broke and {lost}; {len(survivors)} of {len(current.seats)} "
+        f"generation {current.number} broke and {lost}; {len(survivors)} of {len(ring)} "
         f"go on from step {newest} of w{root}"
     )
     return Decision(
@@ -139,16 +219,39 @@ def _recover(current: Generation, alive: Mapping[int, Member], term: int) -> Dec
     )
 
 
-def _replace_newcomers(current: Generation, lost: tuple[int, ...], term: int) -> Decision:
-    seats = tuple(seat for seat in current.seats if seat.id not in lost)
+def _replace_newcomers(
+    now: Snapshot,
+    current: Generation,
+    alive: Mapping[int, Member],
+    lost: tuple[int, ...],
+    term: int,
+) -> Decision:
+    """The generation again, without the newcomers that died, and with leavers in their stead."""
     joined = tuple(worker for worker in current.joined if worker not in lost)
+    old = [seat.id for seat in current.seats if seat.id not in current.joined]
+    floor = min(len(current.previous), max(now.planned, now.job.min_np))
+    short = min(len(lost), floor - len(old) - len(joined))
+    leavers = [s.id for s in current.previous if s.id in current.left and s.id in alive]
+    leavers.sort(key=lambda w: alive[w].stage is Stage.LEAVING)
+    back = leavers[: max(0, short)]
+    seats = (
+        (
+            *(seat for seat in current.previous if seat.id in old or seat.id in back),
+            *(seat for seat in current.seats if seat.id in joined),
+        )
+        if current.previous
+        else tuple(seat for seat in current.seats if seat.id not in lost)
+    )
     reason = f"{_names(lost)} died before joining generation {current.number}"
-    if not seats:
-        return Decision(f"{reason}; nobody is left")
+    if back:
+        reason += f"; {_names(back)} cannot leave yet"
     root = current.sync_root if current.sync_root not in lost else seats[0].id
+    left = tuple(worker for worker in current.left if worker not in back)
     return Decision(
         reason,
-        Generation(current.number + 1, term, seats, root, joined, current.left, reason),
+        Generation(
+            current.number + 1, term, seats, root, joined, left, reason, previous=current.previous
+        ),
     )
 
 
@@ -161,26 +264,27 @@ def _change(
     limits: Limits,
 ) -> Decision:
     """A planned change of a ring that runs."""
-    if any(seat.id in alive and alive[seat.id].stage is Stage.FINISHED for seat in current.seats):
-        return Decision("the job has trained to its end")
-    active = [seat for seat in current.seats if seat.id in alive]
+    active = current.seats
     newcomers = [
         m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
     plan, answers, drained = _requests(now, active)
 
-    # Who was asked to leave. Each lowers the plan, unless min_np then needs a replacement.
+    # Who was asked to leave. Each lowers the plan, unless it wants fewer on that host anyway, or
+    # min_np then needs a replacement.
     leaving = [s.id for s in active if alive[s.id].stage is Stage.LEAVING and s.id not in drained]
-    for seat in (s for s in active if s.id in leaving):
-        surplus = sum(s.host == seat.host for s in active) > plan.get(seat.host, 0)
-        if not surplus and sum(plan.values()) - 1 >= now.job.min_np and plan.get(seat.host, 0) > 0:
-            plan[seat.host] -= 1
+    staying = Counter(seat.host for seat in active if seat.id not in drained)
+    for host in (seat.host for seat in active if seat.id in leaving):
+        surplus = staying[host] > plan.get(host, 0)
+        if not surplus and sum(plan.values()) > now.job.min_np and plan.get(host, 0) > 0:
+            plan[host] -= 1
+        staying[host] -= 1
     leaving += drained
 
     # Who the plan no longer wants: the highest ranks of each host first.
     for host in sorted({seat.host for seat in active}):
-        staying = [s.id for s in active if s.host == host and s.id not in leaving]
-        leaving += staying[plan.get(host, 0) :]
+        here = [s.id for s in active if s.host == host and s.id not in leaving]
+        leaving += here[plan.get(host, 0) :]
 
     # Who comes in: per host as many as the plan lacks; the rest is not wanted any more.
     evict, joining, preparing = _newcomers(newcomers, active, leaving, plan, ages, limits)
@@ -203,11 +307,10 @@ def _change(
         patient = [
             w
             for w in leaving
-            if not (
-                alive[w].stage is Stage.LEAVING and ages.stage_s.get(w, 0.0) >= limits.leave_grace_s
-            )
+            if alive[w].stage is not Stage.LEAVING
+            or ages.stage_s.get(w, 0.0) < limits.leave_grace_s
         ]
-        held = patient[: floor - after]
+        held = patient[-(floor - after) :]
         leaving = [w for w in leaving if w not in held]
     if not joining and not leaving:
         if held:
@@ -216,28 +319,31 @@ def _change(
         if preparing:
             return only(f"{_names(preparing)} are preparing; {len(active)} of {wanted} train")
         return only(f"{len(active)} workers train; {wanted} are wanted")
-    members = {m.id: m for m in newcomers}
     stay = [seat for seat in active if seat.id not in leaving]
-    seats = (*stay, *(_seat(members[w]) for w in sorted(joining)))
+    if joining and not stay:
+        # Somebody has to bring the state into the new ring; rather one that is not in a hurry.
+        stay = sorted(active, key=lambda s: alive[s.id].stage is Stage.LEAVING)[:1]
+        leaving.remove(stay[0].id)
+        joining = joining[: max(1, now.job.max_np - 1)]
+    seats = (*stay, *(_seat(alive[w]) for w in sorted(joining)))
     parts = []
     if joining:
         parts.append(f"{_names(sorted(joining))} joined")
     if leaving:
         parts.append(f"{_names(sorted(leaving))} left")
-    reason = (
-        f"{' and '.join(parts)}: {len(active)} -> {len(seats)} workers, {sum(plan.values())} wanted"
-    )
-    root = stay[0].id if stay else active[0].id
+    wanted = sum(plan.values())
+    reason = f"{' and '.join(parts)}: {len(active)} -> {len(seats)} workers, {wanted} wanted"
     generation = Generation(
-        current.number + 1,
-        term,
-        seats,
-        root,
-        tuple(sorted(joining)),
-        tuple(sorted(leaving)),
-        reason,
+        number=current.number + 1,
+        term=term,
+        seats=seats,
+        sync_root=stay[0].id if stay else -1,
+        joined=tuple(sorted(joining)),
+        left=tuple(sorted(leaving)),
+        reason=reason if seats else f"{reason}; the job ends",
+        previous=active,
     )
-    return Decision(reason, generation, changed_plan, evict, answers)
+    return Decision(generation.reason, generation, changed_plan, evict, answers)
 
 
 def _requests(
@@ -250,19 +356,15 @@ def _requests(
     for request in now.requests:
         seat = next((seat for seat in active if seat.id == request.worker), None)
         if request.kind != "drain":
-            accepted, outcome = (
-                False,
-                f"this leader does not know requests of kind {request.kind!r}",
-            )
+            accepted = False
+            outcome = f"this leader does not know requests of kind {request.kind!r}"
         elif seat is None or seat.id in drained:
             accepted, outcome = False, f"w{request.worker} is not training in this job"
-        elif (
-            sum(plan.values()) - 1 < now.job.min_np or len(active) - len(drained) <= now.job.min_np
-        ):
+        elif min(sum(plan.values()), len(active) - len(drained)) <= now.job.min_np:
             accepted = False
             outcome = (
-                f"cannot drain w{seat.id}: {len(active) - len(drained)} workers train and min_np "
-                f"is {now.job.min_np}; scale out first"
+                f"cannot drain w{seat.id}: {len(active) - len(drained)} workers train, "
+                f"{sum(plan.values())} are wanted and min_np is {now.job.min_np}; scale out first"
             )
         else:
             accepted, outcome = True, f"w{seat.id} leaves with the next switch"
@@ -291,12 +393,10 @@ def _newcomers(
         lacking = max(0, plan.get(host, 0) - staying)
         here = (m for m in newcomers if m.host == host)
         for member in sorted(here, key=lambda m: (m.stage is not Stage.READY, m.id)):
-            age = ages.stage_s.get(member.id, 0.0)
             if lacking == 0:
-                evict[member.id] = (
-                    f"host {host} is planned for {plan.get(host, 0)} workers and has them"
-                )
-            elif member.stage is Stage.PREPARING and age >= limits.prepare_s:
+                wanted = plan.get(host, 0)
+                evict[member.id] = f"host {host} is planned for {wanted} workers and has them"
+            elif _stuck(member, ages, limits):
                 evict[member.id] = f"it was not ready after {limits.prepare_s:g} s"
                 lacking -= 1
             else:
@@ -313,12 +413,19 @@ def _adopted(member: Member, generation: Generation) -> bool:
     return member.generation >= generation.number
 
 
-def _broke(member: Member | None, generation: Generation) -> bool:
-    return (
-        member is not None
-        and member.broken is not None
-        and member.broken.generation >= generation.number
-    )
+def _broke(member: Member | None, current: Generation) -> bool:
+    """Whether a member reports a broken ring and ``current`` was decided without that report."""
+    if member is None or member.broken is None:
+        return False
+    if member.broken.generation >= current.number:
+        return True
+    return bool(current.previous) and 0 < member.generation <= member.broken.generation
+
+
+def _stuck(member: Member, ages: Ages, limits: Limits) -> bool:
+    """Whether a newcomer has used up its time to prepare."""
+    age = ages.stage_s.get(member.id, 0.0)
+    return member.stage is Stage.PREPARING and age >= limits.prepare_s
 
 
 def _names(workers: Sequence[int]) -> str:
