@@ -40,6 +40,7 @@ class Config:
     prepare_timeout_s: float = 300.0  # for a newcomer, from its registration to ready
     gather_timeout_s: float = 3.0  # how long ready newcomers wait for others that are preparing
     switch_timeout_s: float = 60.0  # for one ring rebuild
+    elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
 
     lease_batches: int = 8  # longest lease, in batches of one worker

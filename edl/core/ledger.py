@@ -78,6 +78,10 @@ class Ledger:
         """The spans leased to ``worker``, next sample first."""
         return dict(self.leases).get(worker, ())
 
+    def held_samples(self, worker: int) -> int:
+        """How many samples ``worker`` holds."""
+        return _length(self.held_by(worker))
+
     def digest(self) -> int:
         """A 32-bit fingerprint; equal ledgers have equal ones on every machine."""
         return zlib.crc32(repr((self.total, self.epoch, self.free, self.leases)).encode())

@@ -23,21 +23,27 @@ from edl.core.facts import Broken, Generation, JobState, Leader, Member, Stage
 from edl.daemon.leading import Lead
 from edl.daemon.mailbox import Mailbox
 from edl.errors import CoordinationError, Deposed
+from edl.ring.client import REFUSED, probe
 from edl.ring.http import DaemonServer
+from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.5  # how often facts are read although no watch has fired
+BREAKING_PERIOD_S = 0.05  # the same while the ring is broken
+PROBE_TIMEOUT_S = 0.5
 
 
 class Daemon:
     """The coordination side of one worker process, from :meth:`start` to :meth:`close`."""
 
-    def __init__(self, config: Config, mailbox: Mailbox) -> None:
+    def __init__(self, config: Config, mailbox: Mailbox, ring: Ring) -> None:
         if config.job is None or config.zookeeper is None:
             raise CoordinationError("a daemon needs a job and a ZooKeeper")
         self._config = config
         self._mailbox = mailbox
+        self._ring = ring
+        self.min_np = 1
         self._session = Session(
             config.zookeeper, config.session_timeout_s, config.connect_timeout_s
         )
@@ -53,6 +59,7 @@ class Daemon:
         self._election: Election | None = None
         self._lead: Lead | None = None
         self._leader: Leader | None = None
+        self._period_s = PERIOD_S
         self._newest = 0
         self._scope = ""
         self._session_epoch = 0
@@ -149,7 +156,7 @@ class Daemon:
     def _run(self) -> None:
         away_since: float | None = None
         while not self._stopping:
-            self._wake.wait(PERIOD_S)
+            self._wake.wait(self._period_s)
             self._wake.clear()
             try:
                 self._turn()
@@ -195,6 +202,9 @@ class Daemon:
             self._scope = generation.scope
             self._mailbox.announce(generation)
         self._mailbox.job_is(job.state)
+        self.min_np = job.min_np
+        self._break_ring_of(frozenset(evicted))
+        self._depose_dead_leader(generation)
         self._take_lead()
         if self._lead is not None:
             try:
@@ -202,6 +212,35 @@ class Daemon:
             except Deposed as error:
                 logger.info("%s", error)
                 self._lead = None
+
+    def _break_ring_of(self, evicted: frozenset[int]) -> None:
+        """Free the training thread from a ring that has lost a member.
+
+        Again and again while the member is still in it: a ring that is just being built opens
+        connections all the time.
+        """
+        number, members = self._ring.membership
+        if evicted & set(members):
+            self._ring.break_(number)
+            self._period_s = BREAKING_PERIOD_S
+        else:
+            self._period_s = PERIOD_S
+
+    def _depose_dead_leader(self, generation: Generation | None) -> None:
+        """When our ring is broken and the leader's process gone, do not wait for its session."""
+        member, leader = self._member, self._leader
+        if generation is None or leader is None or self._election is None or member is None:
+            return
+        broken = member.broken is not None and member.broken.generation >= generation.number
+        seats = {seat.id: seat for seat in (*generation.seats, *generation.previous)}
+        if not broken or leader.worker == member.id or leader.worker not in seats:
+            return
+        seat = seats[leader.worker]
+        if probe(seat.address, seat.port, PROBE_TIMEOUT_S) is REFUSED:
+            logger.info("the leader w%d is gone: port %d is refused", seat.id, seat.port)
+            self._election.depose(leader.worker)
+        else:
+            self._period_s = BREAKING_PERIOD_S
 
     def _take_lead(self) -> None:
         if self._election is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edl.core.facts import Event, Generation, JobState
@@ -80,17 +79,19 @@ class Mailbox:
 
     def wait_for_generation(
         self,
-        wanted: Callable[[Generation], bool],
-        deadline: float | None,
+        after: int,
+        deadline: float | None = None,
         slice_s: float | None = None,
+        repairs: bool = False,
     ) -> Generation | None:
-        """Wait until the newest generation is ``wanted``.
+        """Wait until the newest generation has a number above ``after``, and return it.
 
         None when the job is over, or at the ``deadline``.
 
         Args:
             deadline: on the monotonic clock; None waits as long as the job lives.
             slice_s: return None after this long even so, to let the caller look around.
+            repairs: wait for one that repairs a broken ring.
 
         Raises:
             WorkerEvicted: the leader has given this worker up.
@@ -102,9 +103,9 @@ class Mailbox:
             while True:
                 if self._evicted is not None:
                     raise WorkerEvicted(self.worker, self._evicted)
-                newest = max(self._generations, default=0)
-                if newest and wanted(self._generations[newest]):
-                    return self._generations[newest]
+                newest = self._generations.get(max(self._generations, default=0))
+                if newest and newest.number > after and (newest.repairs or not repairs):
+                    return newest
                 if self._job_state.over:
                     return None
                 left = None if deadline is None else deadline - time.monotonic()

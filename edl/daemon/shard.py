@@ -58,6 +58,7 @@ class Shard:
         self._worker = worker
         self._ahead: deque[Batch] = deque()
         self._epoch = -1
+        self.restarts = 0  # how often all batches formed ahead were given up
         self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     @property
@@ -68,6 +69,7 @@ class Shard:
     def enter(self, epoch: int) -> None:
         """Forget what was formed and read ``epoch`` from now on."""
         self._ahead.clear()
+        self.restarts += 1
         self._epoch, self._order = epoch, self._source.order(epoch)
 
     def form(self, ledger: Ledger) -> Batch | None:
@@ -87,6 +89,21 @@ class Shard:
         """Whether :meth:`form` would return a batch now."""
         return self._next_size(_skip(ledger.held_by(self._worker), self.ahead), ledger) > 0
 
+    def agrees_with(self, ledger: Ledger) -> bool:
+        """Whether the batches formed ahead are the first ones of this worker's leases."""
+        if ledger.epoch != self._epoch:
+            return not self._ahead
+        spans = ledger.held_by(self._worker)
+        if sum(stop - start for start, stop in spans) < self.ahead:
+            return False
+        skipped = 0
+        for batch in self._ahead:
+            again = self._cut(_skip(spans, skipped), batch.samples)
+            if not np.array_equal(again.indices, batch.indices):
+                return False
+            skipped += batch.samples
+        return True
+
     def rehearsal(self) -> Batch:
         """A batch of the epoch's first samples, which will not be counted."""
         count = min(self._source.batch_size, self._source.total)
@@ -99,8 +116,7 @@ class Shard:
 
     def wanted(self, ledger: Ledger) -> int:
         """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""
-        held = sum(stop - start for start, stop in ledger.held_by(self._worker))
-        return max(0, self._source.need - held)
+        return max(0, self._source.need - ledger.held_samples(self._worker))
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
         available = sum(stop - start for start, stop in spans)

@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Protocol
 
 from edl.config import Config
@@ -37,25 +38,45 @@ from edl.core.ledger import (
     start_epoch,
 )
 from edl.core.steprecord import StepRecord, agreed_generation, check
+from edl.daemon import points
 from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.shard import Batch, Shard, Source
-from edl.errors import DataError, JobFailed, RendezvousFailed, RingError, UsageError
+from edl.errors import (
+    DataError,
+    JobFailed,
+    RendezvousFailed,
+    RingBroken,
+    RingError,
+    UsageError,
+)
 from edl.ring import client
 from edl.ring.ring import Collectives, Ring
 
 logger = logging.getLogger(__name__)
 
 MEDIAN_OF_STEPS = 50
+IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # gives a barrier its shape
+NO_STATE = -1  # the step that a worker reports which does not hold the job's state yet
+PAUSE_S = 0.2  # between two rounds of records while too few workers are left
+NEWS_SLICE_S = 1.0  # how often a waiting worker looks up
 GO = "edl/go"  # key in a generation's rendezvous scope: its old members are switching now
 GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
+
+
+class Receive(Enum):
+    """What a worker takes of the state that the sync root sends."""
+
+    NOTHING = "nothing"  # it has it already, and just takes part in the broadcast
+    STEP = "step"  # it missed the last step: what a step changes, and nothing else
+    ALL = "all"  # a newcomer
 
 
 class Replica(Protocol):
     """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 
-    def synchronise(self, ring: Ring, root: int, receive: bool) -> None:
-        """Send (rank ``root``), take over (``receive``) or just take part in the broadcast."""
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        """Send (rank ``root``), or take over what ``receive`` says."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +125,9 @@ class Worker:
         self._old_members: tuple[int, ...] = ()
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
+        self._superseded = False  # others completed the step that is open here
+        self._has_state = False  # the job's, since the first time it was synchronised
+        self._upcoming: Ledger | None = None  # of the epoch that the others have begun
 
     # --- life ---
 
@@ -120,7 +144,7 @@ class Worker:
         if self._config.job is None:
             self.ring.build_alone()
             return
-        self._daemon = Daemon(self._config, self._mailbox)
+        self._daemon = Daemon(self._config, self._mailbox, self.ring)
         member, generation = self._daemon.start()
         self._seat = Seat(member.id, member.host, member.slot, member.address, member.port)
         if generation is None:
@@ -131,15 +155,15 @@ class Worker:
         # The first ring of a job; a failed attempt is followed by the next generation.
         try:
             self._enter(generation)
-        except RendezvousFailed as error:
-            self._rejoin(generation, error, step=-1)
+        except RingError as error:
+            self._rejoin(generation.number, error)
 
     def _wait_for_start(self) -> Generation:
         assert self._daemon is not None
         self._daemon.stand_for_election()
         self._daemon.set_stage(Stage.READY)
         limit = 2 * self._config.start_timeout_s
-        first = self._mailbox.wait_for_generation(lambda generation: True, time.monotonic() + limit)
+        first = self._mailbox.wait_for_generation(0, time.monotonic() + limit)
         if first is None:
             state = self._mailbox.job_state
             raise JobFailed(
@@ -166,16 +190,20 @@ class Worker:
         assert daemon is not None
         assert self.rehearsing
         self.abandon_step()
+        points.reached("rehearsed")
         daemon.set_stage(Stage.READY)
         ready = time.monotonic()
-        generation = self._wait_for_seat(after=0)
-        began = time.monotonic()
         self.ring.close()
-        try:
-            built, synchronised = self._enter(generation)
-        except RingError as error:
-            self._rejoin(generation, error, step=-1)
-            built = synchronised = time.monotonic()
+        failed = 0
+        while True:
+            generation = self._wait_for_seat(after=failed)
+            began = time.monotonic()
+            try:
+                built, synchronised = self._enter(generation)
+                break
+            except RingError as error:
+                failed = generation.number
+                self._drop_ring(failed, error, step=NO_STATE)
         self.rehearsing = False
         self._times = SwitchTimes(
             wait_us=_us(began - ready),
@@ -187,22 +215,19 @@ class Worker:
 
     def _wait_for_seat(self, after: int) -> Generation:
         """Wait for a generation that seats this newcomer and whose old members are switching."""
+        assert self._daemon is not None
         while True:
-            generation = self._mailbox.wait_for_generation(
-                lambda g: g.number > after and g.rank_of(self.id) is not None, None, slice_s=5.0
-            )
-            if generation is not None:
-                if set(generation.members) == set(generation.joined):
-                    return generation
-                if self._heard_go(generation):
-                    return generation
-                continue
-            if self._mailbox.job_state.over or self._ended_without(after):
+            newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
+            if self._mailbox.job_state.over or (newest is not None and not newest.seats):
                 self.exit("the job ended before this worker joined")
-
-    def _ended_without(self, after: int) -> bool:
-        newest = self._mailbox.newest(after)
-        return newest is not None and not newest.seats
+            if newest is None:
+                continue
+            if newest.rank_of(self.id) is None:
+                # The others go on without it; it is a newcomer like any other again.
+                after = newest.number
+                self._daemon.set_stage(Stage.READY, 0)
+            elif newest.repairs or self._heard_go(newest):
+                return newest
 
     def _heard_go(self, generation: Generation) -> bool:
         """Whether the old members of ``generation`` say that they are switching now."""
@@ -279,11 +304,8 @@ class Worker:
                 "this script has two edl data loaders; a job trains on one (use the framework's "
                 "own loader for evaluation)"
             )
-        self._ledger = start_epoch(source.total, 0)
         self._source, self._shard = source, Shard(source, self.id)
-        self._ledger = grant(
-            self._ledger, [(w, source.need) for w in self._generation.members], self._policy
-        )
+        self._ledger = self._granted(start_epoch(source.total, 0))
         self._shard.enter(0)
 
     def attach_replica(self, replica: Replica) -> None:
@@ -317,10 +339,10 @@ class Worker:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
         assert self._source is not None
         self.abandon_step()
-        fresh = start_epoch(self._source.total, self.epoch + 1)
-        self._ledger = grant(
-            fresh, [(w, self._source.need) for w in self._generation.members], self._policy
-        )
+        if self._upcoming is not None:
+            self._ledger, self._upcoming = self._upcoming, None
+        else:
+            self._ledger = self._granted(start_epoch(self._source.total, self.epoch + 1))
         self.shard.enter(self.epoch)
 
     def finish(self) -> None:
@@ -330,12 +352,28 @@ class Worker:
             return
         if self._steps_here == 1:
             self._log_switch(self._records or ())
+        self._finish_together()
+        points.reached("finish")
         reason = f"trained {self.step} steps"
         self._daemon.end_job(JobState.FINISHED, reason)
         self._daemon.set_stage(Stage.FINISHED)
         if self.rank == 0:
             self._log("finished", reason)
         self._daemon.flush(5.0)
+
+    def _finish_together(self) -> None:
+        """Wait until all have completed the last step: who missed it needs somebody who has it."""
+        while True:
+            try:
+                self.ring.barrier(IDLE)
+                return
+            except RingBroken as error:
+                try:
+                    self._rejoin(self.generation, error)
+                except JobFailed:
+                    if self._mailbox.job_state is JobState.FINISHED:
+                        return  # the others are through
+                    raise
 
     # --- a step ---
 
@@ -344,12 +382,17 @@ class Worker:
 
         Ends the process quietly (SystemExit 0) when the new generation has no seat for it.
         """
+        points.reached("boundary")
         if self._target is not None:
             target, self._target = self._target, None
             self._switch(self._mailbox.generation(target))
-        elif not self._synchronised:
-            self._synchronise(self._generation)
-            self._synchronised = True
+        while not self._synchronised:
+            try:
+                self._synchronise(self._generation)
+                self._synchronised = True
+            except RingError as error:
+                self._rejoin(self.generation, error)
+        self._wait_for_min_np()
 
     def begin_step(self, batch: Batch, filler: bool = False) -> None:
         """A batch is handed out. A ``filler`` takes part with no samples."""
@@ -357,23 +400,34 @@ class Worker:
         self.step_open = True
         self._batch, self._filler, self._records = batch, filler, None
         self._began = time.monotonic()
-        if self.rehearsing:
-            return
+        if not self.rehearsing:
+            self._send_record()
+            points.reached("step")
+
+    def _send_record(self) -> None:
+        """Send this worker's row; that the ring is broken may only show in :meth:`records`."""
+        assert self._batch is not None
+        self._records = None
+        samples, position = (0, -1) if self._filler else (self._batch.samples, self._batch.position)
+        try:
+            self._pending = self.ring.start_record(self._record(samples, position))
+        except RingBroken as error:
+            self._pending = error
+
+    def _record(self, samples: int, position: int) -> StepRecord:
         newest = self._mailbox.newest(self.generation)
-        self._pending = self.ring.start_record(
-            StepRecord(
-                generation=self.generation,
-                step=self.step,
-                worker=self.id,
-                epoch=self.epoch,
-                samples=0 if filler else batch.samples,
-                position=-1 if filler else batch.position,
-                wanted=self.shard.wanted(self.ledger),
-                known=newest.number if newest is not None else self.generation,
-                ledger=self.ledger.digest(),
-                compute_us=self._compute_us,
-                **vars(self._times),
-            )
+        return StepRecord(
+            generation=self.generation,
+            step=self.step,
+            worker=self.id,
+            epoch=self.epoch,
+            samples=samples,
+            position=position,
+            wanted=self.shard.wanted(self.ledger),
+            known=newest.number if newest is not None else self.generation,
+            ledger=self.ledger.digest(),
+            compute_us=self._compute_us,
+            **vars(self._times),
         )
 
     @property
@@ -396,6 +450,9 @@ class Worker:
         """
         if self._records is None:
             self._compute_us = _us(time.monotonic() - self._began)
+            points.reached("records")
+            if isinstance(self._pending, RingBroken):
+                raise self._pending
             self._records = self.ring.finish_record(self._pending)
             self._pending = None
             check(self._records)
@@ -408,11 +465,14 @@ class Worker:
         self.step_open = False
         if self.rehearsing:
             return
+        if self._superseded:  # the others completed this step; their state counts it already
+            self._superseded = False
+            self._report()
+            return
+        points.reached("applied")
         records = self.records()
         self._ledger = complete_step(self.ledger, records, self._policy)
-        if not self._filler and self._batch is not None:
-            self.shard.trained(self._batch)
-        self._batch = None
+        self._forget_batch()
         self.step += 1
         self._steps_here += 1
         self._samples_total += sum(record.samples for record in records)
@@ -423,6 +483,12 @@ class Worker:
         if self._steps_here == 2:
             self._log_switch(records)
         self._report()
+
+    def _forget_batch(self) -> None:
+        """The batch is in the model; the next one is formed after it."""
+        if not self._filler and self._batch is not None:
+            self.shard.trained(self._batch)
+        self._batch, self._filler = None, False
 
     def abandon_step(self) -> None:
         """Forget a batch that was handed out and never trained (the script left its loop)."""
@@ -465,18 +531,20 @@ class Worker:
         if self._steps_here == 1:
             self._log_switch(self._records or ())
         try:
-            self.ring.barrier(StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0))
+            self.ring.barrier(IDLE)
             arrived = time.monotonic()
+            points.reached("agreed")
             if generation.rank_of(self.id) is None:
                 self._leave(generation)
             if generation.joined and self.id == generation.sync_root:
                 self._say_go(generation)
             self.ring.close()
             closed = time.monotonic()
+            points.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
-            self._rejoin(generation, error, step=self.step)
-            arrived = closed = built = synchronised = time.monotonic()
+            self._rejoin(generation.number, error)
+            return
         self._times = SwitchTimes(
             wait_us=_us(arrived - began),
             shutdown_us=_us(closed - arrived),
@@ -505,10 +573,12 @@ class Worker:
         """Build the ring of ``generation`` and bring its newcomers to the job's state."""
         rank = generation.rank_of(self.id)
         assert rank is not None
+        points.reached("build")
         self.ring.build(generation, rank)
         built = time.monotonic()
+        points.reached("built")
         self._adopt(generation)
-        if generation.joined:
+        if generation.joined or generation.repairs:
             if self._replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False
             else:
@@ -520,64 +590,147 @@ class Worker:
         self._old_members = tuple(w for w in generation.members if w not in generation.joined)
         self._generation = generation
         self._steps_here = 0
-        if self._ledger is not None and not self.rehearsing:
-            self._ledger = give_back(self._ledger, generation.members)
-            if generation.joined and self._source is not None and not self._ledger.finished:
-                needs = [
-                    (w, self._source.need if w in generation.joined else 0)
-                    for w in generation.members
-                ]
-                self._ledger = grant(self._ledger, needs, self._policy)
+        if self._ledger is not None and not self._ledger.finished:
+            # What the others have left is free again; nobody may start with empty hands.
+            self._ledger = self._granted(give_back(self._ledger, generation.members))
         if self._daemon is not None:
             self._daemon.set_stage(Stage.ACTIVE, generation.number)
 
     def _synchronise(self, generation: Generation) -> None:
-        """Send the job's state from the sync root to those who joined."""
+        """Send the job's state from the sync root to those who joined or are behind.
+
+        After a repair everybody takes the root's ledger: the others may have come to different
+        ones on the way. Who missed the last step takes the model that includes it; what belongs
+        to the script's place in its loop (schedulers, the epoch) stays its own.
+        """
         if self._replica is None:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.sync_root)
         assert root is not None
         assert self._source is not None
-        receive = self.id in generation.joined and self.id != generation.sync_root
+        sending = self.id == generation.sync_root
         mine = {"step": self.step, "ledger": self.ledger.snapshot()}
         header = json.loads(self.ring.broadcast(json.dumps(mine).encode(), root, "edl.header"))
-        if receive:
-            ledger = restore(header["ledger"])
-            if ledger.total != self._source.total:
-                raise DataError(
-                    f"the dataset of w{self.id} has {self._source.total} samples and the job's "
-                    f"{ledger.total}; every worker must load the same data"
-                )
-            self.step, self._ledger = int(header["step"]), ledger
-            self.shard.enter(ledger.epoch)
-        self._replica.synchronise(self.ring, root, receive)
-
-    def _rejoin(self, failed: Generation, error: RingError, step: int) -> None:
-        """A ring could not be built or broke: report it and go where the leader says next."""
-        daemon = self._daemon
-        if daemon is None:
-            raise error
-        while True:
-            logger.warning("%s; waiting for the next generation", error)
-            self.ring.break_()
-            self.ring.close()
-            daemon.report_broken(failed.number, step)
-            generation = self._mailbox.wait_for_generation(
-                lambda g, after=failed.number: g.number > after,  # type: ignore[misc]
-                time.monotonic() + self._config.switch_timeout_s,
+        points.reached("broadcast")
+        ledger = restore(header["ledger"])
+        if ledger.total != self._source.total:
+            raise DataError(
+                f"the dataset of w{self.id} has {self._source.total} samples and the job's "
+                f"{ledger.total}; every worker must load the same data"
             )
-            if generation is None:
-                raise JobFailed(
-                    f"no generation after {failed.number} within "
-                    f"{self._config.switch_timeout_s:g} s: {error}"
-                ) from error
+        behind = self.id in generation.joined and not sending
+        receive = Receive.NOTHING
+        if behind:
+            receive = Receive.STEP if self._has_state else Receive.ALL
+        if generation.joined:
+            self._replica.synchronise(self.ring, root, receive)
+        if receive is Receive.ALL:
+            self.shard.enter(ledger.epoch)
+        if receive is Receive.STEP:
+            assert self.step_open
+            assert int(header["step"]) == self.step + 1
+            self._superseded = True
+            self._forget_batch()
+            if ledger.epoch > self.epoch:
+                # The root has left this epoch already. End it here too, then go on with it.
+                self._upcoming, ledger = ledger, replace(self.ledger, free=(), leases=())
+        if not self.shard.agrees_with(ledger):
+            # It held leases of a generation that never came to be. What it has loaded from them
+            # is somebody else's now.
+            self.shard.enter(ledger.epoch)
+            self._filler = True
+        self.step, self._ledger, self._has_state = int(header["step"]), ledger, True
+
+    def recover(self, error: RingError) -> bool:
+        """The ring broke during a step: go on with the survivors.
+
+        Returns:
+            True when others had completed the step: their state is in the model now, and this
+            worker's gradients are part of it. False when the step has to be completed with the
+            gradients that the survivors still hold; the step record is on its way again.
+
+        Raises:
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+        """
+        self._rejoin(self.generation, error)
+        if not self._superseded:
+            self._send_record()
+        return self._superseded
+
+    def _rejoin(self, failed: int, error: RingError) -> None:
+        """A ring broke or could not be built: report it and enter the one that repairs it."""
+        if self._daemon is None:
+            raise error
+        began = time.monotonic()
+        old_size = self.size
+        while True:
+            failed = max(failed, self.generation)
+            self._drop_ring(failed, error, self.step if self._has_state else NO_STATE)
+            generation = self._wait_for_repair(failed, error)
             if generation.rank_of(self.id) is None:
                 self._leave(generation)
+            repaired = time.monotonic()
             try:
-                self._enter(generation)
-                return
+                built, synchronised = self._enter(generation)
+                break
             except RingError as again:
-                failed, error = generation, again
+                failed, error = generation.number, again
+        self._target = None
+        self._times = SwitchTimes(
+            wait_us=_us(repaired - began),
+            init_us=_us(built - repaired),
+            broadcast_us=_us(synchronised - built),
+            stall_us=_us(time.monotonic() - began),
+            median_us=_us(self._median_step_s()),
+        )
+        for callback in self._on_resize:
+            callback(old_size, self.size)
+
+    def _drop_ring(self, generation: int, error: RingError, step: int) -> None:
+        """Leave a ring that failed, let all others in it fail too, and report it."""
+        assert self._daemon is not None
+        logger.warning("w%d: %s", self.id, error)
+        self.ring.break_()
+        self._daemon.report_broken(generation, step)
+        self.ring.close()
+
+    def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
+        """The generation that the leader makes of the survivors."""
+        limit = self._config.switch_timeout_s
+        found = self._mailbox.wait_for_generation(failed, time.monotonic() + limit, repairs=True)
+        if found is None:
+            raise JobFailed(
+                f"no leader has repaired generation {failed} within {limit:g} s ({error}); "
+                "`edl status` says what it waits for"
+            ) from error
+        return found
+
+    def _wait_for_min_np(self) -> None:
+        """Pause while fewer workers than min_np are left, until replacements have joined.
+
+        The records go round meanwhile: they carry the agreement to switch, and show who dies.
+        """
+        if self._daemon is None or self.size >= self._daemon.min_np:
+            return
+        limit, min_np = self._config.elastic_timeout_s, self._daemon.min_np
+        deadline = time.monotonic() + limit
+        logger.warning("paused: %d workers are left and min_np is %d", self.size, min_np)
+        while self.size < min_np:
+            try:
+                handle = self.ring.start_record(self._record(samples=0, position=-1))
+                target, _ = agreed_generation(self.ring.finish_record(handle))
+            except RingBroken as error:
+                self._rejoin(self.generation, error)
+                continue
+            if target is not None:
+                self._switch(self._mailbox.generation(target))
+            elif time.monotonic() > deadline:
+                raise JobFailed(
+                    f"{self.size} workers are left, min_np is {min_np}, and nobody joined within "
+                    f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
+                )
+            else:
+                self._mailbox.wait_for_generation(self.generation, slice_s=PAUSE_S)
 
     # --- telling ---
 
@@ -605,6 +758,15 @@ class Worker:
     def _log(self, kind: str, reason: str, **details: object) -> None:
         step = self.step - self._steps_here if kind == "switch" else self.step
         self._mailbox.log(Event(time.time(), kind, self.generation, step, reason, details))
+
+    def _granted(self, ledger: Ledger) -> Ledger:
+        """``ledger`` with every member of this generation holding what it needs to start with."""
+        assert self._source is not None
+        needs = [
+            (w, max(0, self._source.need - ledger.held_samples(w)))
+            for w in self._generation.members
+        ]
+        return grant(ledger, needs, self._policy)
 
     @property
     def _policy(self) -> LeasePolicy:

@@ -51,6 +51,7 @@ class Ring:
         self._collectives = collectives
         self._interface = _interface_of(address)
         self._sockets = RingSockets()
+        self._membership: tuple[int, tuple[int, ...]] = (0, ())
         self.generation = 0
         self.place = Place(0, 1, 0, 1, 0, 1, 0)
         self.is_open = False
@@ -71,6 +72,7 @@ class Ring:
             RendezvousFailed: a member did not come, or the generation was given up.
         """
         where = place(generation.seats, rank)
+        self._membership = (generation.number, generation.members)
         if where.size == 1:
             self._init(generation.number, where, {})
             return
@@ -87,13 +89,21 @@ class Ring:
             self._collectives.shutdown()
             self._sockets.forget()
             self.is_open = False
+            self._membership = (0, ())
 
-    def break_(self) -> None:
+    @property
+    def membership(self) -> tuple[int, tuple[int, ...]]:
+        """Number and members of the generation whose ring stands or is being built; () if none."""
+        return self._membership
+
+    def break_(self, generation: int | None = None) -> None:
         """Cut all connections of the ring, so that every member fails now instead of waiting.
 
-        Safe from any thread; the owner still has to :meth:`close`.
+        Safe from any thread; the owner still has to :meth:`close`. With ``generation`` only if
+        it is that generation's ring.
         """
-        self._sockets.shut()
+        if generation is None or self._membership[0] == generation:
+            self._sockets.shut()
 
     def start_record(self, record: StepRecord) -> Any:
         """Send this worker's row of a step; :meth:`finish_record` returns everybody's."""
@@ -156,6 +166,7 @@ class Ring:
             self._collectives.init()
         except CollectiveFailed as error:
             self._collectives.shutdown()
+            self._membership = (0, ())
             raise RendezvousFailed(generation, str(error)) from error
         self._sockets.remember(before)
         self.generation, self.place, self.is_open = generation, where, True

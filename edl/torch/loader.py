@@ -118,8 +118,12 @@ class DataLoader:
         worker = self._worker
         data: Any = None
         arriving: Iterator[Any] = iter(())
+        restarts = -1
         while not worker.epoch_over:
             worker.boundary()
+            if worker.shard.restarts != restarts:  # what is under way is not ours any more
+                restarts, arriving = worker.shard.restarts, iter(())
+                self._formed.clear()
             batch, fresh = None, next(arriving, None)
             if fresh is None and worker.shard.has_more(worker.ledger):
                 # At the start, and when leases came after the loader had read the last one.

@@ -9,6 +9,7 @@ one more gradient's memory and no copy.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from edl.core.batching import average_correction, send_weight
 from edl.core.steprecord import global_samples
+from edl.daemon import points
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
@@ -43,16 +45,19 @@ class GradientReduction:
         self._in_flight: dict[torch.nn.Parameter, _InFlight] = {}
         self._spare: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._reduced = False
+        self._broken: RingBroken | None = None  # it showed while backward was running
         self._hook_new()
 
     def finish(self) -> None:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent.
 
+        When a worker dies meanwhile, the survivors complete the step with the gradients that
+        they hold. When others had completed it already, their state is in the model: then no
+        gradient is left here, so that the optimizer changes nothing.
         A parameter without a gradient here counts as zero, for another worker may have one.
 
         Raises:
             UsageError: no batch was handed out for this step.
-            RingBroken: a worker is gone; the local gradients are as they were.
         """
         worker = self._worker
         if self._reduced or worker.rehearsing:
@@ -62,18 +67,44 @@ class GradientReduction:
                 "optimizer.step() was called without a batch from the edl loader; take each "
                 "training batch from edl.DataLoader, and call optimizer.step() once for it"
             )
+        while not self._reduced:
+            try:
+                self._reduce()
+            except RingBroken as error:
+                superseded = worker.recover(error)
+                self._forget_flights()
+                if superseded:
+                    for parameter in self._names:
+                        parameter.grad = None
+                    self._reduced = True
+        points.reached("reduced")
+
+    def _reduce(self) -> None:
+        """Average all gradients over the ring, or change none of them."""
+        worker = self._worker
         records = worker.records()
-        self._reduced = True
         if worker.ring.alone:
-            return  # the mean over the batch is what backward has computed
+            self._reduced = True  # the mean over the batch is what backward has computed
+            return
         self._send_missing()
+        if self._broken is not None:
+            raise self._broken
         averages = {p: self._wait(flight) for p, flight in self._in_flight.items()}
         for parameter, average in averages.items():
             self._take_over(parameter, average)
         self._in_flight.clear()
+        self._reduced = True
         correction = average_correction(worker.batch_size, len(records), global_samples(records))
         if correction != 1.0:
             torch._foreach_mul_([p.grad for p in averages if p.grad is not None], correction)
+
+    def _forget_flights(self) -> None:
+        """Let Horovod forget what was under way in a ring that is gone."""
+        for flight in self._in_flight.values():
+            with contextlib.suppress(CollectiveFailed):
+                average_finish(flight.handle)
+        self._in_flight.clear()
+        self._broken = None
 
     def step_done(self) -> None:
         """The update is applied; the next gradients belong to the next step."""
@@ -90,7 +121,7 @@ class GradientReduction:
     def _send(self, parameter: torch.nn.Parameter) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
         worker = self._worker
-        if worker.rehearsing or worker.ring.alone or not worker.step_open:
+        if worker.rehearsing or worker.ring.alone or not worker.step_open or self._broken:
             return
         name = self._names[parameter]
         if parameter in self._in_flight:
@@ -106,7 +137,13 @@ class GradientReduction:
         buffer = self._spare.pop(parameter, None)
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
             buffer = torch.empty_like(sent)
-        handle = self._guard(average_start, sent, buffer, f"edl.gradient.{name}")
+        try:
+            handle = self._guard(average_start, sent, buffer, f"edl.gradient.{name}")
+        except RingBroken as error:
+            self._broken = error  # backward() must not fail; finish() deals with it
+            return
+        if not self._in_flight:
+            points.reached("gradient")
         self._in_flight[parameter] = _InFlight(handle, sent)
 
     def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from edl.daemon.worker import Receive
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.torch.collectives import broadcast_in_place
@@ -70,7 +71,7 @@ class TorchReplica:
                     "load_state_dict()"
                 )
 
-    def synchronise(self, ring: Ring, root: int, receive: bool) -> None:
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """See :class:`edl.daemon.worker.Replica`.
 
         Raises:
@@ -91,8 +92,8 @@ class TorchReplica:
             received = _broadcast(references, None, root, sending=False)
         except CollectiveFailed as error:
             raise RingBroken(ring.generation, str(error)) from error
-        if receive:
-            self._load(_fill(description, received))
+        if receive is not Receive.NOTHING:
+            self._load(_fill(description, received), receive)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -101,7 +102,7 @@ class TorchReplica:
             "tracked": {name: thing.state_dict() for name, thing in self._tracked.items()},
         }
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any], receive: Receive) -> None:
         mine = dict(self._model_tensors())
         if mine.keys() != state["model"].keys():
             odd = sorted(mine.keys() ^ state["model"].keys())
@@ -109,7 +110,13 @@ class TorchReplica:
         with torch.no_grad():
             for name, tensor in state["model"].items():
                 mine[name].copy_(tensor)
+        if receive is Receive.STEP:
+            # The learning rate and its like belong to the script's place in its loop, and this
+            # script's schedulers have yet to do what the sender's have done.
+            state["optimizer"]["param_groups"] = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict(state["optimizer"])
+        if receive is Receive.STEP:
+            return
         if self._tracked.keys() != state["tracked"].keys():
             odd = sorted(self._tracked.keys() ^ state["tracked"].keys())
             raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")

@@ -1,0 +1,43 @@
+"""Named points of a worker's life, announced as it passes them.
+
+For tests that kill a worker at an exact point, and for `edl chaos`. Nothing here changes what a
+worker does: without a listener an announcement is one comparison.
+
+==============  ==================================================================================
+``rehearsed``   a newcomer has rehearsed and is about to say that it is ready
+``boundary``    between two steps, before a switch that may be due
+``step``        a batch is handed out, the step record is on its way
+``gradient``    the first gradient of the step is on its way
+``records``     about to wait for the records of the others
+``reduced``     all gradients of the step are averaged, none is applied
+``applied``     the update is applied, the ledger not yet moved
+``agreed``      all have agreed to switch, the old ring still stands
+``closed``      the old ring is closed
+``build``       about to build a new ring
+``built``       the new ring stands, nobody has the state yet
+``broadcast``   the state is being sent
+``finish``      trained to the end, about to say so
+==============  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+NAMES = (
+    "rehearsed", "boundary", "step", "gradient", "records", "reduced", "applied",
+    "agreed", "closed", "build", "built", "broadcast", "finish",
+)  # fmt: skip
+
+_listeners: list[Callable[[str], None]] = []
+
+
+def subscribe(listener: Callable[[str], None]) -> None:
+    """Call ``listener(name)`` at each point from now on, in the thread that passes it."""
+    _listeners.append(listener)
+
+
+def reached(name: str) -> None:
+    """Announce that this worker is at the point ``name``."""
+    for listener in _listeners:
+        listener(name)
