@@ -150,6 +150,11 @@ class Generation(Record):
     previous: tuple[Seat, ...] = ()
 
     @property
+    def repairs(self) -> bool:
+        """It was not agreed on in a ring that ran: its members come from a broken one, or none."""
+        return not self.previous
+
+    @property
     def members(self) -> tuple[int, ...]:
         """Worker ids in rank order."""
         return tuple(seat.id for seat in self.seats)

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from edl.core.facts import Generation, JobState, Member, Request, Seat, Snapshot, Stage
 
@@ -68,15 +69,33 @@ class Decision:
 
 
 def decide(
-    now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozenset[int] = frozenset()
+    now: Snapshot,
+    term: int,
+    ages: Ages,
+    limits: Limits,
+    dead: Mapping[int, str] = MappingProxyType({}),
 ) -> Decision:
     """The leader's next act, or none, with the reason.
 
     Args:
         now: what ZooKeeper says.
         term: the leader's own term.
-        dead: workers proven dead, whether or not their session still lives.
+        dead: workers proven dead, whether or not their session still lives, with the proof.
+
+    A dead worker that has a seat is given up at once: then every daemon cuts the ring that it is
+    in, and nobody waits for it.
     """
+    decision = _decide(now, term, ages, limits, frozenset(dead))
+    current = None if now.job.state.over else now.generation
+    seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
+    lost = {w: dead[w] for w in sorted(dead) if w in seated and w not in now.evicted}
+    return replace(decision, evict={**decision.evict, **lost}) if lost else decision
+
+
+def _decide(
+    now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozenset[int]
+) -> Decision:
+    """The guards of the module's docstring."""
     alive = {m.id: m for m in now.members if m.id not in dead and m.id not in now.evicted}
     current = now.generation
     if now.job.state.over or (current is not None and not current.seats):
