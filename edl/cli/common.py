@@ -35,6 +35,7 @@ JobArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
+_NAMED = 5  # ended jobs in a message
 FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
@@ -84,7 +85,8 @@ def choose_job(session: Session, name: str | None, ended: bool = False) -> JobSt
     if ended and len(jobs) == 1:
         return JobStore(session, jobs[0].name)
     if jobs and ended:
-        names = ", ".join(job.name for job in jobs)
+        newest = sorted(jobs, key=lambda job: job.created, reverse=True)[:_NAMED]
+        names = ", ".join(job.name for job in newest)
         raise UsageError(f"no job is running; name one that has ended: {names}")
     raise UsageError("no job is running; start one with `edl run`")
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from edl.core.facts import Snapshot
 
-_BAR = 24  # characters
+_BAR = 16  # characters
 
 
 class LiveLine:

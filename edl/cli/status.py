@@ -66,7 +66,7 @@ def summary(snapshot: Snapshot, zookeeper: str) -> dict[str, Any]:
     return {
         "job": job.name,
         "state": str(job.state),
-        "reason": str(told.get("reason", "")) if running and not job.reason else job.reason,
+        "reason": _reason(snapshot),
         "term": leader.term if leader else 0,
         "generation": generation.number if generation else 0,
         "leader": None if leads is None else f"w{leads}",
@@ -95,6 +95,15 @@ def summary(snapshot: Snapshot, zookeeper: str) -> dict[str, Any]:
         "command": list(job.command),
         "zookeeper": zookeeper,
     }
+
+
+def _reason(snapshot: Snapshot) -> str:
+    job = snapshot.job
+    if job.state.over or job.reason:
+        return job.reason
+    if not snapshot.hosts and not snapshot.members:
+        return f"none of its processes is alive; `edl stop {job.name}` ends it"
+    return str(snapshot.status.get("reason", ""))
 
 
 def table(facts: Mapping[str, Any]) -> RenderableType:

@@ -301,8 +301,8 @@ class Agent:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Only count: the interrupted thread may hold any lock, also that of an event.
         self._signals[signal.Signals(number)] += 1
-        self._wake.set()
 
     def _attend(self, snapshot: Snapshot) -> None:
         """Carry out the first signal, once."""

@@ -102,6 +102,8 @@ class Shell:
                 return False
             facts.clear()
             facts.update(json.loads(done.stdout))
+            if facts["state"] != "running":
+                pytest.fail(f"job {job} is over: {facts}")
             active = [m for m in facts["members"] if m["stage"] == "active"]
             return bool(facts["world_size"] == len(active) == len(facts["members"]) == size)
 

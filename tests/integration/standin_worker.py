@@ -1,81 +1,147 @@
-"""A worker without a ring: the real daemon, a training loop that only sleeps.
+"""A worker without a ring: it registers, leads, joins and leaves, but its training only sleeps.
 
-It registers, leads, joins and leaves as a real worker does, without Horovod and without a
-framework, so what the agent and the command line do can be tested in seconds.
+It uses the real coordination and the real decisions, no Horovod and no framework, so what the
+agent and the command line do can be tested in seconds. A switch happens without any agreement.
 
     --steps N          finish after N steps (0: never)
     --step-s S         length of a step
     --fail-at N        exit with --code when step N is reached
-    --fail-slot S      ... only in this slot
-    --deaf             ignore SIGTERM and what the leader says
+    --code C
+    --deaf             ignore SIGTERM and the end of the job
 """
 
 import argparse
+import os
 import signal
 import sys
 import time
+from dataclasses import replace
+from types import FrameType
 
 from edl import config
-from edl.core.facts import JobState, Stage
-from edl.daemon.daemon import Daemon
-from edl.daemon.mailbox import Mailbox, Progress
-from edl.errors import WorkerEvicted
+from edl.coordination.election import Election
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore
+from edl.core.facts import Event, Generation, JobState, Member, Stage
+from edl.core.membership import Ages, Limits, decide
+from edl.errors import CoordinationError, Deposed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0)
 parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--fail-at", type=int, default=-1)
-parser.add_argument("--fail-slot", type=int, default=-1)
 parser.add_argument("--code", type=int, default=3)
 parser.add_argument("--deaf", action="store_true")
 args = parser.parse_args()
-
 settings = config.load()
-mailbox = Mailbox()
-daemon = Daemon(settings, mailbox)
 
 
-def end(number: int | None = None, frame: object = None) -> None:
-    """What a real worker does on SIGTERM: leave with a switch, or now if it is in no ring."""
-    if joined:
-        daemon.leave_requested = True
-    else:
-        raise SystemExit(0)
-
-
-joined = False
-signal.signal(signal.SIGTERM, signal.SIG_IGN if args.deaf else end)
-member, _ = daemon.start()
-print(f"w{member.id} is here", flush=True)
-daemon.stand_for_election()
-daemon.set_stage(Stage.READY)
-try:
-    generation = mailbox.wait_for_generation(
-        lambda g: g.rank_of(member.id) is not None or not g.seats, time.monotonic() + 60
-    )
-except WorkerEvicted as error:
-    daemon.close()
-    sys.exit(str(error))
-step = 0
-while generation is not None and generation.rank_of(member.id) is not None:
-    joined = True
-    daemon.set_stage(Stage.ACTIVE, generation.number)
-    while args.deaf or mailbox.newest(generation.number) is None:
-        time.sleep(args.step_s)
-        step += 1
-        mailbox.report(
-            Progress(generation.number, len(generation.seats), step, 0, step, args.steps)
+class Worker:
+    def __init__(self, store: JobStore) -> None:
+        self.store = store
+        self.member = Member(
+            store.new_worker_id(),
+            settings.host,
+            settings.slot,
+            settings.address,
+            1,  # nobody listens there
+            os.getpid(),
+            settings.launch,
+            Stage.READY,
         )
-        if step == args.fail_at and args.fail_slot in (-1, settings.slot):
-            print(f"w{member.id} fails on purpose", flush=True)
-            daemon.close()
-            sys.exit(args.code)
-        if step == args.steps:
-            daemon.end_job(JobState.FINISHED, f"trained {step} steps")
-            daemon.set_stage(Stage.FINISHED)
-            daemon.flush(5.0)
-            daemon.close()
-            sys.exit(0)
-    generation = mailbox.newest(generation.number)
-print(f"w{member.id} leaves after step {step}", flush=True)
-daemon.close()
+        self.election = Election(store.session, store.name, self.member.id)
+        self.epoch = 0
+        self.step = 0
+        self.asked_to_leave = False
+        self.told_at = 0.0
+
+    def sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self.member.generation == 0:
+            raise SystemExit(0)
+        self.asked_to_leave = True
+
+    def say(self, **changes: object) -> None:
+        """Write the member node when it differs, or when the session is a new one."""
+        member = replace(self.member, **changes)  # type: ignore[arg-type]
+        if member != self.member or self.epoch != self.store.session.epoch:
+            self.epoch = self.store.session.epoch
+            self.store.put_member(member)
+            self.member = member
+
+    def turn(self) -> bool:
+        """Hear and speak once; False when there is nothing more to do here."""
+        if not self.store.session.connected:
+            return True
+        if self.asked_to_leave and self.member.stage is Stage.ACTIVE:
+            self.say(stage=Stage.LEAVING)
+        self.say()
+        job, generation, evicted, _ = self.store.watch_generation(None)
+        if self.member.id in evicted:
+            sys.exit(evicted[self.member.id])
+        wanted = self.adopt(generation) and not job.state.over
+        if not wanted and not args.deaf:
+            return False
+        self.lead()
+        return True
+
+    def adopt(self, generation: Generation | None) -> bool:
+        if generation is None:
+            return True
+        if generation.rank_of(self.member.id) is None:
+            return self.member.generation == 0 and bool(generation.seats)
+        if self.member.generation < generation.number:
+            leaving = self.member.stage is Stage.LEAVING
+            stage = Stage.LEAVING if leaving else Stage.ACTIVE
+            self.say(stage=stage, generation=generation.number)
+        return True
+
+    def lead(self) -> None:
+        self.election.enter()
+        leadership = self.election.leads()
+        if leadership is None:
+            return
+        snapshot = self.store.snapshot()
+        limits = Limits(start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5)
+        decision = decide(snapshot, leadership.term, Ages(), limits)
+        if decision.acts:
+            leadership.carry_out(decision, snapshot)
+        if decision.generation is not None:
+            new = decision.generation
+            event = Event(time.time(), "generation", new.number, self.step, new.reason)
+            self.store.add_event(event)
+        if time.monotonic() - self.told_at > 0.2:
+            self.told_at = time.monotonic()
+            leadership.put_status({"step": self.step, "reason": decision.reason})
+
+    def train(self) -> None:
+        while True:
+            try:
+                if not self.turn():
+                    return
+            except (CoordinationError, Deposed):
+                continue
+            time.sleep(args.step_s)
+            if self.member.generation == 0:
+                continue
+            self.step += 1
+            if self.step == args.fail_at:
+                print(f"w{self.member.id} fails on purpose", flush=True)
+                sys.exit(args.code)
+            if self.step == args.steps:
+                self.store.set_job_state(JobState.FINISHED, f"trained {self.step} steps")
+                self.say(stage=Stage.FINISHED)
+                return
+
+
+if args.deaf:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+assert settings.job is not None
+assert settings.zookeeper is not None
+with Session(settings.zookeeper, settings.session_timeout_s) as session:
+    worker = Worker(JobStore(session, settings.job))
+    if not args.deaf:
+        signal.signal(signal.SIGTERM, worker.sigterm)
+    worker.say()
+    print(f"w{worker.member.id} is here", flush=True)
+    worker.train()
+    print(f"w{worker.member.id} leaves after step {worker.step}", flush=True)

@@ -235,6 +235,7 @@ def test_status_of_a_job_that_has_just_begun_or_is_over() -> None:
         0,
     )
     assert "nobody" in shown(table(facts))
+    assert facts["reason"] == "none of its processes is alive; `edl stop digits` ends it"
     over = summary(snapshot(JobState.FAILED), "zk")
     assert (over["state"], over["world_size"], over["reason"]) == ("failed", 0, "")
 
