@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -54,6 +55,10 @@ class Job:
         }
         self._output = directory / f"{self.name}.output"
         self._process: subprocess.Popen[bytes] | None = None
+        self._newest: Status | None = None
+        self._watcher = threading.Thread(target=self._watch)
+        self._status_process: subprocess.Popen[str] | None = None
+        self._closing = False
 
     # --- verbs ---
 
@@ -71,6 +76,7 @@ class Job:
                 cwd=self.directory,
                 start_new_session=True,
             )
+        self._watcher.start()
 
     def edl(self, verb: str, *arguments: str) -> str:
         """Another verb for this job, which must succeed; its standard output."""
@@ -100,16 +106,31 @@ class Job:
     def wait(
         self, condition: Callable[[Status], object], what: str, timeout_s: float = 90.0
     ) -> Status:
-        """Poll the job's status until it fulfils ``condition``; the status that did."""
-        deadline, now = time.monotonic() + timeout_s, None
-        while self._process is None or self._process.poll() is None:
-            with contextlib.suppress(AssertionError):  # the job may not be written down yet
-                now = self.status()
-                if condition(now):
-                    return now
+        """Wait until the job's status fulfils ``condition``; the status that did."""
+        deadline = time.monotonic() + timeout_s
+        while (now := self._newest) is None or not condition(now):
+            assert self._process is None or self._process.poll() is None, self.story(
+                f"the job ended before {what}; the last status: {now}"
+            )
             assert time.monotonic() < deadline, self.story(f"no {what} in {timeout_s:g} s; {now}")
-            time.sleep(0.1)
-        raise AssertionError(self.story(f"the job ended before {what}; last status: {now}"))
+            time.sleep(0.05)
+        return now
+
+    def _watch(self) -> None:
+        """Keep the newest answer of `edl status --watch --json`: one process, not one a look."""
+        environment = {k: v for k, v in self.environment.items() if k != MARK}
+        while not self._closing and self._process is not None and self._process.poll() is None:
+            with subprocess.Popen(
+                [EDL, "status", self.name, "--watch", "--json"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # at first the job is not written down yet
+                text=True,
+                env=environment,
+                cwd=self.directory,
+            ) as self._status_process:
+                assert self._status_process.stdout is not None
+                for line in self._status_process.stdout:
+                    self._newest = json.loads(line)
 
     def wait_for_size(self, size: int, timeout_s: float = 90.0) -> Status:
         """Wait until ``size`` workers are wanted, in the ring, and have trained a step there."""
@@ -178,6 +199,10 @@ class Job:
         psutil.wait_procs(left, timeout=10)
         if self._process is not None:
             self._process.wait(10)
+            self._closing = True
+            if self._status_process is not None:
+                self._status_process.kill()
+            self._watcher.join(10)
 
 
 @contextmanager
