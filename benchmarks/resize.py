@@ -1,0 +1,91 @@
+"""What a resize costs those who were training: the longest gap between two of their steps.
+
+A job starts with 2 workers, is asked for 3, then for 2 again. An *old* worker is one that trains
+before and after the change. Its gaps are looked at from the moment of the request until
+``SETTLED`` steps after the change; beside the longest stands its median step before the request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from benchmarks.jobs import Job, Steps
+
+WARM = 80  # steps of each worker before the first request
+SETTLED = 30  # steps of each old worker after a change
+BASELINE = 60  # steps before the request, in the ring of then, that its median is taken from
+CHANGES = {"scale-out 2 → 3": (2, 3), "scale-in 3 → 2": (3, 2)}
+
+
+@dataclass(frozen=True)
+class Stall:
+    """One change of one job. Times in seconds."""
+
+    gap_s: float  # the longest gap of all old workers
+    median_step_s: float  # before the request
+    gaps_s: Mapping[int, float]  # the longest gap of each old worker, by process id
+    timeline: tuple[tuple[float, float], ...]  # of the worst: (time since request, gap)
+
+
+def measure(job: Job, module: str) -> dict[str, Stall]:
+    """Run ``module`` under ``job``'s launcher and resize it; the stall of each of CHANGES."""
+    found = {}
+    try:
+        job.start(module, 2)
+        job.wait(
+            lambda: (
+                len(job.steps()) == 2 and all(len(s.step) >= WARM for s in job.steps().values())
+            ),
+            f"{WARM} steps of 2 workers",
+        )
+        for name, (before, after) in CHANGES.items():
+            present = [s.worker for s in job.steps().values() if s.size[-1] == before]
+            asked_s = time.monotonic()
+            job.resize(after)
+            job.wait(
+                lambda present=present, asked_s=asked_s, before=before, after=after: (
+                    len(_settled(job.steps(), present, asked_s, after)) == min(before, after)
+                ),
+                f"{SETTLED} steps of each old worker after {name}",
+            )
+            steps = job.steps()
+            old = _settled(steps, present, asked_s, after)
+            found[name] = stall((steps[worker] for worker in old), asked_s, after)
+    finally:
+        job.stop()
+    return found
+
+
+def _settled(
+    steps: Mapping[int, Steps], present: Iterable[int], asked_s: float, size: int
+) -> list[int]:
+    """Those of ``present`` that have trained on in the ring of the new size."""
+    return [
+        worker
+        for worker in present
+        if np.sum((steps[worker].time_s > asked_s) & (steps[worker].size == size)) >= SETTLED
+    ]
+
+
+def stall(old: Iterable[Steps], asked_s: float, size: int) -> Stall:
+    """The stall of a change to ``size`` workers that was asked for at ``asked_s``."""
+    gaps, medians, lines = {}, [], {}
+    for steps in old:
+        changed = np.flatnonzero((steps.time_s > asked_s) & (steps.size == size))[0]
+        first = np.searchsorted(steps.time_s, asked_s)  # the first step after the request
+        times = steps.time_s[first - 1 : changed + SETTLED]
+        between = np.diff(times)
+        gaps[steps.worker] = float(between.max())
+        lines[steps.worker] = tuple(
+            zip((times[1:] - asked_s).tolist(), between.tolist(), strict=True)
+        )
+        ring = steps.size[first - 1]
+        before = steps.time_s[:first][steps.size[:first] == ring][-BASELINE:]
+        medians.append(np.median(np.diff(before)))
+    worst = max(gaps, key=lambda worker: gaps[worker])
+    return Stall(gaps[worst], float(median(medians)), gaps, lines[worst])

@@ -1,0 +1,110 @@
+"""What edl costs in a step, between changes: its median step beside plain Horovod's.
+
+A shared machine drifts by more than the few percent that we look for, so the two are paired:
+both jobs run at the same time, but train in turns, a block of steps each (ABBA ...). A pair of
+neighbouring blocks gives one ratio; the median of the ratios and its confidence interval are
+the result. The first steps of a block are dropped: they meet the other job's data in the caches.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from benchmarks.jobs import Job
+
+WARM = 40  # steps before the first block
+DROPPED = 3  # steps at the start of a block
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Job B beside job A. ``ratios`` are B's block medians over A's, pair by pair."""
+
+    a_s: float  # median of A's block medians
+    b_s: float
+    ratios: tuple[float, ...]
+    ratio: float  # their median
+    low: float  # its 95 % interval
+    high: float
+    a_idle: float  # CPU of one waiting worker, in cores
+    b_idle: float
+
+
+def compare(
+    a: tuple[Job, str], b: tuple[Job, str], turns: Path, rounds: int, block: int
+) -> Comparison:
+    """Let two (job, module) train in turns; B's steps beside A's."""
+    turns.mkdir(parents=True)
+    jobs = {"a": a[0], "b": b[0]}
+    medians: dict[str, list[float]] = {"a": [], "b": []}
+    idle: dict[str, list[float]] = {"a": [], "b": []}
+    try:
+        for name, (job, module) in {"a": a, "b": b}.items():
+            turn = ["--turns", str(turns), "--name", name]
+            job.start(module, WORKERS, *turn, "--warm", str(WARM), "--block", str(block))
+            _wait_for_block(job, turns, name, 0)
+        for turn in range(rounds):
+            for name in "ab" if turn % 2 == 0 else "ba":
+                waiting = "b" if name == "a" else "a"
+                used_s, began_s = _cpu(jobs[waiting])
+                (turns / f"{name}.{turn}.go").touch()
+                _wait_for_block(jobs[name], turns, name, turn + 1)
+                still_used_s, ended_s = _cpu(jobs[waiting])
+                idle[waiting].append((still_used_s - used_s) / (ended_s - began_s) / WORKERS)
+                medians[name].append(_block_median(jobs[name], turn, block))
+    finally:
+        for job in jobs.values():
+            job.stop()
+    ratios = np.array(medians["b"]) / np.array(medians["a"])
+    low, high = confidence(ratios)
+    return Comparison(
+        a_s=float(np.median(medians["a"])),
+        b_s=float(np.median(medians["b"])),
+        ratios=tuple(ratios.tolist()),
+        ratio=float(np.median(ratios)),
+        low=low,
+        high=high,
+        a_idle=float(np.median(idle["a"])),
+        b_idle=float(np.median(idle["b"])),
+    )
+
+
+def confidence(ratios: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The 95 % interval of the median: percentile bootstrap with a fixed seed."""
+    draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _wait_for_block(job: Job, turns: Path, name: str, turn: int) -> None:
+    """Until all workers of the job have trained the block before ``turn`` and wait again."""
+    job.wait(
+        lambda: len(list(turns.glob(f"{name}.{turn}.*.done"))) == WORKERS,
+        f"end of block {turn}",
+    )
+
+
+def _block_median(job: Job, turn: int, block: int) -> float:
+    """Median step of the job's workers in one block."""
+    first = WARM + turn * block  # the step that ended before the block
+    durations = []
+    for steps in job.steps().values():
+        within = (steps.step > first + DROPPED) & (steps.step <= first + block)
+        durations.append(np.diff(steps.time_s[within]))
+    return float(np.median(np.concatenate(durations)))
+
+
+def _cpu(job: Job) -> tuple[float, float]:
+    """CPU seconds that the job's workers have used so far, and when."""
+    used = 0.0
+    for worker in job.steps():
+        times = psutil.Process(worker).cpu_times()
+        used += times.user + times.system
+    return used, time.monotonic()
