@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from edl.daemon.worker import Receive
+from edl.daemon.position import Receive
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.torch.collectives import broadcast_in_place
@@ -72,7 +72,7 @@ class TorchReplica:
                 )
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.daemon.worker.Replica`.
+        """See :class:`edl.daemon.switching.Replica`.
 
         Raises:
             RingBroken: a worker is gone; a receiver's state is then undefined.

@@ -1,0 +1,182 @@
+"""Where a worker is in the job: step, epoch, ledger, and the batch in its hands.
+
+All workers of a ring are at the same position between two steps. It moves when a step is
+complete, and when a generation is adopted; both by pure functions of what all workers know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from edl.config import Config
+from edl.core.ledger import (
+    LeasePolicy,
+    Ledger,
+    complete_step,
+    give_back,
+    grant,
+    restore,
+    start_epoch,
+)
+from edl.core.steprecord import StepRecord
+from edl.daemon.shard import Batch, Shard, Source
+from edl.errors import DataError, UsageError
+
+
+class Receive(Enum):
+    """What a worker takes of the state that the sync root sends."""
+
+    NOTHING = "nothing"  # it has it already, and just takes part in the broadcast
+    STEP = "step"  # it missed the last step: what a step changes, and nothing else
+    ALL = "all"  # a newcomer
+
+
+class Position:
+    """The position of one worker. ``members`` are worker ids in rank order."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._worker = 0
+        self._source: Source | None = None
+        self._shard: Shard | None = None
+        self._ledger: Ledger | None = None
+        self._upcoming: Ledger | None = None  # of the epoch that the others have begun
+        self.members: tuple[int, ...] = (0,)
+        self.step = 0
+        self.has_state = False  # the job's, since the first time it was synchronised
+        self.open = False  # a batch is handed out, its step not complete
+        self.superseded = False  # others completed the step that is open here
+        self.batch: Batch | None = None
+        self.filler = False  # the batch is repeated and counts for nothing
+
+    def attach(self, source: Source, worker: int) -> None:
+        """Begin the first epoch of ``source``.
+
+        Raises:
+            DataError: it is empty.
+            UsageError: there is a source already.
+        """
+        if self._source is not None:
+            raise UsageError(
+                "this script has two edl data loaders; a job trains on one (use the framework's "
+                "own loader for evaluation)"
+            )
+        self._worker, self._source, self._shard = worker, source, Shard(source, worker)
+        self._ledger = self._granted(start_epoch(source.total, 0))
+        self._shard.enter(0)
+
+    @property
+    def attached(self) -> bool:
+        return self._source is not None
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            raise UsageError("create an edl.DataLoader before training")
+        return self._source
+
+    @property
+    def shard(self) -> Shard:
+        if self._shard is None:
+            raise UsageError("create an edl.DataLoader before training")
+        return self._shard
+
+    @property
+    def ledger(self) -> Ledger:
+        if self._ledger is None:
+            raise UsageError("create an edl.DataLoader before training")
+        return self._ledger
+
+    @property
+    def samples(self) -> int:
+        """How many samples this worker contributes to the open step."""
+        return 0 if self.filler or self.batch is None else self.batch.samples
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch with everything free; what was left of this one is dropped."""
+        self.abandon()
+        if self._upcoming is not None:
+            self._ledger, self._upcoming = self._upcoming, None
+        else:
+            self._ledger = self._granted(start_epoch(self.source.total, self.ledger.epoch + 1))
+        self.shard.enter(self.ledger.epoch)
+
+    def begin(self, batch: Batch, filler: bool) -> None:
+        """A batch is handed out."""
+        assert not self.open
+        self.open, self.batch, self.filler = True, batch, filler
+
+    def complete(self, records: Sequence[StepRecord]) -> None:
+        """The step is in the model: the ledger moves."""
+        self._ledger = complete_step(self.ledger, records, self._policy)
+        self._forget_batch()
+        self.open = False
+        self.step += 1
+
+    def abandon(self) -> None:
+        """Forget a batch that was handed out and never trained (the script left its loop)."""
+        self.open, self.batch = False, None
+
+    def adopt(self, members: tuple[int, ...]) -> None:
+        """Membership changed: what the others have left is free again.
+
+        Nobody starts with empty hands, so no step can be without samples.
+        """
+        self.members = members
+        if self._ledger is not None and not self._ledger.finished:
+            self._ledger = self._granted(give_back(self._ledger, members))
+
+    def header(self) -> dict[str, Any]:
+        """This position as JSON values, for those who take it over."""
+        return {"step": self.step, "ledger": self.ledger.snapshot()}
+
+    def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
+        """Move to the sync root's position.
+
+        Who missed a step that others completed is done with it: its samples are in the model
+        that it receives. If the root has left the epoch already, this one is over here, too,
+        and the root's ledger is kept for the next.
+
+        Raises:
+            DataError: the root trains on a dataset of another size.
+        """
+        ledger = restore(header["ledger"])
+        if ledger.total != self.source.total:
+            raise DataError(
+                f"the dataset of w{self._worker} has {self.source.total} samples and the job's "
+                f"{ledger.total}; every worker must load the same data"
+            )
+        if receive is Receive.ALL:
+            self.shard.enter(ledger.epoch)
+        if receive is Receive.STEP:
+            assert self.open
+            assert int(header["step"]) == self.step + 1
+            self.superseded = True
+            self._forget_batch()
+            if ledger.epoch > self.ledger.epoch:
+                self._upcoming, ledger = ledger, replace(self.ledger, free=(), leases=())
+        if not self.shard.agrees_with(ledger):
+            # It held leases of a generation that never came to be. What it has loaded from them
+            # is somebody else's now.
+            self.shard.enter(ledger.epoch)
+            self.filler = True
+        self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
+
+    def _forget_batch(self) -> None:
+        """The batch in hand is in the model; the next one is formed after it."""
+        if self.batch is not None and not self.filler:
+            self.shard.trained(self.batch)
+        self.batch, self.filler = None, False
+
+    def _granted(self, ledger: Ledger) -> Ledger:
+        """``ledger`` with every member holding what it needs to start with."""
+        need = self.source.need
+        needs = [(w, max(0, need - ledger.held_samples(w))) for w in self.members]
+        return grant(ledger, needs, self._policy)
+
+    @property
+    def _policy(self) -> LeasePolicy:
+        return LeasePolicy(self.source.batch_size, self._config.lease_batches)

@@ -1,0 +1,382 @@
+"""From one ring to the next: agreed switches, joins, and repairs after a crash.
+
+Rules that make it safe:
+
+1. A planned switch happens between two steps that all old members agree on through their step
+   records, and only when all of them have arrived there (a barrier in the old ring).
+2. A worker whose ring broke cuts it, so that the others fail too, reports its last complete step
+   and then accepts nothing but a generation that *repairs*: one that was made from reports.
+3. After a repair everybody takes over the sync root's position; who missed the last step takes
+   the model that includes it.
+4. A newcomer holds no state until it was synchronised once; if the ring breaks before, the
+   others need not wait for it, and it is a newcomer like any other again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from edl.config import Config
+from edl.core.facts import Generation, JobState, Seat, Stage
+from edl.core.steprecord import StepRecord, agreed_generation
+from edl.daemon import points
+from edl.daemon.daemon import Daemon
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.position import Position, Receive
+from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
+from edl.ring import client
+from edl.ring.ring import Ring
+
+logger = logging.getLogger(__name__)
+
+IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # gives a barrier its shape
+NO_STATE = -1  # the step that a worker reports which does not hold the job's state yet
+PAUSE_S = 0.2  # between two rounds of records while too few workers are left
+NEWS_SLICE_S = 1.0  # how often a waiting worker looks up
+GO = "edl/go"  # key in a generation's rendezvous scope: its old members are switching now
+GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
+
+
+class Replica(Protocol):
+    """The framework's copy of what all workers share: model, optimizer, tracked objects."""
+
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        """Send (rank ``root``), or take over what ``receive`` says."""
+
+
+@dataclass(frozen=True)
+class SwitchTimes:
+    """The parts of one worker's last switch, in microseconds (see the step record)."""
+
+    wait_us: int = 0
+    shutdown_us: int = 0
+    init_us: int = 0
+    broadcast_us: int = 0
+    stall_us: int = 0
+    first_step_us: int = 0
+    median_us: int = 0
+
+
+class Switching:
+    """Moves one worker of a job through its generations. Runs in the training thread."""
+
+    def __init__(
+        self, config: Config, mailbox: Mailbox, ring: Ring, position: Position, daemon: Daemon
+    ) -> None:
+        self._config = config
+        self._mailbox = mailbox
+        self._ring = ring
+        self._position = position
+        self._daemon = daemon
+        self._seat = Seat(-1, config.host, config.slot, config.address, 0)
+        self._synchronised = True
+        self.replica: Replica | None = None
+        self.generation: Generation | None = None
+        self.times = SwitchTimes()
+        self.median_step_us: Callable[[], int] = lambda: 0
+        self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
+
+    # --- into the first ring ---
+
+    def start(self) -> Generation | None:
+        """Register, and enter the first ring of a job that is just starting.
+
+        Returns:
+            None when in the ring; the job's generation when it trains already, without us.
+        """
+        member, generation = self._daemon.start()
+        self._seat = Seat(member.id, member.host, member.slot, member.address, member.port)
+        if generation is None:
+            generation = self._wait_for_start()
+        if generation.rank_of(self.worker) is None:
+            self._daemon.set_stage(Stage.PREPARING)
+            return generation
+        try:
+            self._enter(generation)
+        except RingError as error:
+            self.repair(error, generation.number)
+        return None
+
+    def _wait_for_start(self) -> Generation:
+        self._daemon.stand_for_election()
+        self._daemon.set_stage(Stage.READY)
+        limit = 2 * self._config.start_timeout_s
+        first = self._mailbox.wait_for_generation(0, time.monotonic() + limit)
+        if first is None:
+            state = self._mailbox.job_state
+            raise JobFailed(
+                f"the job ended before it began: it is {state}"
+                if state.over
+                else f"the job did not start within {limit:g} s; `edl status` says who is missing"
+            )
+        return first
+
+    def join(self) -> None:
+        """Enter the ring of a job that trains, and take over its state."""
+        self._daemon.set_stage(Stage.READY)
+        ready = time.monotonic()
+        self._ring.close()
+        failed = 0
+        while True:
+            generation = self._wait_for_seat(after=failed)
+            began = time.monotonic()
+            try:
+                built, synchronised = self._enter(generation)
+                break
+            except RingError as error:
+                failed = generation.number
+                self._drop_ring(failed, error)
+        self.times = SwitchTimes(
+            wait_us=us(began - ready),
+            init_us=us(built - began),
+            broadcast_us=us(synchronised - built),
+            stall_us=us(synchronised - began),
+        )
+        self._daemon.stand_for_election()
+
+    def _wait_for_seat(self, after: int) -> Generation:
+        """Wait for a generation that seats this newcomer and whose old members are switching."""
+        while True:
+            newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
+            if self._mailbox.job_state.over or (newest is not None and not newest.seats):
+                self.exit("the job ended before this worker joined")
+            if newest is None:
+                continue
+            if newest.rank_of(self.worker) is None:
+                # The others go on without it; it is a newcomer like any other again.
+                after = newest.number
+                self._daemon.set_stage(Stage.READY, 0)
+            elif newest.repairs or self._heard_go(newest):
+                return newest
+
+    def _heard_go(self, generation: Generation) -> bool:
+        """Whether the old members of ``generation`` say that they are switching now."""
+        root = generation.seats[0]
+        path = client.rendezvous_path(root.port, generation.scope, GO)
+        try:
+            status, _ = client.fetch(root.address, root.port, path, timeout_s=GO_SLICE_S)
+        except (RingError, OSError):
+            time.sleep(0.05)
+            return False
+        return status == 200
+
+    def _say_go(self, generation: Generation) -> None:
+        """Tell newcomers that the old members are on their way into the new ring."""
+        root = generation.seats[0]
+        path = client.rendezvous_path(root.port, generation.scope, GO)
+        try:
+            client.put(root.address, root.port, path, b"go", self._config.connect_timeout_s)
+        except ConnectionRefusedError as error:
+            raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
+
+    # --- between two steps ---
+
+    def switch(self, number: int) -> None:
+        """Move to the generation that all agreed on, together with all old members.
+
+        Ends the process quietly (SystemExit 0) when it has no seat for this worker.
+        """
+        generation = self._mailbox.generation(number)
+        old_size, began = self._ring.place.size, time.monotonic()
+        median_us = self.median_step_us()
+        try:
+            self._ring.barrier(IDLE)
+            arrived = time.monotonic()
+            points.reached("agreed")
+            if generation.rank_of(self.worker) is None:
+                self._leave(generation)
+            if generation.joined and self.worker == generation.sync_root:
+                self._say_go(generation)
+            self._ring.close()
+            closed = time.monotonic()
+            points.reached("closed")
+            built, synchronised = self._enter(generation)
+        except RingError as error:
+            self.repair(error, generation.number)
+            return
+        self.times = SwitchTimes(
+            wait_us=us(arrived - began),
+            shutdown_us=us(closed - arrived),
+            init_us=us(built - closed),
+            broadcast_us=us(synchronised - built),
+            stall_us=us(time.monotonic() - began),
+            median_us=median_us,
+        )
+        self.on_switch(old_size, self._ring.place.size)
+
+    def synchronise_if_due(self) -> None:
+        """The first exchange of state of a job waits until every script has built its model."""
+        while not self._synchronised:
+            assert self.generation is not None
+            try:
+                self._synchronise(self.generation)
+                self._synchronised = True
+            except RingError as error:
+                self.repair(error)
+
+    def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
+        """Pause while fewer workers than min_np are left, until replacements have joined.
+
+        Records without samples go round meanwhile: they carry the agreement to switch, and show
+        who dies.
+
+        Raises:
+            JobFailed: nobody joined in time.
+        """
+        if self._ring.place.size >= self._daemon.min_np:
+            return
+        limit, min_np = self._config.elastic_timeout_s, self._daemon.min_np
+        deadline = time.monotonic() + limit
+        logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
+        while (size := self._ring.place.size) < min_np:
+            try:
+                records = self._ring.finish_record(self._ring.start_record(record()))
+            except RingBroken as error:
+                self.repair(error)
+                continue
+            target, _ = agreed_generation(records)
+            if target is not None:
+                self.switch(target)
+            elif time.monotonic() > deadline:
+                raise JobFailed(
+                    f"{size} workers are left, min_np is {min_np}, and nobody joined within "
+                    f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
+                )
+            else:
+                self._mailbox.wait_for_generation(records[0].generation, slice_s=PAUSE_S)
+
+    def finish_together(self) -> None:
+        """Wait until all have completed the last step: who missed it needs somebody who has it."""
+        while True:
+            try:
+                self._ring.barrier(IDLE)
+                return
+            except RingBroken as error:
+                try:
+                    self.repair(error)
+                except JobFailed:
+                    if self._mailbox.job_state is JobState.FINISHED:
+                        return  # the others are through
+                    raise
+
+    # --- after a failure ---
+
+    def repair(self, error: RingError, failed: int = 0) -> None:
+        """A ring broke, or that of generation ``failed`` was not built: go on with the survivors.
+
+        Raises:
+            WorkerEvicted: the leader has given this worker up.
+            JobFailed: no leader made a new generation in time.
+        """
+        began, old_size = time.monotonic(), self._ring.place.size
+        median_us = self.median_step_us()
+        if self.generation is not None:
+            failed = max(failed, self.generation.number)
+        while True:
+            self._drop_ring(failed, error)
+            generation = self._wait_for_repair(failed, error)
+            if generation.rank_of(self.worker) is None:
+                self._leave(generation)
+            repaired = time.monotonic()
+            try:
+                built, synchronised = self._enter(generation)
+                break
+            except RingError as again:
+                failed, error = generation.number, again
+        self.times = SwitchTimes(
+            wait_us=us(repaired - began),
+            init_us=us(built - repaired),
+            broadcast_us=us(synchronised - built),
+            stall_us=us(time.monotonic() - began),
+            median_us=median_us,
+        )
+        self.on_switch(old_size, self._ring.place.size)
+
+    def _drop_ring(self, generation: int, error: RingError) -> None:
+        """Leave a ring that failed, let all others in it fail too, and report it."""
+        logger.warning("w%d: %s", self.worker, error)
+        self._ring.break_()
+        step = self._position.step if self._position.has_state else NO_STATE
+        self._daemon.report_broken(generation, step)
+        self._ring.close()
+
+    def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
+        """The generation that the leader makes of the survivors."""
+        limit = self._config.switch_timeout_s
+        deadline = time.monotonic() + limit
+        found = self._mailbox.wait_for_generation(failed, deadline, repairs=True)
+        if found is None:
+            raise JobFailed(
+                f"no leader has repaired generation {failed} within {limit:g} s ({error}); "
+                "`edl status` says what it waits for"
+            ) from error
+        return found
+
+    # --- the parts of every change ---
+
+    def _enter(self, generation: Generation) -> tuple[float, float]:
+        """Build the ring of ``generation`` and bring everybody to the job's state.
+
+        Returns:
+            When the ring was built and when the state had arrived, on the monotonic clock.
+        """
+        rank = generation.rank_of(self.worker)
+        assert rank is not None
+        points.reached("build")
+        self._ring.build(generation, rank)
+        built = time.monotonic()
+        points.reached("built")
+        self.generation = generation
+        self._position.adopt(generation.members)
+        self._daemon.set_stage(Stage.ACTIVE, generation.number)
+        if generation.joined or generation.repairs:
+            if self.replica is None:  # the script is still in edl.init(), on every member
+                self._synchronised = False
+            else:
+                self._synchronise(generation)
+        return built, time.monotonic()
+
+    def _synchronise(self, generation: Generation) -> None:
+        """Bring everybody to the sync root's position, and those who need it to its state.
+
+        What belongs to the script's place in its loop (schedulers, the epoch) stays its own,
+        except for a newcomer.
+        """
+        if self.replica is None:
+            raise UsageError("create an edl.Optimizer before the first batch")
+        root = generation.rank_of(generation.sync_root)
+        assert root is not None
+        mine = json.dumps(self._position.header()).encode()
+        header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
+        points.reached("broadcast")
+        receive = Receive.NOTHING
+        if self.worker in generation.joined and self.worker != generation.sync_root:
+            receive = Receive.STEP if self._position.has_state else Receive.ALL
+        if generation.joined:
+            self.replica.synchronise(self._ring, root, receive)
+        self._position.take_over(header, receive)
+
+    def _leave(self, generation: Generation) -> NoReturn:
+        why = "the job stops" if not generation.seats else "it left the job"
+        self.exit(f"{why} after step {self._position.step} ({generation.reason})")
+
+    def exit(self, reason: str) -> NoReturn:
+        """End this process with success, for ``reason``."""
+        logger.info("w%d ends: %s", self.worker, reason)
+        self._ring.close()
+        self._daemon.close()
+        raise SystemExit(0)
+
+    @property
+    def worker(self) -> int:
+        return self._seat.id
+
+
+def us(seconds: float) -> int:
+    """Microseconds, for the step record."""
+    return round(seconds * 1e6)
