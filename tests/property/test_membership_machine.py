@@ -1,0 +1,204 @@
+"""Membership under anything: deaths, freezes, late news, changes of mind; then it settles."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from world import LIMITS, World
+
+from edl.core.facts import Job, JobState, Request
+
+HOSTS = ("a", "b", "c")
+PICK = st.integers(0, 9)
+SOME = st.sets(st.integers(0, 8), max_size=4)
+
+
+class Membership(RuleBasedStateMachine):
+    """Rules are events at the worst moment; ``calm`` lets time pass as it should."""
+
+    world: World
+
+    @initialize(
+        np=st.sampled_from([2, 3, 1, 4]),
+        below=st.integers(0, 2),
+        above=st.integers(0, 3),
+        rounds=st.integers(0, 5).map(lambda n: 5 - n),
+    )
+    def start(self, np: int, below: int, above: int, rounds: int) -> None:
+        job = Job("job", ("true",), np, max(1, np - below), np + above)
+        self.world = World(job, {"a": np, "b": 0, "c": 0})
+        self.calm(rounds)
+
+    def worker(self, pick: int):  # type: ignore[no-untyped-def]
+        """One of the processes that run; the newest ones first."""
+        running = self.world.running()
+        return running[-1 - pick % len(running)] if running else None
+
+    def on(self, pick: int, event, *args) -> None:  # type: ignore[no-untyped-def]
+        if (w := self.worker(pick)) is not None:
+            event(w, *args)
+
+    # --- time passes ---
+
+    @rule(rounds=st.integers(1, 6))
+    def calm(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.world.agents()
+            self.world.round()
+
+    @rule(rounds=st.integers(1, 3), late=SOME)
+    def some_are_late(self, rounds: int, late: set[int]) -> None:
+        """Time passes, but some workers hear nothing, say nothing and arrive nowhere."""
+        running = self.world.running()
+        ids = frozenset(running[-1 - i % len(running)].id for i in late if running)
+        for _ in range(rounds):
+            self.world.agents()
+            self.world.round(ids)
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.time += seconds
+
+    @rule()
+    def agents_start_workers(self) -> None:
+        self.world.agents()
+
+    @rule(pick=PICK)
+    def rehearsed(self, pick: int) -> None:
+        self.on(pick, self.world.rehearsed)
+
+    @rule(pick=PICK)
+    def node_is_written(self, pick: int) -> None:
+        self.on(pick, self.world.write)
+
+    @rule()
+    def all_nodes_are_written(self) -> None:
+        self.world.each(self.world.write)
+
+    @rule(pick=PICK)
+    def learns_the_generation(self, pick: int) -> None:
+        self.on(pick, self.world.learn)
+
+    @rule(pick=PICK)
+    def notices_the_break(self, pick: int) -> None:
+        self.on(pick, self.world.notice)
+
+    @rule(pick=PICK)
+    def goes_to_the_rendezvous(self, pick: int) -> None:
+        self.on(pick, self.world.go)
+
+    @rule()
+    def all_go(self) -> None:
+        self.world.each(self.world.go)
+
+    @rule(back=st.integers(1, 3))
+    def ring_is_built(self, back: int) -> None:
+        if len(self.world.generations) >= back:
+            self.world.build(self.world.generations[-back].number)
+
+    @rule(back=st.integers(1, 3))
+    def ring_steps(self, back: int) -> None:
+        if len(self.world.generations) >= back:
+            self.world.train(self.world.generations[-back].number)
+
+    @rule()
+    def ring_agrees(self) -> None:
+        self.world.each(self.world.learn)
+        for generation in self.world.generations[-3:]:
+            self.world.agree(generation.number)
+
+    @rule()
+    def leader_looks(self) -> None:
+        self.world.look()
+
+    @rule()
+    def leader_acts(self) -> None:
+        self.world.lead()
+
+    # --- people ---
+
+    @rule(data=st.data())
+    def scale_or_migrate(self, data: st.DataObject) -> None:
+        job = self.world.job
+        plan = dict.fromkeys(HOSTS, 0)
+        for _ in range(data.draw(st.integers(job.min_np, job.max_np), "workers")):
+            plan[data.draw(st.sampled_from(HOSTS), "host")] += 1
+        self.world.plan = plan
+
+    @rule(pick=PICK)
+    def drain(self, pick: int) -> None:
+        number = len(self.world.requests) + len(self.world.answered)
+        if (w := self.worker(pick)) is not None:
+            self.world.requests[number] = Request("drain", w.id, number)
+
+    @rule(pick=PICK)
+    def sigterm(self, pick: int) -> None:
+        self.on(pick, self.world.sigterm)
+
+    @precondition(lambda self: len(self.world.generations) > 6)
+    @rule()
+    def stop(self) -> None:
+        self.world.job = Job(**{**vars(self.world.job), "state": JobState.STOPPING})
+
+    # --- faults ---
+
+    @rule(pick=PICK, ahead=SOME)
+    def kill(self, pick: int, ahead: set[int]) -> None:
+        self.on(pick, self.world.kill, ahead)
+
+    @rule(pick=PICK, ahead=SOME)
+    def freeze(self, pick: int, ahead: set[int]) -> None:
+        self.on(pick, self.world.freeze, ahead)
+
+    @rule(pick=PICK)
+    def thaw(self, pick: int) -> None:
+        self.on(pick, self.world.thaw)
+
+    @rule(pick=st.integers(0, 40))
+    def session_expires(self, pick: int) -> None:
+        if self.world.nodes:
+            node = sorted(self.world.nodes)[-1 - pick % len(self.world.nodes)]
+            self.world.expire(self.world.workers[node])
+
+    @rule()
+    def the_dead_are_proven(self) -> None:
+        self.world.each(self.world.prove)
+
+    @rule()
+    def sessions_of_the_dead_expire(self) -> None:
+        self.world.each(lambda w: None if w.works else self.world.expire(w))
+
+    @rule(pick=PICK)
+    def rendezvous_times_out(self, pick: int) -> None:
+        self.on(pick, self.world.give_up)
+
+    @rule(host=st.sampled_from(HOSTS), hangs=st.booleans())
+    def surplus_newcomer(self, host: str, hangs: bool) -> None:
+        self.world.spawn(host, hangs)
+
+    @rule()
+    def new_leader(self) -> None:
+        self.world.new_leader()
+
+    # --- and in the end ---
+
+    def teardown(self) -> None:
+        """The faults stop; the world settles on the plan within bounded rounds."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.each(lambda w: None if w.works else world.expire(w))
+        world.each(world.prove)
+        for rounds in range(40):
+            if rounds == 25:
+                world.each(world.thaw)  # the frozen wake up, too late
+            world.time += LIMITS.prepare_s / 4
+            world.agents()
+            world.round()
+            world.each(world.prove)
+        assert world.settled() == "", world.settled()
+
+
+TestMembership = Membership.TestCase
+TestMembership.settings = settings(max_examples=3 * settings.default.max_examples)

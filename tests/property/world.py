@@ -1,0 +1,446 @@
+"""A job in memory: processes, ZooKeeper's nodes and rings, small enough to be obviously right.
+
+Only the decisions are the real ones (:func:`edl.core.membership.decide`). Everything else follows
+the protocol of ``docs``/design.md section 4 in its barest form, and everything that may happen
+late or never is a method of its own, so that a test chooses when it happens.
+
+A worker's model is one number: the step it has completed, -1 while it has no state. What a test
+must see is that workers of one ring always agree about it, and that it is never lost while one
+who holds it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from edl.core.facts import (
+    Broken,
+    Generation,
+    Job,
+    JobState,
+    Member,
+    Request,
+    Seat,
+    Snapshot,
+    Stage,
+)
+from edl.core.membership import Ages, Decision, Limits, decide
+
+LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30)
+
+
+@dataclass
+class Worker:
+    """A process; ``member`` is what it wants ZooKeeper to say of it."""
+
+    member: Member
+    hangs: bool = False  # it never gets ready
+    running: bool = True  # the process exists
+    frozen: bool = False
+    step: int = -1
+    seen: Generation | None = None  # the newest generation that it knows
+    ring: int = 0  # the ring it computes in
+    target: int = 0  # the generation whose rendezvous it goes to, or stands in
+    entered: bool = False  # it stands in the rendezvous of `target`
+    failed: int = 0  # the last ring that failed under it, until it is in the next
+
+    @property
+    def id(self) -> int:
+        return self.member.id
+
+    @property
+    def works(self) -> bool:
+        return self.running and not self.frozen
+
+
+@dataclass
+class World:
+    """The whole job. Methods are events; each does nothing when it cannot happen now."""
+
+    job: Job
+    plan: dict[str, int]
+    slots: int = 8
+    time: float = 0.0
+    workers: dict[int, Worker] = field(default_factory=dict)
+    nodes: dict[int, Member] = field(default_factory=dict)  # what ZooKeeper says
+    evicted: dict[int, str] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
+    answered: list[Request] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    term: int = 1
+    lead_since: float = 0.0
+    stages: dict[int, tuple[Stage, float]] = field(default_factory=dict)  # the leader's memory
+    dead: dict[int, str] = field(default_factory=dict)  # the leader's proofs
+    snapshot: Snapshot | None = None  # what the leader has read and not yet acted on
+    total_losses: int = 0
+
+    # --- reading ---
+
+    @property
+    def current(self) -> Generation | None:
+        return self.generations[-1] if self.generations else None
+
+    @property
+    def ended(self) -> bool:
+        return self.current is not None and not self.current.seats
+
+    def generation(self, number: int) -> Generation:
+        return self.generations[number - 1]
+
+    def ring(self, number: int) -> list[Worker]:
+        """Who computes in ring ``number``."""
+        return [w for w in self.workers.values() if w.running and w.ring == number]
+
+    def running(self) -> list[Worker]:
+        return [w for w in self.workers.values() if w.running]
+
+    # --- processes ---
+
+    def spawn(self, host: str, hangs: bool = False) -> None:
+        if len(self.running()) >= 16:
+            return
+        used = {w.member.slot for w in self.running() if w.member.host == host}
+        slot = next(n for n in range(99) if n not in used)
+        number = len(self.workers)
+        member = Member(number, host, slot, "::1", 1000 + number, number, f"launch{number}")
+        self.workers[number] = Worker(member, hangs)
+        self.nodes[number] = member
+
+    def rehearsed(self, w: Worker) -> None:
+        if w.works and not w.hangs and w.member.stage is Stage.PREPARING:
+            w.member = replace(w.member, stage=Stage.READY)
+
+    def sigterm(self, w: Worker) -> None:
+        if w.works and w.member.generation == 0:
+            self.exit(w)
+        elif w.works and w.member.stage is Stage.ACTIVE:
+            w.member = replace(w.member, stage=Stage.LEAVING)
+
+    def exit(self, w: Worker) -> None:
+        """A clean end: its node goes with it."""
+        w.running, w.ring = False, 0
+        self.nodes.pop(w.id, None)
+
+    def kill(self, w: Worker, ahead: Iterable[int] = ()) -> None:
+        """The process is gone; some of its ring had completed the step in which it died."""
+        if w.running:
+            self._break_step(w, ahead)
+            w.running = False
+
+    def freeze(self, w: Worker, ahead: Iterable[int] = ()) -> None:
+        if w.works:
+            self._break_step(w, ahead)
+            w.frozen = True
+
+    def _break_step(self, w: Worker, ahead: Iterable[int]) -> None:
+        others = self.ring(w.ring) if w.ring else []
+        if others and self._whole(w.ring):
+            for other in others:
+                if other.id in ahead and other is not w:
+                    other.step += 1
+
+    def expire(self, w: Worker) -> None:
+        """ZooKeeper drops the session: of the dead, the frozen or the merely unlucky."""
+        self.nodes.pop(w.id, None)
+
+    def thaw(self, w: Worker) -> None:
+        """A frozen process wakes; one that was declared dead finds every door closed."""
+        if w.running and w.frozen:
+            w.frozen = False
+            if self._whole(w.ring):  # nobody has noticed: all complete the step
+                for other in self.ring(w.ring):
+                    other.step = max(m.step for m in self.ring(w.ring))
+            if w.id in self.evicted:
+                self.exit(w)
+
+    def write(self, w: Worker) -> None:
+        """Its member node says what it wants it to say; a lost session is opened again."""
+        if w.works:
+            if w.id in self.evicted:
+                self.exit(w)
+            else:
+                self.nodes[w.id] = w.member
+
+    # --- the ring ---
+
+    def _whole(self, number: int) -> bool:
+        """Whether ring ``number`` still computes: all its members are in it, none is stuck."""
+        if number == 0:
+            return False
+        members = [self.workers[i] for i in self.generation(number).members]
+        return all(w.works and w.ring == number and not w.target for w in members)
+
+    def learn(self, w: Worker) -> None:
+        if w.works and self.current is not None:
+            w.seen = self.current
+
+    def train(self, number: int) -> None:
+        """A step completes on everybody."""
+        if self._whole(number):
+            for w in self.ring(number):
+                w.step += 1
+
+    def agree(self, number: int) -> None:
+        """A step record in which all know the same newer generation: all go there."""
+        known = {w.seen.number if w.seen else 0 for w in self.ring(number)}
+        if self._whole(number) and len(known) == 1 and max(known) > number:
+            for w in self.ring(number):
+                w.step += 1
+                w.target = max(known)
+
+    def notice(self, w: Worker) -> None:
+        """A collective of its ring fails, because somebody in the ring is gone."""
+        if w.works and w.ring and not w.target and not self._whole(w.ring):
+            self._fail(w, w.ring)
+
+    def go(self, w: Worker) -> None:
+        """On to the rendezvous of the generation it must go to; or out, where it has no seat."""
+        if not w.works or w.entered or w.member.stage is Stage.PREPARING:
+            return
+        if w.target:  # agreed in its ring
+            generation = self.generation(w.target)
+        elif w.ring or w.seen is None or w.seen.number <= w.failed:
+            return
+        else:
+            generation = w.seen
+            if w.step >= 0 and w.id in ids(generation.previous):
+                return  # planned before its ring was known to be broken
+        if not generation.seats:
+            self.exit(w)
+        elif w.id not in generation.members:
+            if w.step >= 0:
+                self.exit(w)
+        elif w.step >= 0 or not generation.previous or self._called(generation):
+            w.ring, w.target, w.entered = 0, generation.number, True
+
+    def _called(self, generation: Generation) -> bool:
+        """Newcomers come to a rendezvous when the sync root has said that it goes there."""
+        root = self.workers[generation.sync_root]
+        return root.target == generation.number or root.ring == generation.number
+
+    def build(self, number: int) -> None:
+        """All seats stand in the rendezvous: the ring is there, newcomers receive the state."""
+        generation = self.generation(number)
+        seats = [self.workers[i] for i in generation.members]
+        if not seats or not all(w.works and w.entered and w.target == number for w in seats):
+            return
+        root = self.workers[generation.sync_root]
+        lost = max((w.step for w in seats), default=-1)
+        assert root.step == lost, f"w{root.id} sends step {root.step}, somebody has {lost}"
+        for w in seats:
+            if w.id in generation.joined:
+                w.step = max(root.step, 0)
+            assert w.step == max(root.step, 0), f"w{w.id} is at {w.step}, the root at {root.step}"
+            stage = Stage.LEAVING if w.member.stage is Stage.LEAVING else Stage.ACTIVE
+            w.ring, w.target, w.entered, w.failed = number, 0, False, 0
+            w.member = replace(w.member, stage=stage, generation=number)
+
+    def give_up(self, w: Worker) -> None:
+        """A rendezvous fails, for a reason or without one (a time-out)."""
+        if w.works and w.entered:
+            self._fail(w, w.target)
+
+    def hopeless(self, number: int) -> bool:
+        """Whether a rendezvous can never be complete."""
+        seats = [self.workers[i] for i in self.generation(number).members]
+        return any(
+            not w.works or w.failed >= number or w.ring > number or w.target > number for w in seats
+        )
+
+    def _fail(self, w: Worker, number: int) -> None:
+        w.failed, w.ring, w.target, w.entered = number, 0, 0, False
+        w.member = replace(w.member, broken=Broken(number, w.step))
+
+    # --- the leader ---
+
+    def new_leader(self) -> None:
+        self.term += 1
+        self.lead_since, self.stages, self.snapshot = self.time, {}, None
+        self.dead = {}
+
+    def prove(self, w: Worker) -> None:
+        """The leader asks its port: nobody is there, or it is frozen and its session is over."""
+        if not w.running:
+            self.dead[w.id] = "its port is refused"
+        elif w.frozen and w.id not in self.nodes:
+            self.dead[w.id] = "it is frozen"
+        else:
+            self.dead.pop(w.id, None)
+
+    def look(self) -> None:
+        self.snapshot = Snapshot(
+            job=self.job,
+            members=tuple(self.nodes[i] for i in sorted(self.nodes)),
+            plan=dict(self.plan),
+            generation=self.current,
+            requests=tuple(self.requests[n] for n in sorted(self.requests)),
+            evicted=dict(self.evicted),
+        )
+
+    def act(self) -> Decision | None:
+        """Decide about what was read, perhaps a while ago, and carry it out."""
+        now, self.snapshot = self.snapshot, None
+        if now is None:
+            return None
+        decision = decide(now, self.term, self._ages(now), LIMITS, self.dead)
+        self.decisions.append(decision)
+        assert decision.reason
+        if decision.plan is not None and now.plan != self.plan:
+            return None  # compare-and-set: somebody scaled in between
+        if decision.generation is not None:
+            self._check(now, decision, self._ages(now))
+            self.generations.append(decision.generation)
+            self._count_loss(now, decision.generation)
+        if decision.plan is not None:
+            self.plan = dict(decision.plan)
+        self.evicted.update(decision.evict)
+        for answer in decision.answers:
+            assert answer.done
+            assert answer.outcome
+            del self.requests[answer.number]
+            self.answered.append(answer)
+        return decision
+
+    def _ages(self, now: Snapshot) -> Ages:
+        for m in now.members:
+            if m.id not in self.stages or self.stages[m.id][0] is not m.stage:
+                self.stages[m.id] = (m.stage, self.time)
+        return Ages(
+            self.time - self.lead_since, {i: self.time - at for i, (_, at) in self.stages.items()}
+        )
+
+    def _count_loss(self, now: Snapshot, new: Generation) -> None:
+        """The state may be lost only when all who held it died, or it was given up by all."""
+        if set(new.joined) != set(new.members) or not new.seats:
+            return
+        holders = [
+            w.id
+            for w in self.running()
+            if w.step >= 0 and w.id not in self.evicted and w.id not in self.dead
+        ]
+        assert not holders or set(holders) <= {new.sync_root}, f"{holders} held the state: {new}"
+        self.total_losses += 1
+
+    def _check(self, now: Snapshot, decision: Decision, ages: Ages) -> None:
+        """The rules that every new generation keeps, whatever led to it."""
+        new, last = decision.generation, now.generation
+        assert new is not None
+        assert new.number == (last.number if last else 0) + 1
+        assert new.term == self.term
+        assert last is None or last.seats, "an ended job stays ended"
+        assert len(set(new.members)) == len(new.members)
+        assert not set(new.members) & set(new.left)
+        assert not set(new.members) & set(now.evicted)
+        assert set(new.joined) <= set(new.members)
+        if not new.seats:
+            return
+        assert new.sync_root in new.members
+        assert new.reason
+        if not new.previous:
+            return
+        # A planned change.
+        old = [i for i in new.members if i in ids(new.previous)]
+        assert old == [i for i in ids(new.previous) if i in old], "rank order of old members"
+        assert new.members == (*old, *sorted(new.joined)), "newcomers follow by id"
+        assert new.sync_root in old
+        assert set(ids(new.previous)) == set(old) | set(new.left), "nobody is forgotten"
+        assert len(new.seats) <= max(now.job.max_np, len(new.previous), 2)
+        released = [
+            m.id
+            for m in now.members
+            if m.stage is Stage.LEAVING and ages.stage_s[m.id] >= LIMITS.leave_grace_s
+        ]
+        plan = decision.plan if decision.plan is not None else now.plan
+        floor = min(len(new.previous), max(sum(plan.values()), now.job.min_np))
+        assert last is not None
+        adopted = {m.id for m in now.members if m.generation >= last.number}
+        if set(last.members) <= adopted:
+            assert new.previous == last.seats
+            assert len(new.seats) + len(released) >= floor
+        else:  # the only change while another is being adopted: a newcomer died before the switch
+            assert new.previous == last.previous
+            assert set(new.joined) < set(last.joined)
+            gone = [i for i in new.left if i not in {m.id for m in now.members}]
+            excused = len(released) + len(gone) + len(self.dead)
+            assert len(new.seats) + excused >= min(floor, len(last.seats))
+
+    # --- everything at once, for the quiet times ---
+
+    def each(self, event: Callable[[Worker], None]) -> None:
+        for w in list(self.workers.values()):
+            event(w)
+
+    def round(self, late: frozenset[int] = frozenset()) -> None:
+        """Everything that is due happens once; nobody dies. ``late`` workers sleep through it."""
+        self.time += 1
+        present = [w for w in self.workers.values() if w.id not in late]
+        recent = [g.number for g in self.generations[-3:]]
+
+        def each(event: Callable[[Worker], None]) -> None:
+            for w in present:
+                event(w)
+
+        self.lead()
+        each(self.write)
+        each(self.learn)
+        for number in recent:
+            self.train(number)
+            self.agree(number)
+        each(self.notice)
+        each(self.go)
+        for number in recent:
+            self.build(number)
+        for w in present:
+            if w.entered and self.hopeless(w.target):
+                self.give_up(w)
+        each(self.rehearsed)
+        each(self.write)
+
+    def lead(self) -> None:
+        if self.snapshot is None:
+            self.look()
+        self.act()
+
+    def agents(self) -> None:
+        """Agents start what the plan lacks."""
+        if self.ended or self.job.state is not JobState.RUNNING:
+            return
+        for host, wanted in sorted(self.plan.items()):
+            here = [
+                w
+                for w in self.running()
+                if w.member.host == host
+                and w.member.stage is not Stage.LEAVING
+                and w.id not in self.evicted
+            ]
+            for _ in range(wanted - len(here)):
+                self.spawn(host)
+
+    def settled(self) -> str:
+        """Why the world is not as it was planned; empty when it is."""
+        if self.ended:
+            left = [w.id for w in self.running() if not w.hangs]
+            return f"{left} still run" if left else ""
+        current = self.current
+        if current is None:
+            return "the job did not start"
+        if not self._whole(current.number):
+            return f"ring {current.number} does not compute"
+        if {w.id for w in self.running()} != set(current.members):
+            return f"{[w.id for w in self.running()]} run, {current.members} train"
+        if self.requests:
+            return f"open requests {self.requests}"
+        return plan_gap(current.seats, self.plan)
+
+
+def ids(seats: Iterable[Seat]) -> tuple[int, ...]:
+    return tuple(seat.id for seat in seats)
+
+
+def plan_gap(seats: Iterable[Seat], plan: Mapping[str, int]) -> str:
+    here = dict.fromkeys(plan, 0)
+    for seat in seats:
+        here[seat.host] = here.get(seat.host, 0) + 1
+    return "" if here == dict(plan) else f"{here} train, {dict(plan)} is planned"
