@@ -92,9 +92,7 @@ def decide(
     return replace(decision, evict={**decision.evict, **lost}) if lost else decision
 
 
-def _decide(
-    now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozenset[int]
-) -> Decision:
+def _decide(now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozenset[int]) -> Decision:
     """The guards of the module's docstring."""
     alive = {m.id: m for m in now.members if m.id not in dead and m.id not in now.evicted}
     current = now.generation

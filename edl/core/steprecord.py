@@ -101,11 +101,10 @@ def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
     switches after the same step. A switch needs no guess about how long a message takes.
     """
     current = records[0].generation
-    known = {record.known for record in records}
-    if known == {current}:
+    target = max(record.known for record in records)
+    if target <= current:
         return None, f"no worker knows a generation after {current}"
-    if len(known) > 1:
-        behind = [f"w{r.worker}" for r in records if r.known < max(known)]
-        return None, f"generation {max(known)} is not yet known to {', '.join(behind)}"
-    (target,) = known
+    behind = [f"w{record.worker}" for record in records if record.known < target]
+    if behind:
+        return None, f"generation {target} is not yet known to {', '.join(behind)}"
     return target, f"all {len(records)} workers know generation {target}"

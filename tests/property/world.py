@@ -320,7 +320,7 @@ class World:
             for w in self.running()
             if w.step >= 0 and w.id not in self.evicted and w.id not in self.dead
         ]
-        assert not holders or set(holders) <= {new.sync_root}, f"{holders} held the state: {new}"
+        assert not holders or new.sync_root in holders, f"{holders} held the state: {new}"
         self.total_losses += 1
 
     def _check(self, now: Snapshot, decision: Decision, ages: Ages) -> None:
