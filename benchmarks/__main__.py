@@ -88,7 +88,8 @@ class Bench:
         comparison = step_time.compare(a, b, turns, rounds, block)
         say(
             f"step time, {what}: {comparison.a_s * 1e3:.1f} ms and {comparison.b_s * 1e3:.1f} ms, "
-            f"ratio {comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f})"
+            f"ratio {comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f}), CPU "
+            f"{comparison.a_cpu_s * 1e3:.1f} ms and {comparison.b_cpu_s * 1e3:.1f} ms"
         )
         return comparison
 
@@ -114,8 +115,9 @@ def write(out: Path, results: dict[str, Any]) -> None:
         rows += report.step_time_rows(steps, results.get("control"))
         notes.append(
             f"Step time: {len(steps.ratios)} pairs of neighbouring blocks; median ratio and its "
-            "95 % interval (bootstrap). While it waits for its turn, a worker uses "
-            f"{steps.a_idle:.1%} of a core (plain) and {steps.b_idle:.1%} (edl)."
+            "95 % interval (bootstrap). CPU time of a worker in a step: "
+            f"{steps.a_cpu_s * 1e3:.1f} ms (plain) and {steps.b_cpu_s * 1e3:.1f} ms (edl); while "
+            f"it waits for its turn: {steps.a_idle:.1%} and {steps.b_idle:.1%} of a core."
         )
     text = report.markdown(rows, notes)
     (out / "README.md").write_text(text)

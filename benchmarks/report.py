@@ -141,7 +141,10 @@ def picture(path: Path, repetitions: Repetitions | None, comparison: Comparison 
                 color=COLOURS[system],
             )
         panel.set(yscale="log", title=change, xlabel="seconds since the request")
-        panel.set_ylabel("seconds between two steps of an old worker")
+        panel.set_ylabel("an old worker's time between steps, s")
+        panel.set_ylim(top=2 * panel.get_ylim()[1])  # room for the labels
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("")
         panel.legend(loc="upper right", fontsize=8)
     if comparison is not None:
         panel = next(panels)

@@ -33,6 +33,8 @@ class Comparison:
     ratio: float  # their median
     low: float  # its 95 % interval
     high: float
+    a_cpu_s: float  # CPU time of one worker in a step: less exposed to other load
+    b_cpu_s: float
     a_idle: float  # CPU of one waiting worker, in cores
     b_idle: float
 
@@ -44,6 +46,7 @@ def compare(
     turns.mkdir(parents=True)
     jobs = {"a": a[0], "b": b[0]}
     medians: dict[str, list[float]] = {"a": [], "b": []}
+    busy: dict[str, list[float]] = {"a": [], "b": []}
     idle: dict[str, list[float]] = {"a": [], "b": []}
     try:
         for name, (job, module) in {"a": a, "b": b}.items():
@@ -52,12 +55,13 @@ def compare(
             _wait_for_block(job, turns, name, 0)
         for turn in range(rounds):
             for name in "ab" if turn % 2 == 0 else "ba":
-                waiting = "b" if name == "a" else "a"
-                used_s, began_s = _cpu(jobs[waiting])
+                before, began_s = {each: _cpu(job) for each, job in jobs.items()}, time.monotonic()
                 (turns / f"{name}.{turn}.go").touch()
                 _wait_for_block(jobs[name], turns, name, turn + 1)
-                still_used_s, ended_s = _cpu(jobs[waiting])
-                idle[waiting].append((still_used_s - used_s) / (ended_s - began_s) / WORKERS)
+                used = {each: _cpu(job) - before[each] for each, job in jobs.items()}
+                waiting = "b" if name == "a" else "a"
+                idle[waiting].append(used[waiting] / (time.monotonic() - began_s) / WORKERS)
+                busy[name].append(used[name] / block / WORKERS)
                 medians[name].append(_block_median(jobs[name], turn, block))
     finally:
         for job in jobs.values():
@@ -71,6 +75,8 @@ def compare(
         ratio=float(np.median(ratios)),
         low=low,
         high=high,
+        a_cpu_s=float(np.median(busy["a"])),
+        b_cpu_s=float(np.median(busy["b"])),
         a_idle=float(np.median(idle["a"])),
         b_idle=float(np.median(idle["b"])),
     )
@@ -101,10 +107,10 @@ def _block_median(job: Job, turn: int, block: int) -> float:
     return float(np.median(np.concatenate(durations)))
 
 
-def _cpu(job: Job) -> tuple[float, float]:
-    """CPU seconds that the job's workers have used so far, and when."""
+def _cpu(job: Job) -> float:
+    """CPU seconds that the job's workers have used so far."""
     used = 0.0
     for worker in job.steps():
         times = psutil.Process(worker).cpu_times()
         used += times.user + times.system
-    return used, time.monotonic()
+    return used
