@@ -13,10 +13,12 @@ import numpy.typing as npt
 def epoch_order(total: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
     """Index of the record at each position, shape ``(total,)``: a permutation of range(total).
 
-    Without ``shuffle`` it is the identity. The generator is numpy's PCG64 seeded with
-    (seed, epoch), whose stream numpy keeps stable across versions.
+    Without ``shuffle`` it is the identity. The order is that of random 64-bit keys from numpy's
+    PCG64 seeded with (seed, epoch). Only this raw stream is promised to stay as it is in later
+    versions of numpy; ``Generator.permutation`` is not (NEP 19), and a job that is resumed from
+    a checkpoint with another numpy would repeat some records and miss others.
     """
     if not shuffle:
         return np.arange(total, dtype=np.int64)
     bits = np.random.PCG64(np.random.SeedSequence((seed & (2**63 - 1), epoch)))
-    return np.random.Generator(bits).permutation(total).astype(np.int64)
+    return np.argsort(bits.random_raw(total), kind="stable").astype(np.int64, copy=False)

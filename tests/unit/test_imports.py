@@ -1,0 +1,135 @@
+"""Imports point one way, and what only one module may do, only that module does.
+
+::
+
+    errors, config <- core <- coordination, ring <- daemon <- torch, tensorflow, launch <- cli
+    errors, config <- install <- cli
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import edl
+
+ROOT = Path(edl.__file__).parent
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+BASE = {"errors", "config"}
+CORE = BASE | {"core"}
+MAY_IMPORT = {
+    "": set(),  # edl/__init__.py stays light
+    "errors": set(),
+    "config": {"errors"},
+    "core": {"errors"},
+    "coordination": CORE,
+    "ring": CORE,
+    "daemon": CORE | {"coordination", "ring"},
+    "install": BASE,
+}
+FRAMEWORK = CORE | {"coordination", "ring", "daemon"}
+MAY_IMPORT |= {"torch": FRAMEWORK, "tensorflow": FRAMEWORK, "launch": FRAMEWORK}
+MAY_IMPORT["cli"] = FRAMEWORK | {"launch", "install"}
+
+ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}
+ONLY_IN |= dict.fromkeys(
+    ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow"
+)
+
+IMPURE = {"time", "datetime", "threading", "os", "socket", "random", "subprocess", "asyncio"}
+IMPURE |= {"kazoo", "horovod", "logging", "pathlib", "secrets", "tempfile", "multiprocessing"}
+
+
+def part_of(module: str) -> str:
+    """The layer of a file: its first folder, or its name at the top."""
+    first = module.split("/")[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse((ROOT / module).read_text(), module)
+
+
+def imports_of(module: str) -> Iterator[str]:
+    """Full names of all that a file imports, at the top or anywhere else."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def test_every_part_has_a_place() -> None:
+    assert {part_of(module) for module in MODULES} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    part = part_of(module)
+    for name in imports_of(module):
+        if within(name, "edl") and name not in ("edl", "edl.__version__"):
+            imported = name.split(".")[1]
+            assert imported in MAY_IMPORT[part] | {part}, f"edl/{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_frameworks_are_imported_in_their_own_package_only(module: str) -> None:
+    for name in imports_of(module):
+        for framework, part in ONLY_IN.items():
+            if within(name, framework):
+                assert part_of(module) == part, f"edl/{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if part_of(m) == "core"])
+def test_core_is_pure(module: str) -> None:
+    for name in imports_of(module):
+        assert name.split(".")[0] not in IMPURE, f"edl/{module} imports {name}"
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("open", "input", "print", "exec", "eval")
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "config.py"])
+def test_only_config_reads_the_environment(module: str) -> None:
+    names = ("environ", "environb", "getenv", "putenv", "unsetenv")
+    for name in imports_of(module):
+        assert not any(name == f"os.{forbidden}" for forbidden in names)
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            read = node.value.id == "os" and node.attr in names
+            assert not read, f"edl/{module}:{node.lineno} reads os.{node.attr}; ask edl.config"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_stay_readable(module: str) -> None:
+    lines = len((ROOT / module).read_text().splitlines())
+    assert lines <= 600, f"edl/{module} has {lines} lines: split it"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_errors_are_caught_narrowly(module: str) -> None:
+    """No bare ``except``, and nothing swallows every exception without a word."""
+    for node in ast.walk(tree_of(module)):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        where = f"edl/{module}:{node.lineno}"
+        assert node.type is not None, f"{where}: bare except"
+        silent = all(isinstance(each, ast.Pass | ast.Continue) for each in node.body)
+        caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+        everything = caught & {"Exception", "BaseException"}
+        assert not (silent and everything), f"{where}: swallows every exception"
+
+
+def test_the_top_stays_light() -> None:
+    assert list(imports_of("__init__.py")) == []

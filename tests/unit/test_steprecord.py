@@ -1,0 +1,101 @@
+"""What the workers of a ring conclude from one table of step records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edl.core.steprecord import (
+    FIELDS,
+    WIDTH,
+    StepRecord,
+    agreed_generation,
+    check,
+    decode,
+    global_samples,
+)
+from edl.errors import RingError
+
+ROW = StepRecord(
+    generation=3, step=41, worker=0, epoch=1, samples=32, position=96, wanted=64, known=3, ledger=7
+)
+TABLE = tuple(replace(ROW, worker=worker) for worker in (4, 0, 2))  # rank order, not id order
+
+
+def test_a_row_is_one_line_of_int64() -> None:
+    row = ROW.encode()
+    assert row.shape == (1, WIDTH)
+    assert row.dtype == np.int64
+    assert row[0, :9].tolist() == [3, 41, 0, 1, 32, 96, 64, 3, 7]
+    assert not row[0, 9:].any()
+
+
+def test_a_table_is_read_in_rank_order() -> None:
+    table = np.concatenate([record.encode() for record in TABLE])
+    assert decode(table) == TABLE
+    assert [record.worker for record in decode(table)] == [4, 0, 2]
+
+
+@pytest.mark.parametrize("shape", [(WIDTH,), (2, WIDTH - 1), (1, 2, WIDTH)])
+def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RingError, match=f"expected \\(size, {WIDTH}\\)"):
+        decode(np.zeros(shape, dtype=np.int64))
+
+
+def test_rows_of_one_step_agree() -> None:
+    check(TABLE)
+    check(TABLE[:1])
+
+
+@pytest.mark.parametrize("name", ["generation", "step", "epoch", "ledger"])
+def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
+    rows = (TABLE[0], replace(TABLE[1], **{name: 99}), TABLE[2])
+    with pytest.raises(RingError) as caught:
+        check(rows)
+    own = getattr(ROW, name)
+    assert f"the {name} of step 41 (w0: 99, w2: {own}, w4: {own})" in str(caught.value)
+
+
+def test_rows_may_differ_in_what_is_a_workers_own() -> None:
+    own = {"samples", "position", "wanted", "known"} | {n for n in FIELDS if n.endswith("_us")}
+    assert set(FIELDS) - own == {"generation", "step", "worker", "epoch", "ledger"}
+    for name in sorted(own):
+        check((TABLE[0], replace(TABLE[1], **{name: 99})))
+
+
+def test_nobody_has_two_rows() -> None:
+    with pytest.raises(RingError, match="appears twice in the records of step 41"):
+        check((TABLE[0], TABLE[1], TABLE[1]))
+
+
+def test_the_global_batch_is_the_sum() -> None:
+    rows = (replace(TABLE[0], samples=32), replace(TABLE[1], samples=0), TABLE[2])
+    assert global_samples(rows) == 64
+
+
+def known(*generations: int) -> tuple[StepRecord, ...]:
+    return tuple(replace(ROW, worker=w, known=g) for w, g in enumerate(generations))
+
+
+def test_no_switch_without_news() -> None:
+    assert agreed_generation(known(3, 3)) == (None, "no worker knows a generation after 3")
+
+
+def test_a_switch_waits_for_the_last_to_know() -> None:
+    assert agreed_generation(known(4, 3, 4)) == (None, "generation 4 is not yet known to w1")
+
+
+def test_all_switch_when_all_know() -> None:
+    assert agreed_generation(known(4, 4, 4)) == (4, "all 3 workers know generation 4")
+
+
+def test_a_generation_that_was_replaced_meanwhile_is_skipped() -> None:
+    assert agreed_generation(known(5, 4)) == (None, "generation 5 is not yet known to w1")
+    assert agreed_generation(known(5, 5))[0] == 5
+
+
+def test_nobody_switches_back() -> None:
+    assert agreed_generation(known(2, 2)) == (None, "no worker knows a generation after 3")
+    assert agreed_generation(known(2, 3))[0] is None
