@@ -110,6 +110,7 @@ def write(out: Path, results: dict[str, Any]) -> None:
     if stalls:
         count = len(stalls[report.EDL])
         notes.append(f"{count} repetitions, stock and edl by turns: median (least to greatest).")
+        notes.append("Stock is Horovod's own elastic mode on the same Horovod build as edl.")
         notes.append("torchft heals a newcomer beside the running step in 0.11 s: to be beaten.")
     if steps:
         rows += report.step_time_rows(steps, results.get("control"))

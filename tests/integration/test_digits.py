@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +48,19 @@ def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> N
     equal_weights(digests, [event["generation"] for event in switches])
     for event in switches:
         check_parts(event)
+
+
+@pytest.mark.parametrize("num_workers", ["0", "2"])
+def test_digits_are_learned_without_a_launcher(num_workers: str) -> None:
+    done = subprocess.run(
+        [sys.executable, DIGITS, "--epochs", "8", "--num-workers", num_workers],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert float(done.stdout.splitlines()[-1].split()[1]) >= 0.95, done.stdout
 
 
 def true_status(job: Job, size: int) -> Status:
