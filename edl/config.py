@@ -42,6 +42,7 @@ class Config:
     switch_timeout_s: float = 60.0  # for one ring rebuild
     elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
+    backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
 
     lease_batches: int = 8  # longest lease, in batches of one worker
     status_period_s: float = 0.5  # how often the leader writes the job's status

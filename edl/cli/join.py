@@ -80,6 +80,7 @@ def join(
             f"use them with `edl scale {record.name} --np N`",
             guest=True,
             on_snapshot=line.update,
+            backoff_max_s=settings.backoff_max_s,
         )
         code = agent.run()
     raise typer.Exit(code)

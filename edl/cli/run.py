@@ -105,6 +105,7 @@ def run(
             settings.start_timeout_s,
             f"job {name} starts with {np} workers; ZooKeeper is at {hosts}",
             on_snapshot=line.update,
+            backoff_max_s=settings.backoff_max_s,
         )
         code = agent.run()
     raise typer.Exit(code)

@@ -82,6 +82,7 @@ class Own:
     processes: tuple[Process, ...]
     state_since: float  # since when the job has its present state
     start_timeout_s: float
+    backoff_max_s: float = BACKOFF_MAX_S
     script: str = "the script"  # for messages
     draining: bool = False  # the host is about to leave the job
 
@@ -166,9 +167,9 @@ def how(code: int) -> str:
     return f"exited with code {code}"
 
 
-def backoff_s(failures: int) -> float:
+def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
     """How long a slot waits before its next start: 1, 2, 4, ... 30 s."""
-    return 0.0 if failures < 1 else min(BACKOFF_MAX_S, 2.0 ** (min(failures, 10) - 1))
+    return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))
 
 
 def _observe(process: Process, member: Member | None, snapshot: Snapshot, now: float) -> Process:
@@ -334,7 +335,7 @@ def _starts(lacking: int, occupied: set[int], own: Own, now: float) -> tuple[Sta
             starts.append(Start(slot, 0, "the plan wants it"))
             continue
         failures = before.failures_now
-        pause = backoff_s(failures) if before.failed else 0.0
+        pause = backoff_s(failures, own.backoff_max_s) if before.failed else 0.0
         if now >= (before.exited or 0.0) + pause:
             reason = f"{before.name} {how(before.exit_code or 0)} and the plan wants a worker"
             starts.append(Start(slot, failures, reason))

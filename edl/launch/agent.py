@@ -19,7 +19,18 @@ from pathlib import Path
 from types import FrameType
 
 from edl.coordination.store import JobStore
-from edl.core.agency import Decision, Ending, Outcome, Own, Process, Start, decide, how, observe
+from edl.core.agency import (
+    BACKOFF_MAX_S,
+    Decision,
+    Ending,
+    Outcome,
+    Own,
+    Process,
+    Start,
+    decide,
+    how,
+    observe,
+)
 from edl.core.agency import exit_status as status_of
 from edl.core.facts import Event, Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
@@ -55,6 +66,7 @@ class Agent:
         greeting: what to say once this host is registered.
         guest: the first signal makes this host leave the job instead of ending the job.
         on_snapshot: called with each new reading of the facts.
+        backoff_max_s: the longest pause of a slot whose workers die.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class Agent:
         greeting: str,
         guest: bool = False,
         on_snapshot: Callable[[Snapshot], None] | None = None,
+        backoff_max_s: float = BACKOFF_MAX_S,
     ) -> None:
         self._store = store
         self._host = host
@@ -77,6 +90,7 @@ class Agent:
         self._greeting = greeting
         self._guest = guest
         self._start_timeout_s = start_timeout_s
+        self._backoff_max_s = backoff_max_s
         self._on_snapshot = on_snapshot
         self._workers = Workers(job.command, Path(job.cwd), environment, logs)
         self._script = title(job.command)
@@ -196,6 +210,7 @@ class Agent:
             processes=self._processes,
             state_since=self._state_since,
             start_timeout_s=self._start_timeout_s,
+            backoff_max_s=self._backoff_max_s,
             script=self._script,
             draining=self._draining,
         )

@@ -140,6 +140,14 @@ def test_a_failed_slot_waits_for_its_back_off(
 def test_back_off() -> None:
     assert [backoff_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
     assert backoff_s(10_000) == 30
+    assert [backoff_s(n, 3.0) for n in range(5)] == [0, 1, 2, 3, 3]
+
+
+def test_the_longest_back_off_can_be_set() -> None:
+    crashed = trainer(1, exit_code=1, exited=NOW - 1.0, failures=20)
+    facts = snapshot(2, generation(0, 1))
+    assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.0), NOW)) == [1]
+    assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.1), NOW)) == []
 
 
 def test_long_training_forgives_earlier_failures() -> None:
