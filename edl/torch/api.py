@@ -43,7 +43,6 @@ def init(**settings: Any) -> None:
     if settings_now.job is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
     atexit.register(worker.close)
-    _speak_in_sentences()
     worker.start()
     _worker = worker
 
@@ -160,3 +159,6 @@ def _speak_in_sentences() -> None:
             previous(kind, error, trace)
 
     sys.excepthook = hook
+
+
+_speak_in_sentences()

@@ -1,0 +1,140 @@
+"""edl.torch in a ring: the gradient of a step is the mean over its global batch, for all dtypes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import SCRIPTS, started
+
+pytestmark = pytest.mark.integration
+
+SAMPLES, EPOCHS = 203, 4
+
+
+def read(out: Path) -> tuple[dict[int, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """What was trained in each step by the workers, and the last lines of those that finished."""
+    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    finals = []
+    for file in sorted(out.glob("*.jsonl")):
+        for line in map(json.loads, file.read_text().splitlines()):
+            if "final" in line:
+                finals.append(line)
+            else:
+                steps[line["step"]].append(line)
+    return steps, finals
+
+
+def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
+    """2 workers, then 3: uneven batches, every dtype, schedulers in step on old and new."""
+    out = tmp_path / "out"
+    out.mkdir()
+    options = ["--out", str(out), "--step-delay", "0.2"]
+    script = SCRIPTS / "torch_api.py"
+    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        job.wait_for_size(3)
+        assert job.end() == 0, job.story("it failed")
+    steps, finals = read(out)
+
+    assert len(finals) == 3
+    for other in finals[1:]:
+        assert other["final"] == finals[0]["final"]
+        assert other["steps"] == finals[0]["steps"] == len(steps)
+    assert [[2, 3]] in [final["resizes"] for final in finals]
+
+    seen: dict[int, list[int]] = defaultdict(list)
+    wide = [0.0] * SAMPLES
+    brain = seldom = 0.0
+    rate = 1.0
+    for step in range(len(steps)):
+        rows = steps[step]
+        assert len({row["norm"] for row in rows}) == 1, "clipping sees the reduced gradient"
+        assert [row["rate"] for row in rows] == pytest.approx([rate] * len(rows), rel=1e-9), step
+        trained = [index for row in rows for index in row["indices"]]
+        seen[rows[0]["epoch"]] += trained
+        for index in trained:
+            wide[index] -= rate / len(trained)
+        brain -= rate
+        rate *= 0.999
+        if step + 1 not in steps or steps[step + 1][0]["epoch"] != rows[0]["epoch"]:
+            rate *= 0.5
+    assert {epoch: sorted(indices) for epoch, indices in seen.items()} == {
+        epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)
+    }
+    final = finals[0]["final"]
+    assert final["wide"] == pytest.approx(wide, abs=1e-12)
+    assert final["unused"] == [0.0, 0.0, 0.0]
+    assert final["frozen"] == [1.0, 1.0]
+    assert final["narrow"][0] == pytest.approx(1.0 + brain, rel=2e-2)
+    assert final["brain"][0] == pytest.approx(1.0 + brain, rel=1e-1)
+    assert final["seldom"][0] < seldom, "a parameter that only some workers use is trained"
+
+
+WRONG_USES = {
+    "rank before init": ("edl.rank()", "call edl.init() first"),
+    "optimizer before init": ("edl.Optimizer(sgd, model)", "call edl.init() first"),
+    "empty dataset": ("edl.init(); edl.DataLoader([])", "the dataset has 0 samples"),
+    "batch size": ("edl.init(); edl.DataLoader(data, batch_size=0)", "batch_size is 0"),
+    "sampler": ("edl.init(); edl.DataLoader(data, sampler=data)", "does not take a sampler"),
+    "drop_last": ("edl.init(); edl.DataLoader(data, drop_last=True)", "has no drop_last"),
+    "iterable": ("edl.init(); edl.DataLoader(iter(data))", "needs a map-style dataset"),
+    "two loaders": (
+        "edl.init(); edl.DataLoader(data); edl.DataLoader(data)",
+        "two edl data loaders",
+    ),
+    "no optimizer": (
+        "edl.init(); edl.Optimizer(model, model)",
+        "wraps a torch.optim.Optimizer",
+    ),
+    "wrapped twice": (
+        "edl.init(); edl.Optimizer(edl.Optimizer(sgd, model), model)",
+        "wrapped by edl.Optimizer (or Horovod) already",
+    ),
+    "no epochs": ("edl.init(); next(iter(edl.DataLoader(data)))", "for epoch in loader.epochs(n)"),
+    "track": ("edl.init(); edl.track(a=1)", "has no state_dict() and load_state_dict()"),
+    "closure": (
+        "edl.init(); edl.Optimizer(sgd, model).step(lambda: 0.0)",
+        "evaluate a closure",
+    ),
+    "step without a batch": (
+        "edl.init(); edl.Optimizer(sgd, model).step()",
+        "without a batch from the edl loader",
+    ),
+    "batch without a step": (
+        "edl.init(); loader = edl.DataLoader(data)\nfor _ in loader.epochs(1): list(loader)",
+        "took a batch without calling optimizer.step()",
+    ),
+    "bad setting": ("edl.init(session_timeout_s=-1.0)", "session_timeout_s is -1"),
+}
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, tuple[int, str]]:
+    """Exit code and standard error of each wrong use."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "wrong_uses.py"],
+        input=json.dumps({name: code for name, (code, _) in WRONG_USES.items()}),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.parametrize("name", WRONG_USES)
+def test_wrong_use_gets_a_sentence(name: str, told: dict[str, tuple[int, str]]) -> None:
+    """One clear sentence and a non-zero exit; no traceback, no hang."""
+    code, stderr = told[name]
+    assert code != 0
+    assert stderr.startswith("edl: ")
+    assert WRONG_USES[name][1] in stderr
+    assert "Traceback" not in stderr
