@@ -125,8 +125,10 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
                 }
             ),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"this is not a ledger snapshot: {error!r}") from error
+    if ledger.total < 1:
+        raise DataError(f"this is not a ledger snapshot: it has {ledger.total} samples")
     _check_disjoint(ledger)
     return ledger
 

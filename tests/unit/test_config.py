@@ -1,0 +1,131 @@
+"""Settings: argument > environment > file > default, and a sentence for what cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from edl import config
+from edl.config import Config, load
+from edl.errors import ConfigError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No settings file of the developer's is found."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    settings = load({})
+    assert settings == Config()
+    assert settings.job is None
+    assert settings.host == socket.gethostname()
+
+
+def test_an_argument_beats_the_environment_beats_the_file(elsewhere: Path) -> None:
+    (elsewhere / "edl.toml").write_text("slot = 1\ngather_timeout_s = 1\njob = 'file'\n")
+    environ = {"EDL_SLOT": "2", "EDL_GATHER_TIMEOUT_S": "2.5"}
+    settings = load(environ, slot=3)
+    assert (settings.slot, settings.gather_timeout_s, settings.job) == (3, 2.5, "file")
+
+
+def test_none_and_empty_count_as_absent() -> None:
+    assert load({"EDL_JOB": ""}, job=None).job is None
+    assert load({"EDL_JOB": "digits"}, job=None).job == "digits"
+    assert load({"EDL_HOST": ""}, host="").host == socket.gethostname()
+
+
+def test_the_file_of_the_directory_beats_the_users(elsewhere: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / ".config/edl").mkdir(parents=True)
+    (home / ".config/edl/edl.toml").write_text("slot = 7")
+    assert load({"HOME": str(home)}).slot == 7
+    (elsewhere / "edl.toml").write_text("slot = 8")
+    assert load({"HOME": str(home)}).slot == 8
+
+
+def test_the_users_file_follows_xdg(tmp_path: Path) -> None:
+    (tmp_path / "xdg/edl").mkdir(parents=True)
+    (tmp_path / "xdg/edl/edl.toml").write_text("slot = 9")
+    assert load({"XDG_CONFIG_HOME": str(tmp_path / "xdg"), "HOME": str(tmp_path)}).slot == 9
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"EDL_SLOT": "two"}, "EDL_SLOT is 'two'; it must be an integer"),
+        ({"EDL_SLOT": "1.5"}, "must be an integer"),
+        ({"EDL_SESSION_TIMEOUT_S": "soon"}, "must be a number"),
+        ({"EDL_SESSION_TIMEOUT_S": "0"}, "session_timeout_s is 0; it must be a positive time"),
+        ({"EDL_SESSION_TIMEOUT_S": "-1"}, "positive time"),
+        ({"EDL_SESSION_TIMEOUT_S": "nan"}, "positive time"),
+        ({"EDL_LEASE_BATCHES": "0"}, "lease_batches is 0; at least 1"),
+    ],
+)
+def test_a_value_that_cannot_be_used_gets_a_sentence(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(environ)
+    assert isinstance(caught.value, UsageError)
+    assert caught.value.setting
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slot = ", "is not readable TOML"),
+        ("slots = 2", "unknown settings: slots"),
+        ("slot = 'two'", "edl.toml: slot is 'two'; it must be an integer"),
+    ],
+)
+def test_a_file_that_cannot_be_used_gets_a_sentence(
+    elsewhere: Path, text: str, message: str
+) -> None:
+    (elsewhere / "edl.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load({})
+
+
+def test_a_file_that_is_not_text_gets_a_sentence(elsewhere: Path) -> None:
+    (elsewhere / "edl.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not readable TOML"):
+        load({})
+
+
+def test_every_time_names_its_unit_and_is_checked() -> None:
+    times = [f.name for f in dataclasses.fields(Config) if f.type in (float, "float")]
+    assert times
+    for name in times:
+        assert name.endswith("_s")
+        with pytest.raises(ConfigError, match=name):
+            Config(**{name: 0.0})  # type: ignore[arg-type]
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load({}).slot = 3  # type: ignore[misc]
+
+
+def test_variables_for_the_library_are_set_and_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_TEST_GONE", "1")
+    monkeypatch.delenv("EDL_TEST_SET", raising=False)
+    config.set_environment({"EDL_TEST_SET": "2", "EDL_TEST_GONE": None, "EDL_TEST_NEVER": None})
+    seen = config.environment()
+    assert seen["EDL_TEST_SET"] == "2"
+    assert "EDL_TEST_GONE" not in seen
+    config.set_environment({"EDL_TEST_SET": None})
+
+
+def test_user_directories_follow_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert config.cache_dir() == tmp_path / "cache/edl"
+    assert config.state_dir() == tmp_path / ".local/state/edl"
+    assert config.cache_dir().is_dir()
