@@ -17,6 +17,7 @@ from edl.coordination.election import Leadership
 from edl.coordination.store import JobStore
 from edl.core.facts import Event, Member, Snapshot, Stage
 from edl.core.membership import Ages, Decision, Limits, decide
+from edl.daemon import points
 from edl.daemon.mailbox import Mailbox
 from edl.ring.client import REFUSED, SILENT, probe
 
@@ -73,7 +74,9 @@ class Lead:
         decision = decide(snapshot, self.term, ages, self._limits, self._dead(snapshot))
         if decision.acts:
             decision = self._with_scope(decision)
+            points.reached("deciding")
             self._leadership.carry_out(decision, snapshot)
+            points.reached("decided")
             self._tell(decision)
             wake()
         if decision.reason != self._reason:

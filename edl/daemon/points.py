@@ -16,6 +16,10 @@ worker does: without a listener an announcement is one comparison.
 ``build``       about to build a new ring
 ``built``       the new ring stands, nobody has the state yet
 ``broadcast``   the state is being sent
+``broken``      the ring failed, nobody was told yet
+``reported``    the last complete step is reported, the repair is waited for
+``deciding``    the leader has decided and is about to write it down (daemon thread)
+``decided``     the leader has written it down (daemon thread)
 ``finish``      trained to the end, about to say so
 ==============  ==================================================================================
 """
@@ -26,7 +30,8 @@ from collections.abc import Callable
 
 NAMES = (
     "rehearsed", "boundary", "step", "gradient", "records", "reduced", "applied",
-    "agreed", "closed", "build", "built", "broadcast", "finish",
+    "agreed", "closed", "build", "built", "broadcast", "broken", "reported",
+    "deciding", "decided", "finish",
 )  # fmt: skip
 
 _listeners: list[Callable[[str], None]] = []

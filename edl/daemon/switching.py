@@ -300,10 +300,12 @@ class Switching:
     def _drop_ring(self, generation: int, error: RingError) -> None:
         """Leave a ring that failed, let all others in it fail too, and report it."""
         logger.warning("w%d: %s", self.worker, error)
+        points.reached("broken")
         self._ring.break_()
         step = self._position.step if self._position.has_state else NO_STATE
         self._daemon.report_broken(generation, step)
         self._ring.close()
+        points.reached("reported")
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """The generation that the leader makes of the survivors."""
