@@ -1,0 +1,577 @@
+"""Who is in the ring next, and why: the guards of the module's docstring, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.core.facts import (
+    Broken,
+    Generation,
+    Job,
+    JobState,
+    Member,
+    Request,
+    Seat,
+    Snapshot,
+    Stage,
+)
+from edl.core.membership import Ages, Decision, Limits, decide
+
+LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30)
+JOB = Job("digits", ("true",), np=2, min_np=1, max_np=4)
+TERM = 5
+
+
+def worker(number: int, host: str = "a", **changes: Any) -> Member:
+    """A worker in the ring of generation 7, unless told otherwise."""
+    fresh = Member(number, host, number, "::1", 9000 + number, 100 + number, f"launch{number}")
+    return replace(fresh, **{"stage": Stage.ACTIVE, "generation": 7, **changes})
+
+
+def newcomer(number: int, host: str = "a", stage: Stage = Stage.READY) -> Member:
+    return worker(number, host, stage=stage, generation=0)
+
+
+def ring(*members: Member, **changes: Any) -> Generation:
+    """Generation 7, adopted by all its members."""
+    seats = tuple(seat(m) for m in members)
+    return replace(Generation(7, 4, seats, seats[0].id, (), (), "so it began"), **changes)
+
+
+def seat(m: Member) -> Seat:
+    return Seat(m.id, m.host, m.slot, m.address, m.port)
+
+
+def job_of(*members: Member, newcomers: tuple[Member, ...] = (), **changes: Any) -> Snapshot:
+    """A job that trains with ``members`` and is planned for just them."""
+    plan: dict[str, int] = {}
+    for m in members:
+        plan[m.host] = plan.get(m.host, 0) + 1
+    known = tuple(sorted((*members, *newcomers), key=lambda m: m.id))
+    now = Snapshot(JOB, members=known, plan=plan, generation=ring(*members))
+    return replace(now, **changes)
+
+
+def ages(leading_s: float = 1000.0, **stage_s: float) -> Ages:
+    """``w3=2.5``: worker 3 is in its stage for 2.5 s; all others for long."""
+    known = dict.fromkeys(range(20), 1000.0)
+    known |= {int(name[1:]): age for name, age in stage_s.items()}
+    return Ages(leading_s, known)
+
+
+def decided(now: Snapshot, when: Ages | None = None, dead: tuple[int, ...] = ()) -> Decision:
+    proofs = dict.fromkeys(dead, "its port is refused")
+    return decide(now, TERM, when or ages(), LIMITS, proofs)
+
+
+def made(decision: Decision) -> Generation:
+    assert decision.generation is not None, decision.reason
+    return decision.generation
+
+
+def waits(decision: Decision, reason: str) -> None:
+    assert decision == Decision(reason)
+    assert not decision.acts
+
+
+A, B, C = worker(0), worker(1), worker(2)
+
+
+# --- 1. a stopping job ---
+
+
+def test_a_stopping_job_gets_a_generation_without_seats() -> None:
+    now = job_of(A, B, newcomers=(newcomer(2),))
+    now = replace(now, job=replace(JOB, state=JobState.STOPPING, reason="edl stop"))
+    new = made(decided(now))
+    assert (new.number, new.term, new.seats, new.left) == (8, TERM, (), (0, 1))
+    assert new.reason == "the job is asked to stop: edl stop"
+
+
+def test_a_job_is_stopped_before_it_starts() -> None:
+    now = Snapshot(replace(JOB, state=JobState.STOPPING), members=(newcomer(0),))
+    assert (made(decided(now)).number, made(decided(now)).seats) == (1, ())
+
+
+def test_a_stop_does_not_wait_for_anything() -> None:
+    broken = replace(A, broken=Broken(7, 40))
+    now = job_of(broken, B, job=replace(JOB, state=JobState.STOPPING))
+    assert made(decided(now)).seats == ()
+
+
+@pytest.mark.parametrize("state", [s for s in JobState if s.over])
+def test_a_job_that_is_over_stays_over(state: JobState) -> None:
+    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 3}, job=replace(JOB, state=state))
+    waits(decided(now), "the job has ended")
+
+
+def test_a_generation_without_seats_is_the_last() -> None:
+    end = Generation(8, 4, (), -1, (), (0, 1), "edl stop")
+    waits(decided(job_of(A, newcomers=(newcomer(2),), generation=end)), "the job has ended")
+
+
+# --- 2. a job without a ring ---
+
+
+def starting(*members: Member, **changes: Any) -> Snapshot:
+    return Snapshot(replace(JOB, **changes), members=members, plan={"a": 2})
+
+
+def test_a_job_starts_when_np_workers_are_ready() -> None:
+    new = made(decided(starting(newcomer(0), newcomer(1)), ages(leading_s=0)))
+    assert (new.number, new.term, new.members) == (1, TERM, (0, 1))
+    assert (new.joined, new.left, new.previous) == ((0, 1), (), ())
+    assert new.sync_root == 0
+    assert new.reason == "the job starts with 2 of 2 workers"
+
+
+def test_a_start_waits_for_the_last_of_np() -> None:
+    now = starting(newcomer(0), newcomer(1, stage=Stage.PREPARING))
+    waits(decided(now, ages(119.9, w1=119.0)), "1 of 2 workers are ready to start")
+
+
+def test_a_start_goes_on_with_min_np_after_the_limit() -> None:
+    now = starting(newcomer(0), newcomer(1, stage=Stage.PREPARING))
+    assert made(decided(now, ages(120, w1=119.0))).members == (0,)
+
+
+def test_a_start_never_goes_on_with_fewer_than_min_np() -> None:
+    now = starting(newcomer(0), min_np=2)
+    waits(decided(now, ages(9999)), "1 of 2 workers are ready to start")
+
+
+def test_a_start_takes_all_that_are_ready_up_to_max_np() -> None:
+    now = starting(*(newcomer(n) for n in range(6)))
+    assert made(decided(now)).members == (0, 1, 2, 3)
+
+
+def test_a_start_does_not_count_the_dead() -> None:
+    now = starting(newcomer(0), newcomer(1))
+    waits(decided(now, ages(0), dead=(1,)), "1 of 2 workers are ready to start")
+
+
+def test_a_worker_that_hangs_before_the_start_is_given_up() -> None:
+    now = starting(newcomer(0), newcomer(1, stage=Stage.PREPARING), min_np=2)
+    decision = decided(now, ages(w1=300.0))
+    assert decision.evict == {1: "it was not ready after 300 s"}
+    assert decision.generation is None
+
+
+def test_a_job_whose_ring_is_dead_to_the_last_starts_again() -> None:
+    now = job_of(A, B, newcomers=(newcomer(2), newcomer(3)))
+    new = made(decided(now, dead=(0, 1)))
+    assert (new.number, new.members, new.joined, new.left) == (8, (2, 3), (2, 3), (0, 1))
+    assert new.reason.startswith("all 2 workers of generation 7 died, and the state")
+
+
+def test_a_ring_that_is_only_absent_may_be_training() -> None:
+    """ZooKeeper forgot everybody for a moment; the newcomers must not start a second job."""
+    now = job_of(A, B, newcomers=(newcomer(2), newcomer(3)))
+    now = replace(now, members=(newcomer(2), newcomer(3)))
+    decision = decided(now, dead=(0,))
+    assert decision.generation is None
+    assert decision.reason == (
+        "all of w0, w1 left ZooKeeper and w1 may be training; "
+        "no change until they come back or are proven dead"
+    )
+
+
+# --- 3. a broken ring ---
+
+
+def broke(m: Member, step: int, generation: int = 7) -> Member:
+    return replace(m, broken=Broken(generation, step))
+
+
+def test_survivors_go_on_when_all_others_are_dead() -> None:
+    now = job_of(broke(A, 40), B, broke(C, 40))
+    new = made(decided(now, dead=(1,)))
+    assert (new.number, new.members, new.left, new.joined) == (8, (0, 2), (1,), ())
+    assert new.sync_root == 0
+    assert new.previous == (), "its members come from no ring that runs"
+    assert "2 of 3 go on from step 40 of w0" in new.reason
+
+
+@pytest.mark.parametrize("how", ["proven", "absent", "evicted"])
+def test_a_death_is_proven_in_three_ways(how: str) -> None:
+    now = job_of(broke(A, 40), B)
+    if how == "absent":
+        now = replace(now, members=now.members[:1])
+    if how == "evicted":
+        now = replace(now, evicted={1: "frozen"})
+    assert made(decided(now, dead=(1,) if how == "proven" else ())).members == (0,)
+
+
+def test_the_roll_call_waits_for_everyone_who_lives() -> None:
+    now = job_of(broke(A, 40), B, C)
+    waits(decided(now), "generation 7 is broken; w1, w2 did not report yet")
+
+
+def test_a_ring_may_break_without_a_death() -> None:
+    new = made(decided(job_of(broke(A, 40), broke(B, 40))))
+    assert (new.members, new.left) == ((0, 1), ())
+    assert "nobody died" in new.reason
+
+
+def test_who_missed_the_last_step_takes_the_state_of_one_who_did_not() -> None:
+    new = made(decided(job_of(broke(A, 40), broke(B, 41), broke(C, 41))))
+    assert (new.members, new.sync_root, new.joined) == ((0, 1, 2), 1, (0,))
+
+
+def test_if_nobody_has_the_state_all_join() -> None:
+    new = made(decided(job_of(broke(A, -1), broke(B, -1))))
+    assert (new.sync_root, new.joined) == (0, (0, 1))
+
+
+def test_newcomers_wait_while_a_ring_is_repaired() -> None:
+    now = job_of(broke(A, 40), broke(B, 40), newcomers=(newcomer(2),), plan={"a": 3})
+    assert made(decided(now)).members == (0, 1)
+
+
+def test_a_report_about_a_ring_that_was_left_is_stale() -> None:
+    now = job_of(broke(A, 40, generation=6), B)
+    waits(decided(now), "2 workers train; 2 are wanted")
+
+
+def test_who_has_trained_to_the_end_is_not_heard() -> None:
+    finished = replace(A, stage=Stage.FINISHED)
+    new = made(decided(job_of(finished, broke(B, 40))))
+    assert (new.members, new.left) == ((1,), (0,))
+
+
+# --- 3 and 4: while a generation is announced ---
+
+OLD, NEW = (worker(0), worker(1)), newcomer(2)
+
+
+def announced(
+    members: tuple[Member, ...],
+    seats: tuple[int, ...] = (0, 1, 2),
+    joined: tuple[int, ...] = (2,),
+    left: tuple[int, ...] = (),
+    **changes: Any,
+) -> Snapshot:
+    """Generation 8 follows the ring of w0 and w1, and is announced."""
+    every = {m.id: seat(m) for m in (worker(0), worker(1), newcomer(2), newcomer(3))}
+    generation = Generation(
+        number=8,
+        term=4,
+        seats=tuple(every[number] for number in seats),
+        sync_root=seats[0],
+        joined=joined,
+        left=left,
+        reason="w2 joined",
+        previous=(every[0], every[1]),
+    )
+    now = Snapshot(JOB, members=members, plan={"a": 3}, generation=generation)
+    return replace(now, **changes)
+
+
+def test_a_generation_is_adopted_by_all_before_the_next() -> None:
+    now = announced((worker(0, generation=8), worker(1), NEW), plan={"a": 1})
+    waits(decided(now), "generation 8 waits for w1, w2 to switch")
+
+
+def test_a_newcomer_that_dies_before_the_switch_changes_nothing() -> None:
+    new = made(decided(announced(OLD)))
+    assert (new.number, new.members, new.joined, new.left) == (9, (0, 1), (), ())
+    assert ids(new.previous) == (0, 1)
+    assert new.reason == "w2 died before joining generation 8"
+
+
+def test_the_other_newcomers_still_join() -> None:
+    now = announced((*OLD, newcomer(3)), seats=(0, 1, 2, 3), joined=(2, 3))
+    new = made(decided(now))
+    assert (new.members, new.joined) == ((0, 1, 3), (3,))
+
+
+def test_a_leaver_whose_replacement_died_stays() -> None:
+    leaver = worker(0, stage=Stage.LEAVING)
+    now = announced((leaver, worker(1)), seats=(1, 2), left=(0,), plan={"a": 2})
+    new = made(decided(now))
+    assert (new.members, new.left) == ((0, 1), ()), "in its old place"
+    assert new.reason == "w2 died before joining generation 8; w0 cannot leave yet"
+
+
+def test_a_leaver_that_nobody_was_to_replace_leaves() -> None:
+    now = announced(OLD, seats=(1, 2), left=(0,), plan={"a": 1})
+    assert made(decided(now)).members == (1,)
+
+
+def test_a_newcomer_that_dies_after_the_switch_breaks_the_ring() -> None:
+    """w0 is in the ring of generation 8: it was built, so its reports are waited for."""
+    now = announced((worker(0, generation=8), worker(1)))
+    waits(decided(now), "generation 8 waits for w1 to switch")
+
+
+def test_a_break_of_the_old_ring_counts_while_the_next_is_announced() -> None:
+    """The newcomer has not heard of a switch, and is not waited for."""
+    new = made(decided(announced((broke(worker(0), 40), worker(1), NEW)), dead=(1,)))
+    assert (new.number, new.members, new.left, new.previous) == (9, (0,), (1,), ())
+
+
+def test_a_failed_build_of_the_next_ring_counts_too() -> None:
+    members = (broke(worker(0), 41, 8), broke(worker(1), 41, 8), broke(NEW, -1, 8))
+    new = made(decided(announced(members)))
+    assert (new.members, new.sync_root, new.joined) == ((0, 1, 2), 0, (2,))
+
+
+def test_a_leaver_saves_the_state_when_all_who_stay_die() -> None:
+    now = announced((broke(worker(0), 40), NEW), seats=(1, 2), left=(0,))
+    new = made(decided(now))
+    assert (new.members, new.sync_root, new.left) == ((0,), 0, (1,))
+
+
+def test_a_report_that_is_answered_does_not_count_again() -> None:
+    """Generation 8 repairs generation 7; its survivors are on their way."""
+    now = job_of(broke(A, 40), broke(B, 40), generation=ring(A, B, number=8))
+    waits(decided(now), "generation 8 waits for w0, w1 to switch")
+
+
+def test_who_was_behind_and_dies_in_the_repair_is_left_out() -> None:
+    repair = ring(A, B, number=8, joined=(1,))
+    new = made(decided(job_of(broke(A, 40), broke(B, 39), generation=repair), dead=(1,)))
+    assert (new.number, new.members, new.joined, new.previous) == (9, (0,), (), ())
+
+
+# --- 5. planned changes ---
+
+
+def test_nothing_to_do() -> None:
+    waits(decided(job_of(A, B)), "2 workers train; 2 are wanted")
+
+
+def test_scale_out() -> None:
+    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 3})
+    new = made(decided(now))
+    assert (new.number, new.term, new.members) == (8, TERM, (0, 1, 2))
+    assert (new.sync_root, new.joined, new.left) == (0, (2,), ())
+    assert ids(new.previous) == (0, 1)
+    assert new.reason == "w2 joined: 2 -> 3 workers, 3 wanted"
+
+
+def test_several_newcomers_are_gathered() -> None:
+    now = job_of(A, newcomers=(newcomer(1), newcomer(2, stage=Stage.PREPARING)), plan={"a": 3})
+    waits(decided(now, ages(w1=2.9, w2=9)), "w1 are ready and wait for w2")
+    assert made(decided(now, ages(w1=3.0, w2=9))).members == (0, 1)
+
+
+def test_all_that_are_ready_join_in_one_switch_by_id() -> None:
+    now = job_of(worker(5), newcomers=(newcomer(3, "b"), newcomer(1, "c")))
+    now = replace(now, plan={"a": 1, "b": 1, "c": 1})
+    assert made(decided(now, ages(w1=0, w3=0))).members == (5, 1, 3)
+
+
+def test_max_np_is_never_exceeded() -> None:
+    now = job_of(A, B, C, newcomers=(newcomer(3), newcomer(4)), plan={"a": 5})
+    assert made(decided(now)).members == (0, 1, 2, 3)
+
+
+def test_scale_in_takes_the_highest_ranks() -> None:
+    now = job_of(worker(5), worker(3), worker(4), plan={"a": 1})
+    new = made(decided(now))
+    assert (new.members, new.left, new.joined) == ((5,), (3, 4), ())
+    assert new.reason == "w3, w4 left: 3 -> 1 workers, 1 wanted"
+
+
+def test_scale_in_never_goes_below_min_np() -> None:
+    now = job_of(A, B, C, plan={"a": 1}, job=replace(JOB, min_np=2))
+    assert len(made(decided(now)).members) == 2
+
+
+def test_migrate_is_join_and_leave_in_one_switch() -> None:
+    now = job_of(A, worker(1, "b"), newcomers=(newcomer(2, "c"),), plan={"a": 1, "b": 0, "c": 1})
+    new = made(decided(now))
+    assert (new.members, new.joined, new.left) == ((0, 2), (2,), (1,))
+
+
+def test_migrating_workers_wait_for_their_replacements() -> None:
+    now = job_of(A, worker(1, "b"), plan={"a": 1, "b": 0, "c": 1})
+    waits(decided(now), "w1 leave when their replacements are ready")
+
+
+def test_one_old_member_brings_the_state_when_all_are_replaced() -> None:
+    now = job_of(A, B, newcomers=(newcomer(2, "b"), newcomer(3, "b")), plan={"b": 2})
+    new = made(decided(now))
+    assert (new.members, new.sync_root, new.left) == ((0, 2, 3), 0, (1,))
+    members = tuple(worker(n, h, generation=8) for n, h in ((0, "a"), (2, "b"), (3, "b")))
+    last = made(decided(replace(now, members=members, generation=new)))
+    assert (last.members, last.left) == ((2, 3), (0,))
+
+
+def test_a_newcomer_that_hangs_is_given_up() -> None:
+    now = job_of(A, newcomers=(newcomer(1, stage=Stage.PREPARING),), plan={"a": 2})
+    waits(decided(now, ages(w1=299)), "w1 are preparing; 1 of 2 train")
+    decision = decided(now, ages(w1=300))
+    assert decision.evict == {1: "it was not ready after 300 s"}
+    assert decision.generation is None
+
+
+def test_a_newcomer_that_is_not_wanted_any_more_is_given_up() -> None:
+    decision = decided(job_of(A, newcomers=(newcomer(1),)))
+    assert decision.evict == {1: "host a is planned for 1 workers and has them"}
+
+
+def test_a_newcomer_that_died_does_not_count() -> None:
+    now = job_of(A, newcomers=(newcomer(1),), plan={"a": 2})
+    waits(decided(now, dead=(1,)), "1 workers train; 2 are wanted")
+
+
+def test_nobody_is_dropped_for_being_absent_from_zookeeper() -> None:
+    now = job_of(A, B, C, newcomers=(newcomer(3),), plan={"a": 4})
+    now = replace(now, members=(A, C, newcomer(3)))
+    waits(
+        decided(now),
+        "w1 of generation 7 left ZooKeeper; no change until it comes back or the ring breaks",
+    )
+
+
+def test_no_change_once_a_worker_has_trained_to_the_end() -> None:
+    now = job_of(replace(A, stage=Stage.FINISHED), B, newcomers=(newcomer(2),), plan={"a": 3})
+    waits(decided(now), "the job has trained to its end")
+
+
+def test_a_dead_worker_with_a_seat_is_given_up() -> None:
+    """So that every daemon cuts the ring that it is in."""
+    decision = decided(job_of(A, B), dead=(1,))
+    assert decision.evict == {1: "its port is refused"}
+    assert decided(job_of(A, B, evicted={1: "known"}), dead=(1,)).evict == {}
+
+
+# --- 5. asked to leave: SIGTERM ---
+
+
+def leaving(m: Member) -> Member:
+    return replace(m, stage=Stage.LEAVING)
+
+
+def test_a_leaver_lowers_the_plan() -> None:
+    decision = decided(job_of(A, leaving(B), C))
+    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert decision.plan == {"a": 2}
+
+
+def test_a_leaver_that_the_plan_does_not_want_lowers_it_no_further() -> None:
+    decision = decided(job_of(A, leaving(B), C, plan={"a": 2}))
+    assert made(decision).members == (0, 2)
+    assert decision.plan is None
+
+
+def test_every_leaver_lowers_the_plan_for_itself() -> None:
+    """One of two is the one that the plan does not want; the other one lowers it."""
+    decision = decided(job_of(leaving(A), leaving(B), C, worker(3), plan={"a": 3}))
+    assert made(decision).members == (2, 3)
+    assert decision.plan == {"a": 2}
+
+
+def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
+    job = replace(JOB, min_np=2)
+    now = job_of(A, leaving(B), job=job)
+    waits(decided(now, ages(w1=29)), "w1 leave when their replacements are ready")
+    now = job_of(A, leaving(B), newcomers=(newcomer(2),), job=job, plan={"a": 2})
+    new = made(decided(now, ages(w1=29)))
+    assert (new.members, new.joined, new.left) == ((0, 2), (2,), (1,))
+
+
+def test_a_leaver_at_min_np_is_released_after_the_grace() -> None:
+    now = job_of(A, leaving(B), job=replace(JOB, min_np=2))
+    decision = decided(now, ages(w1=30))
+    assert made(decision).members == (0,)
+    assert decision.plan is None, "its replacement is still wanted"
+
+
+def test_the_last_to_be_asked_waits() -> None:
+    """w0 got a SIGTERM, w2 is to migrate; one of them may go now."""
+    now = job_of(leaving(A), B, worker(2, "b"), plan={"a": 2, "c": 1}, job=replace(JOB, min_np=1))
+    decision = decided(now)
+    assert (made(decision).left, made(decision).members) == ((0,), (1, 2))
+
+
+def test_the_last_worker_ends_the_job_when_its_grace_is_over() -> None:
+    new = made(decided(job_of(leaving(A)), ages(w0=30)))
+    assert (new.seats, new.sync_root, new.left) == ((), -1, (0,))
+    assert new.reason == "w0 left: 1 -> 0 workers, 1 wanted; the job ends"
+
+
+# --- 5. asked to leave: drain ---
+
+
+def drain(number: int, target: int) -> Request:
+    return Request("drain", target, number)
+
+
+def test_a_drain_lowers_the_plan_and_is_answered_with_the_switch() -> None:
+    decision = decided(job_of(A, B, C, requests=(drain(0, 1),)))
+    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert decision.plan == {"a": 2}
+    assert decision.answers == (
+        Request("drain", 1, 0, True, True, "w1 leaves with the next switch"),
+    )
+
+
+def test_a_drain_at_min_np_is_refused() -> None:
+    decision = decided(job_of(A, B, requests=(drain(0, 1),), job=replace(JOB, min_np=2)))
+    assert (decision.generation, decision.plan) == (None, None)
+    (answer,) = decision.answers
+    assert (answer.done, answer.accepted) == (True, False)
+    assert answer.outcome == (
+        "cannot drain w1: 2 workers train, 2 are wanted and min_np is 2; scale out first"
+    )
+
+
+def test_drains_are_accepted_down_to_min_np() -> None:
+    requests = (drain(0, 0), drain(1, 1), drain(2, 2))
+    decision = decided(job_of(A, B, C, requests=requests))
+    assert [answer.accepted for answer in decision.answers] == [True, True, False]
+    assert made(decision).members == (2,)
+    assert decision.plan == {"a": 1}
+
+
+@pytest.mark.parametrize("target", [3, 9, -1])
+def test_a_drain_of_who_does_not_train_is_refused(target: int) -> None:
+    now = job_of(A, B, newcomers=(newcomer(3),), plan={"a": 3}, requests=(drain(0, target),))
+    (answer,) = decided(now).answers
+    assert answer.outcome == f"w{target} is not training in this job"
+
+
+def test_a_worker_is_drained_once() -> None:
+    decision = decided(job_of(A, B, C, requests=(drain(0, 1), drain(1, 1))))
+    assert [answer.accepted for answer in decision.answers] == [True, False]
+    assert decision.plan == {"a": 2}
+
+
+def test_an_accepted_drain_stays_open_until_its_worker_leaves() -> None:
+    """A newcomer is waited for; a refusal is said at once."""
+    newcomers = (newcomer(2), newcomer(3, stage=Stage.PREPARING))
+    now = job_of(A, B, newcomers=newcomers, plan={"a": 5}, requests=(drain(0, 1), drain(1, 9)))
+    decision = decided(now, ages(w2=0, w3=0))
+    assert (decision.generation, decision.plan) == (None, None)
+    assert [answer.number for answer in decision.answers] == [1]
+
+
+def test_an_unknown_request_is_refused() -> None:
+    (answer,) = decided(job_of(A, B, requests=(Request("polish", 1, 4),))).answers
+    assert (answer.number, answer.accepted) == (4, False)
+    assert answer.outcome == "this leader does not know requests of kind 'polish'"
+
+
+# --- what always holds ---
+
+
+def ids(seats: tuple[Seat, ...]) -> tuple[int, ...]:
+    return tuple(each.id for each in seats)
+
+
+def test_old_members_keep_their_order_and_newcomers_follow_by_id() -> None:
+    now = job_of(worker(7), worker(4), worker(9), newcomers=(newcomer(2), newcomer(8, "b")))
+    now = replace(now, plan={"a": 4, "b": 1}, job=replace(JOB, max_np=9))
+    assert made(decided(now)).members == (7, 4, 9, 2, 8)
+
+
+def test_a_decision_without_effect_does_not_act() -> None:
+    assert not Decision("nothing to do").acts
+    assert Decision("the plan", plan={}).acts, "an empty plan is a plan"
+    assert Decision("given up", evict={1: "frozen"}).acts
