@@ -44,6 +44,9 @@ class Config:
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
 
+    stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
+    stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
+
     lease_batches: int = 8  # longest lease, in batches of one worker
     status_period_s: float = 0.5  # how often the leader writes the job's status
 
@@ -52,7 +55,7 @@ class Config:
             object.__setattr__(self, "host", socket.gethostname())
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name.endswith("_s") and not value > 0:
+            if field.name.endswith("_s") and value is not None and not value > 0:
                 raise ConfigError(
                     field.name, f"{field.name} is {value:g}; it must be a positive time in seconds"
                 )
@@ -134,7 +137,7 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     try:
         if hint is int:
             return int(text)
-        if hint is float:
+        if hint in (float, float | None):
             return float(text)
     except ValueError:
         kind = "an integer" if hint is int else "a number"

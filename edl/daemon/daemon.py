@@ -20,6 +20,7 @@ from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.facts import Broken, Generation, JobState, Leader, Member, Stage
+from edl.daemon.activity import Watch
 from edl.daemon.leading import Lead
 from edl.daemon.mailbox import Mailbox
 from edl.errors import CoordinationError, Deposed
@@ -49,6 +50,7 @@ class Daemon:
         )
         self._store = JobStore(self._session, config.job)
         self._server = DaemonServer(config.address, health=self._health)
+        self._watch = Watch()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
@@ -76,6 +78,7 @@ class Daemon:
             UnknownJob: the job does not exist (any more).
         """
         config = self._config
+        self._watch.start()
         self._session.start()
         self._session.add_listener(lambda _state: self._wake.set())
         self._session_epoch = self._session.epoch
@@ -103,6 +106,7 @@ class Daemon:
                 return
             self._stopping = True
         self._wake.set()
+        self._watch.stop()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         self._server.close()
@@ -251,7 +255,14 @@ class Daemon:
             self._lead = None
         elif self._lead is None or self._lead.term != leadership.term:
             assert self._member is not None
-            self._lead = Lead(self._config, self._store, leadership, self._mailbox, self._member.id)
+            self._lead = Lead(
+                self._config,
+                self._store,
+                leadership,
+                self._mailbox,
+                self._member.id,
+                self._watch.look,
+            )
             self._leader = Leader(leadership.term, self._member.id)
 
     def _change_member(self, **changes: Any) -> None:
@@ -281,4 +292,5 @@ class Daemon:
             "generation": progress.generation,
             "step": progress.step,
             "epoch": progress.epoch,
+            "activity": self._watch.look().to_json(),
         }

@@ -15,18 +15,16 @@ from dataclasses import replace
 from edl.config import Config
 from edl.coordination.election import Leadership
 from edl.coordination.store import JobStore
-from edl.core.facts import Event, Member, Snapshot, Stage
+from edl.core.facts import Event, Snapshot, Stage
 from edl.core.membership import Ages, Decision, Limits, decide
+from edl.core.stall import Activity
 from edl.daemon import points
 from edl.daemon.mailbox import Mailbox
-from edl.ring.client import REFUSED, SILENT, probe
+from edl.daemon.witness import Witness
 
 logger = logging.getLogger(__name__)
 
 EVENTS_KEPT = 2000
-PROBE_TIMEOUT_S = 0.5
-STALLED_S = 1.0  # no step for this long, and for this many usual steps: the ring stands still
-STALLED_STEPS = 5
 
 
 class Lead:
@@ -39,12 +37,15 @@ class Lead:
         leadership: Leadership,
         mailbox: Mailbox,
         worker: int,
+        activity: Callable[[], Activity],
     ) -> None:
         self._config = config
         self._store = store
         self._leadership = leadership
         self._mailbox = mailbox
-        self._worker = worker
+        self._witness = Witness(config, mailbox, worker, activity)
+        self._stall = ""
+        self._named: set[int] | None = None  # in this stall; None: the ring trains
         self._since = time.monotonic()
         self._stages: dict[int, tuple[Stage, float]] = {}
         self._reason = ""
@@ -71,7 +72,8 @@ class Lead:
         """
         snapshot = self._store.snapshot(wake)
         ages = self._ages(snapshot)
-        decision = decide(snapshot, self.term, ages, self._limits, self._dead(snapshot))
+        dead = self._look_for_stall(snapshot) | self._witness.dead(snapshot)
+        decision = decide(snapshot, self.term, ages, self._limits, dead)
         if decision.acts:
             decision = self._with_scope(decision)
             points.reached("deciding")
@@ -93,45 +95,17 @@ class Lead:
         self._stages = {w: entry for w, entry in self._stages.items() if w in alive}
         return Ages(now - self._since, {w: now - at for w, (_, at) in self._stages.items()})
 
-    def _dead(self, snapshot: Snapshot) -> dict[int, str]:
-        """Who is proven dead: nobody listens on its port any more, or it is frozen.
-
-        Only those are asked whose word the leader waits for: members of a ring that is broken or
-        about to change, newcomers that are about to join, and whoever has left ZooKeeper.
-        """
-        members = {member.id: member for member in snapshot.members}
-        generation = snapshot.generation
-        seats = {s.id: s for s in (*generation.seats, *generation.previous)} if generation else {}
-        settled = generation is not None and all(
-            seat.id in members
-            and members[seat.id].generation >= generation.number
-            and not _reports(members[seat.id], generation.number)
-            for seat in generation.seats
-        )
-        asked: dict[int, tuple[str, int]] = {
-            m.id: (m.address, m.port) for m in snapshot.members if m.stage is Stage.READY
-        }
-        if not settled:
-            asked |= {seat.id: (seat.address, seat.port) for seat in seats.values()}
-        dead: dict[int, str] = {}
-        for worker, (address, port) in sorted(asked.items()):
-            if worker == self._worker or worker in snapshot.evicted:
-                continue
-            answer = probe(address, port, PROBE_TIMEOUT_S)
-            if answer is REFUSED:
-                dead[worker] = f"its process is gone: {address}:{port} refuses connections"
-            elif answer is SILENT and worker not in members and self._stalled():
-                dead[worker] = (
-                    f"it is frozen or cut off: its session is over, {address}:{port} does not "
-                    f"answer and no step completes"
-                )
-        return dead
-
-    def _stalled(self) -> bool:
-        """Whether this worker's ring has completed no step for much longer than steps take."""
-        progress = self._mailbox.progress
-        quiet_s = time.monotonic() - progress.updated_at
-        return quiet_s > max(STALLED_S, STALLED_STEPS * progress.median_step_s)
+    def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
+        """Name, once, who holds up a ring that does not train; whom to give up for it."""
+        stall = self._witness.stall(snapshot)
+        if stall is None:
+            self._stall, self._named = "", None
+            return {}
+        if self._named is None or not self._named.issuperset(stall.culprits):
+            logger.warning("%s", stall.reason)
+            self._log("stalled", stall.reason, workers=[f"w{worker}" for worker in stall.culprits])
+        self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
+        return dict(stall.give_up)
 
     @staticmethod
     def _with_scope(decision: Decision) -> Decision:
@@ -184,15 +158,11 @@ class Lead:
                 "epoch_total": progress.epoch_total,
                 "samples_per_s": round(self._rate.of(progress.samples_total, now), 1),
                 "median_step_s": round(progress.median_step_s, 6),
-                "reason": self._reason,
+                "reason": self._stall or self._reason,
                 "time": time.time(),
             }
         )
         self._store.trim_events(EVENTS_KEPT)
-
-
-def _reports(member: Member, generation: int) -> bool:
-    return member.broken is not None and member.broken.generation >= generation
 
 
 class _Rate:

@@ -38,7 +38,7 @@ class Mailbox:
     _generations: dict[int, Generation] = field(default_factory=dict)
     _job_state: JobState = JobState.RUNNING
     _evicted: str | None = None
-    _progress: Progress = field(default_factory=Progress)
+    _progress: Progress = field(default_factory=lambda: Progress(updated_at=time.monotonic()))
     _events: list[Event] = field(default_factory=list)
 
     # --- to the training thread ---

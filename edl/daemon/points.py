@@ -42,6 +42,12 @@ def subscribe(listener: Callable[[str], None]) -> None:
     _listeners.append(listener)
 
 
+def unsubscribe(listener: Callable[[str], None]) -> None:
+    """Call it no more. Nothing happens when it was not called."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+
+
 def reached(name: str) -> None:
     """Announce that this worker is at the point ``name``."""
     for listener in _listeners:

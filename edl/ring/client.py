@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from edl.errors import RendezvousFailed
+
+ASK_AT_ONCE = 32
 
 
 class Liveness(StrEnum):
@@ -41,23 +48,53 @@ def put(
     return _request("PUT", address, port, path, body, timeout_s, generation)
 
 
+@dataclass(frozen=True)
+class Health:
+    """The answer of a daemon, or what its silence means."""
+
+    liveness: Liveness
+    told: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
+
+
 def probe(address: str, port: int, timeout_s: float) -> Liveness:
     """Whether a daemon answers on that port. Any HTTP answer counts.
 
     A port may be used again by another process: who needs to know which worker answers
-    compares what ``fetch(..., "/health")`` says.
+    looks at what :func:`ask` returns.
     """
+    return ask(address, port, timeout_s).liveness
+
+
+def ask(address: str, port: int, timeout_s: float) -> Health:
+    """What the daemon on that port says of its worker."""
     for _ in range(2):
         try:
-            fetch(address, port, "/health", timeout_s)
+            _, body = fetch(address, port, "/health", timeout_s)
         except ConnectionRefusedError:
-            return REFUSED
+            return Health(REFUSED)
         except RendezvousFailed as error:
             if isinstance(error.__cause__, ConnectionResetError | http.client.RemoteDisconnected):
                 continue  # it may be dying at this moment: then the next connection is refused
-            return SILENT
-        return ALIVE
-    return SILENT
+            return Health(SILENT)
+        return Health(ALIVE, _object(body))
+    return Health(SILENT)
+
+
+def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
+    """:func:`ask` all workers at the same time: a cut-off host costs one time-out, not many."""
+    if not ports:
+        return {}
+    with ThreadPoolExecutor(min(len(ports), ASK_AT_ONCE), "edl-ask") as pool:
+        answers = pool.map(lambda at: ask(at[0], at[1], timeout_s), ports.values())
+        return dict(zip(ports, answers, strict=True))
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def rendezvous_path(port: int, scope: str, key: str) -> str:

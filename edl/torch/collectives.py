@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 from edl.core.steprecord import Table
+from edl.daemon.activity import waits
 from edl.ring.ring import CollectiveFailed
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
@@ -54,6 +55,7 @@ class TorchCollectives:
         return bytes(guarded(hvd.broadcast_, data, root, name=name).numpy().tobytes())
 
 
+@waits("exchanging the state with the others")
 def broadcast_in_place(tensor: torch.Tensor, root: int, name: str) -> None:
     """Overwrite ``tensor`` with that of the rank ``root``."""
     guarded(hvd.broadcast_, tensor, root, name=name)
@@ -78,6 +80,7 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
     return handle
 
 
+@waits("waiting for the gradients of the others")
 def average_finish(handle: int) -> torch.Tensor:
     """Wait for :func:`average_start`; returns its output."""
     output: torch.Tensor = guarded(hvd.synchronize, handle)

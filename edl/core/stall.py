@@ -1,0 +1,98 @@
+"""When a job stands still, and which of its workers the others wait for.
+
+A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
+disk. So nobody is given up for being slow unless the user set a limit; but who holds the job up
+is named, with what it is doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.core.facts import Record
+
+IN_USER_CODE = "in user code"
+USUAL_STEPS = 20  # a stall lasts at least this many usual steps
+SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
+
+
+@dataclass(frozen=True)
+class Activity(Record):
+    """What a worker's training thread does at one moment."""
+
+    doing: str  # IN_USER_CODE, or what it waits for
+    where: str  # innermost line of the user's code, "train.py:33"
+    point: str  # the last point that it passed
+    since_s: float  # how long ago it passed that point
+
+    @property
+    def waits(self) -> bool:
+        """It waits for other workers, so it is not the one that holds the job up."""
+        return self.doing != IN_USER_CODE
+
+
+@dataclass(frozen=True)
+class Report:
+    """A worker of the ring; ``activity`` is None when it did not answer."""
+
+    worker: int
+    rank: int
+    host: str
+    activity: Activity | None
+
+    @property
+    def name(self) -> str:
+        return f"w{self.worker} (rank {self.rank}, host {self.host})"
+
+    def told(self) -> str:
+        if self.activity is None:
+            return f"{self.name} does not answer"
+        here, since = self.activity, f"since {self.activity.since_s:.0f} s"
+        if here.waits:
+            return f"{self.name} is {here.doing} {since}"
+        return f"{self.name} is in {here.where or 'code without a source line'} {since}"
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Who holds the job up, as one sentence, and whom to give up for it, with the reason."""
+
+    reason: str
+    culprits: tuple[int, ...]
+    give_up: Mapping[int, str]
+
+
+def stands_still(quiet_s: float, median_step_s: float, stall_s: float) -> bool:
+    """No step has completed for ``stall_s``, and for much longer than steps usually take."""
+    return quiet_s >= max(stall_s, USUAL_STEPS * median_step_s)
+
+
+def judge(reports: Sequence[Report], quiet_s: float, step: int, limit_s: float | None) -> Stall:
+    """Name those that the others wait for; give them up beyond ``limit_s``, when it is set.
+
+    Whoever does not answer may be frozen: the end of its session decides that, not this. When
+    nobody waits for anybody (all evaluate, say), nobody is to blame and nobody is given up.
+    """
+    answered = [r for r in reports if r.activity is not None]
+    culprits = [r for r in answered if r.activity and not r.activity.waits]
+    silent = [r for r in reports if r.activity is None]
+    head = f"stalled in step {step + 1}"
+    if silent:
+        return Stall(f"{head}: {_list(silent)}", tuple(r.worker for r in silent), {})
+    if not culprits:
+        what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(answered)}"
+        return Stall(f"{head}: {what}; check the network between the hosts", (), {})
+    if len(culprits) == len(answered):
+        return Stall(f"{head}: nobody waits for anybody, {_list(culprits)}", (), {})
+    give_up = {
+        r.worker: f"{r.told()} in step {step + 1}; the stall limit is {limit_s:g} s"
+        for r in culprits
+        if limit_s is not None and r.activity and r.activity.since_s >= limit_s
+    }
+    return Stall(f"{head}: {_list(culprits)}", tuple(r.worker for r in culprits), give_up)
+
+
+def _list(reports: Sequence[Report]) -> str:
+    told = ", ".join(r.told() for r in reports[:SPOKEN_OF])
+    return told if len(reports) <= SPOKEN_OF else f"{told} and {len(reports) - SPOKEN_OF} more"

@@ -1,0 +1,98 @@
+"""What the training thread is doing right now, seen from outside it, for `/health`.
+
+Nothing is noted down while training goes well: who asks looks at the thread's stack. It waits
+for the others when one of the functions below is on it; otherwise it is in user code, and the
+innermost frame that belongs to neither edl nor a library says where.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import TypeVar
+
+from edl.core.stall import IN_USER_CODE, Activity
+from edl.daemon import points
+from edl.daemon.mailbox import Mailbox
+from edl.ring.ring import Ring
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+_WAITS: dict[CodeType, str] = {
+    Ring.finish_record.__code__: "waiting for the step records of the others",
+    Ring.barrier.__code__: "waiting for the others before a switch",
+    Ring.build.__code__: "building a ring with the others",
+    Ring.broadcast.__code__: "exchanging the state with the others",
+    Mailbox.wait_for_generation.__code__: "waiting for the leader's next generation",
+}
+
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(os.path.dirname(__file__)),
+    }
+)
+
+
+def waits(what: str) -> Callable[[Function], Function]:
+    """Declare that a thread in this function does ``what``: it waits for the other workers."""
+
+    def register(function: Function) -> Function:
+        _WAITS[function.__code__] = what
+        return function
+
+    return register
+
+
+class Watch:
+    """Looks at the thread that called :meth:`start`. Ask it from any thread."""
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._passed = ("", 0.0)
+
+    def start(self) -> None:
+        self._thread = threading.get_ident()
+        self._pass("start")
+        points.subscribe(self._pass)
+
+    def stop(self) -> None:
+        points.unsubscribe(self._pass)
+
+    def look(self) -> Activity:
+        """What the thread does, where, and for how long it has passed no point."""
+        point, at = self._passed
+        frame = sys._current_frames().get(self._thread)
+        where, doing = "", IN_USER_CODE
+        for each in _outwards(frame):
+            if doing == IN_USER_CODE:
+                doing = _WAITS.get(each.f_code, IN_USER_CODE)
+            if not where and not _of_library(each.f_code.co_filename):
+                where = f"{_short(each.f_code.co_filename)}:{each.f_lineno}"
+        return Activity(doing, where, point, round(time.monotonic() - at, 3))
+
+    def _pass(self, name: str) -> None:
+        if threading.get_ident() == self._thread:  # the daemon's thread has points of its own
+            self._passed = (name, time.monotonic())
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _of_library(file: str) -> bool:
+    return file.startswith(("<", *_LIBRARIES))
+
+
+def _short(file: str) -> str:
+    """Relative to the working directory when it lies below, else the name alone."""
+    inside = os.path.relpath(file)
+    return os.path.basename(file) if inside.startswith("..") else inside
