@@ -17,6 +17,8 @@ from typing import Any, get_type_hints
 
 from edl.errors import ConfigError
 
+_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -44,6 +46,7 @@ class Config:
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
 
+    chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for rehearsals
     stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
     stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
 
@@ -141,5 +144,9 @@ def _parse(name: str, text: str, hint: Any) -> Any:
             return float(text)
     except ValueError:
         kind = "an integer" if hint is int else "a number"
+        if hint is bool:
+            return _TRUTH[text.strip().lower()]
+    except KeyError:
+        raise ConfigError(name, f"{name} is {text!r}; it must be 1 or 0") from None
         raise ConfigError(name, f"{name} is {text!r}; it must be {kind}") from None
     return text

@@ -73,7 +73,7 @@ def join(
             here,
             record,
             Output(console(), line.render),
-            worker_environment(record.name, session.hosts, here),
+            worker_environment(record, session.hosts, here),
             log_directory(config.state_dir(), record.name, fresh=False),
             settings.start_timeout_s,
             f"host {here.name} offers {slots} slots to job {record.name}; "

@@ -59,6 +59,10 @@ def run(
         str | None,
         typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
     ] = None,
+    chaos: Annotated[
+        bool,
+        typer.Option("--chaos", help="Let `edl chaos` expire sessions and cut connections."),
+    ] = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Train COMMAND with -np workers; others may join and leave while it runs.
@@ -88,6 +92,7 @@ def run(
         max_np=max_np,
         created=time.time(),
         cwd=str(cwd),
+        chaos=chaos or settings.chaos,
     )
     reachable = own_address(settings.address, hosts)
     here = Host(settings.host, slots, reachable, os.getpid())
@@ -100,7 +105,7 @@ def run(
             here,
             job_record,
             Output(console(), line.render),
-            worker_environment(name, hosts, here),
+            worker_environment(job_record, hosts, here),
             log_directory(config.state_dir(), name, fresh=True),
             settings.start_timeout_s,
             f"job {name} starts with {np} workers; ZooKeeper is at {hosts}",
@@ -111,14 +116,15 @@ def run(
     raise typer.Exit(code)
 
 
-def worker_environment(job: str, hosts: str, here: Host) -> dict[str, str]:
+def worker_environment(job: Job, hosts: str, here: Host) -> dict[str, str]:
     """The environment of a worker on this host: the user's, and which job it belongs to."""
     return {
         **config.environment(),
-        "EDL_JOB": job,
+        "EDL_JOB": job.name,
         "EDL_ZOOKEEPER": hosts,
         "EDL_HOST": here.name,
         "EDL_ADDRESS": here.address,
+        "EDL_CHAOS": "1" if job.chaos else "0",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -186,6 +186,22 @@ class Session:
         identity = self.client.client_id
         return int(identity[0]) if identity and identity[0] else 0
 
+    def expire(self) -> None:
+        """Have ZooKeeper end the present session, as if it had been silent too long (for chaos).
+
+        Raises:
+            CoordinationError: there is no connection, or ZooKeeper did not answer.
+        """
+        identity = self.client.client_id
+        if not self.connected or not identity:
+            raise CoordinationError("there is no session to expire: ZooKeeper is away")
+        # Who knows a session's id and password may take it over, and close it.
+        twin = KazooClient(self.hosts, timeout=self.session_timeout_s, client_id=identity)
+        if not twin.start_async().wait(self.connect_timeout_s):
+            threading.Thread(target=_shut, args=(twin,), name="edl-zk-stop", daemon=True).start()
+            raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
+        _shut(twin)
+
     def add_listener(self, fn: Callable[[str], None]) -> None:
         """Call ``fn`` with "connected", "suspended" or "lost" whenever that changes.
 

@@ -80,6 +80,11 @@ class Job(Record):
 
 @dataclass(frozen=True)
 class Host(Record):
+    resume: str = ""  # as Config.resume; "" begins afresh
+    elastic_timeout_s: float = 600.0  # as in Config
+    checkpoint: str = ""
+    saved_step: int = -1
+    chaos: bool = False  # its workers open the door for `edl chaos`
     """``hosts/<name>``: an agent that can start workers."""
 
     name: str

@@ -20,6 +20,7 @@ from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.facts import Broken, Generation, JobState, Leader, Member, Stage
+from edl.daemon import chaos
 from edl.daemon.activity import Watch
 from edl.daemon.leading import Lead
 from edl.daemon.mailbox import Mailbox
@@ -50,6 +51,8 @@ class Daemon:
         )
         self._store = JobStore(self._session, config.job)
         self._server = DaemonServer(config.address, health=self._health)
+        if config.chaos:
+            chaos.open_door(self._server, self._session, ring)
         self._watch = Watch()
         self._wake = threading.Event()
         self._lock = threading.Lock()

@@ -48,6 +48,11 @@ def put(
     return _request("PUT", address, port, path, body, timeout_s, generation)
 
 
+def post(address: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
+    """POST without a body: the status and the body of the answer. Raises as :func:`fetch`."""
+    return _request("POST", address, port, path, b"", timeout_s, 0)
+
+
 @dataclass(frozen=True)
 class Health:
     """The answer of a daemon, or what its silence means."""

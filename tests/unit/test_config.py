@@ -67,6 +67,7 @@ def test_the_users_file_follows_xdg(tmp_path: Path) -> None:
         ({"EDL_SESSION_TIMEOUT_S": "-1"}, "positive time"),
         ({"EDL_SESSION_TIMEOUT_S": "nan"}, "positive time"),
         ({"EDL_LEASE_BATCHES": "0"}, "lease_batches is 0; at least 1"),
+        ({"EDL_CHAOS": "perhaps"}, "EDL_CHAOS is 'perhaps'; it must be 1 or 0"),
     ],
 )
 def test_a_value_that_cannot_be_used_gets_a_sentence(environ: dict[str, str], message: str) -> None:
