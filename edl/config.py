@@ -44,9 +44,9 @@ class Config:
     switch_timeout_s: float = 60.0  # for one ring rebuild
     elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
+    chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for rehearsals
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
 
-    chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for rehearsals
     stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
     stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
 
@@ -142,11 +142,11 @@ def _parse(name: str, text: str, hint: Any) -> Any:
             return int(text)
         if hint in (float, float | None):
             return float(text)
-    except ValueError:
-        kind = "an integer" if hint is int else "a number"
         if hint is bool:
             return _TRUTH[text.strip().lower()]
     except KeyError:
         raise ConfigError(name, f"{name} is {text!r}; it must be 1 or 0") from None
+    except ValueError:
+        kind = "an integer" if hint is int else "a number"
         raise ConfigError(name, f"{name} is {text!r}; it must be {kind}") from None
     return text

@@ -76,15 +76,15 @@ class Job(Record):
     created: float = 0.0  # wall clock, for people only
     cwd: str = ""
     exit_code: int = 0
-
-
-@dataclass(frozen=True)
-class Host(Record):
     resume: str = ""  # as Config.resume; "" begins afresh
     elastic_timeout_s: float = 600.0  # as in Config
     checkpoint: str = ""
     saved_step: int = -1
     chaos: bool = False  # its workers open the door for `edl chaos`
+
+
+@dataclass(frozen=True)
+class Host(Record):
     """``hosts/<name>``: an agent that can start workers."""
 
     name: str
