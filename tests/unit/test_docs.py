@@ -60,7 +60,9 @@ def test_every_setting_stands_in_the_table_with_its_default(field) -> None:
     )
     assert row, f"docs/operations.md has no row for the setting {field.name} ({variable})"
     told = row[1].strip("`")
-    if isinstance(field.default, int | float):
+    if isinstance(field.default, bool):
+        assert told == str(int(field.default))
+    elif isinstance(field.default, int | float):
         assert float(told) == field.default
     elif field.default:
         assert told == field.default
