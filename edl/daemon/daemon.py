@@ -24,7 +24,7 @@ from edl.daemon import chaos
 from edl.daemon.activity import Watch
 from edl.daemon.leading import Lead
 from edl.daemon.mailbox import Mailbox
-from edl.errors import CoordinationError, Deposed
+from edl.errors import CoordinationError, Deposed, UnknownJob
 from edl.ring.client import REFUSED, probe
 from edl.ring.http import DaemonServer
 from edl.ring.ring import Ring
@@ -61,6 +61,7 @@ class Daemon:
         self._dirty = False  # the member node is behind self._member
         self._thread = threading.Thread(target=self._run, name="edl-daemon", daemon=True)
         self._member: Member | None = None
+        self._saved: tuple[str, int] | None = None  # a checkpoint not yet made known
         self._election: Election | None = None
         self._lead: Lead | None = None
         self._leader: Leader | None = None
@@ -134,6 +135,21 @@ class Daemon:
         """Say that the ring of ``generation`` failed, and which step was the last complete one."""
         self._change_member(broken=Broken(generation, step))
 
+    @property
+    def run(self) -> str:
+        """An identity of this start of the job."""
+        return self._store.run
+
+    def put_saved(self, directory: str, step: int) -> None:
+        """Make known that a checkpoint of ``step`` is in ``directory``; safe from any thread."""
+        with self._lock:
+            self._saved = (directory, step)
+        self._wake.set()
+
+    def last_step(self) -> int:
+        """The last step that a leader has told of; at most what the job had reached."""
+        return int(self._store.status().get("step", 0))
+
     def end_job(self, state: JobState, reason: str) -> None:
         """Record how the job ended. Every worker says so; the first one counts."""
         self._store.set_job_state(state, reason, only_from=(JobState.RUNNING,))
@@ -143,7 +159,7 @@ class Daemon:
         deadline = time.monotonic() + timeout_s
         self._wake.set()
         with self._written:
-            while self._dirty or self._mailbox.has_events:
+            while self._dirty or self._saved or self._mailbox.has_events:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -153,6 +169,11 @@ class Daemon:
     @property
     def leader(self) -> Leader | None:
         return self._leader
+
+    @property
+    def away(self) -> bool:
+        """ZooKeeper cannot be reached, so nobody is heard and nobody can lead."""
+        return not self._session.connected
 
     @property
     def wake(self) -> threading.Event:
@@ -174,14 +195,27 @@ class Daemon:
                 if away_since is None:
                     away_since = time.monotonic()
                     logger.warning("coordination is interrupted, training goes on: %s", error)
+            except UnknownJob as error:  # it was removed, or another one has its name
+                self._mailbox.evict(f"its job is gone: {error}")
+                self._ring.break_()
+                return
         try:
             self._write_own()
             if self._election is not None:
                 self._election.leave()
             if self._member is not None:
                 self._store.remove_member(self._member.id)
-        except CoordinationError as error:
+            self._conclude_stop()
+        except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
+
+    def _conclude_stop(self) -> None:
+        """Say that the job has stopped, when this was its last worker and no agent is left."""
+        now = self._store.snapshot()
+        if now.job.state is JobState.STOPPING and not now.hosts and not now.members:
+            self._store.set_job_state(
+                JobState.STOPPED, now.job.reason, only_from=(JobState.STOPPING,)
+            )
 
     def _turn(self) -> None:
         """Write what is due, read what is new, lead if it is our turn."""
@@ -201,6 +235,7 @@ class Daemon:
         job, generation, evicted, self._leader = self._store.watch_generation(self._wake.set)
         if self._member is not None and self._member.id in evicted:
             self._mailbox.evict(evicted[self._member.id])
+            self._resign()
         if generation is not None and generation.number > self._newest:
             self._newest = generation.number
             # Whoever still waits in an older rendezvous waits in vain: fail them now.
@@ -208,7 +243,7 @@ class Daemon:
                 self._server.close_scope(self._scope)
             self._scope = generation.scope
             self._mailbox.announce(generation)
-        self._mailbox.job_is(job.state)
+        self._mailbox.job_is(job.state, job.reason)
         self.min_np = job.min_np
         self._break_ring_of(frozenset(evicted))
         self._depose_dead_leader(generation)
@@ -221,17 +256,20 @@ class Daemon:
                 self._lead = None
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
-        """Free the training thread from a ring that has lost a member.
+        """Free the training thread from a ring that has lost a member, or that nobody wants.
 
-        Again and again while the member is still in it: a ring that is just being built opens
-        connections all the time.
+        The latter is one that is still being built although the next is decided. Again and again
+        while that is so: a ring that is being built opens connections all the time.
         """
         number, members = self._ring.membership
-        if evicted & set(members):
+        lost = bool(evicted & set(members))
+        if lost or (self._ring.is_building and number < self._newest):
             self._ring.break_(number)
             self._period_s = BREAKING_PERIOD_S
         else:
             self._period_s = PERIOD_S
+        if lost and self._scope and number == self._newest:
+            self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _depose_dead_leader(self, generation: Generation | None) -> None:
         """When our ring is broken and the leader's process gone, do not wait for its session."""
@@ -239,6 +277,7 @@ class Daemon:
         if generation is None or leader is None or self._election is None or member is None:
             return
         broken = member.broken is not None and member.broken.generation >= generation.number
+        broken |= member.stage is Stage.READY  # a newcomer: its ring is not even built
         seats = {seat.id: seat for seat in (*generation.seats, *generation.previous)}
         if not broken or leader.worker == member.id or leader.worker not in seats:
             return
@@ -248,6 +287,13 @@ class Daemon:
             self._election.depose(leader.worker)
         else:
             self._period_s = BREAKING_PERIOD_S
+
+    def _resign(self) -> None:
+        """Stand for election no more: this worker was given up, though its daemon lives."""
+        with self._lock:
+            election, self._election, self._lead = self._election, None, None
+        if election is not None:
+            election.leave()
 
     def _take_lead(self) -> None:
         if self._election is None:
@@ -277,14 +323,18 @@ class Daemon:
 
     def _write_own(self) -> None:
         with self._lock:
-            member, dirty = self._member, self._dirty
+            member, dirty, saved = self._member, self._dirty, self._saved
         if dirty and member is not None:
             self._store.put_member(member)
+        if saved is not None:
+            self._store.put_saved(*saved)
         for event in self._mailbox.take_events():
             self._store.add_event(event)
         with self._written:
             if self._member is member:
                 self._dirty = False
+            if self._saved is saved:
+                self._saved = None
             self._written.notify_all()
 
     def _health(self) -> Mapping[str, Any]:

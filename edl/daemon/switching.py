@@ -25,7 +25,9 @@ from edl.config import Config
 from edl.core.facts import Generation, JobState, Seat, Stage
 from edl.core.steprecord import StepRecord, agreed_generation
 from edl.daemon import points
+from edl.daemon.checkpoint import Durable
 from edl.daemon.daemon import Daemon
+from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.position import Position, Receive
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
@@ -42,7 +44,7 @@ GO = "edl/go"  # key in a generation's rendezvous scope: its old members are swi
 GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
 
 
-class Replica(Protocol):
+class Replica(Durable, Protocol):
     """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
@@ -66,15 +68,23 @@ class Switching:
     """Moves one worker of a job through its generations. Runs in the training thread."""
 
     def __init__(
-        self, config: Config, mailbox: Mailbox, ring: Ring, position: Position, daemon: Daemon
+        self,
+        config: Config,
+        mailbox: Mailbox,
+        ring: Ring,
+        position: Position,
+        daemon: Daemon,
+        durability: Durability,
     ) -> None:
         self._config = config
         self._mailbox = mailbox
         self._ring = ring
         self._position = position
         self._daemon = daemon
+        self._durability = durability
         self._seat = Seat(-1, config.host, config.slot, config.address, 0)
         self._synchronised = True
+        self._rehearsed = False  # the model has trained a batch for nothing
         self.replica: Replica | None = None
         self.generation: Generation | None = None
         self.times = SwitchTimes()
@@ -117,8 +127,13 @@ class Switching:
         return first
 
     def join(self) -> None:
-        """Enter the ring of a job that trains, and take over its state."""
+        """Enter the ring of a job that trains, and take over its state.
+
+        When all who held the state are dead, newcomers have to lead the job into its restart.
+        """
+        self._rehearsed = True
         self._daemon.set_stage(Stage.READY)
+        self._daemon.stand_for_election()
         ready = time.monotonic()
         self._ring.close()
         failed = 0
@@ -137,7 +152,6 @@ class Switching:
             broadcast_us=us(synchronised - built),
             stall_us=us(synchronised - began),
         )
-        self._daemon.stand_for_election()
 
     def _wait_for_seat(self, after: int) -> Generation:
         """Wait for a generation that seats this newcomer and whose old members are switching."""
@@ -210,7 +224,10 @@ class Switching:
         self.on_switch(old_size, self._ring.place.size)
 
     def synchronise_if_due(self) -> None:
-        """The first exchange of state of a job waits until every script has built its model."""
+        """The first exchange of state of a job waits until every script has built its model.
+
+        So does the resumption of one that starts from a checkpoint.
+        """
         while not self._synchronised:
             assert self.generation is not None
             try:
@@ -242,8 +259,11 @@ class Switching:
             target, _ = agreed_generation(records)
             if target is not None:
                 self.switch(target)
-            elif time.monotonic() > deadline:
-                raise JobFailed(
+            elif self._mailbox.job_state.over:
+                raise self._over()
+            elif self._ring.place.rank == 0 and time.monotonic() > deadline:
+                self._durability.save_last()
+                self._durability.fail(
                     f"{size} workers are left, min_np is {min_np}, and nobody joined within "
                     f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
                 )
@@ -308,16 +328,28 @@ class Switching:
         points.reached("reported")
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
-        """The generation that the leader makes of the survivors."""
+        """The generation that the leader makes of the survivors.
+
+        While ZooKeeper is away nobody can lead, so that time does not count towards
+        switch_timeout_s; elastic_timeout_s bounds it all, if it is the longer one.
+        """
         limit = self._config.switch_timeout_s
-        deadline = time.monotonic() + limit
-        found = self._mailbox.wait_for_generation(failed, deadline, repairs=True)
-        if found is None:
-            raise JobFailed(
-                f"no leader has repaired generation {failed} within {limit:g} s ({error}); "
-                "`edl status` says what it waits for"
-            ) from error
-        return found
+        longest = max(limit, self._config.elastic_timeout_s)
+        began = heard = now = time.monotonic()
+        while now - heard < limit and now - began < longest:
+            found = self._mailbox.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
+            if found is not None:
+                return found
+            if self._mailbox.job_state.over:
+                raise self._over() from error
+            now = time.monotonic()
+            if self._daemon.away:
+                heard = now
+        away = "ZooKeeper is away, so " if self._daemon.away else ""
+        raise JobFailed(
+            f"{away}no leader has repaired generation {failed} within {now - began:.0f} s "
+            f"({error}); `edl status` says what it waits for"
+        ) from error
 
     # --- the parts of every change ---
 
@@ -353,6 +385,8 @@ class Switching:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.sync_root)
         assert root is not None
+        if self.worker == generation.sync_root and not self._position.has_state:
+            self._durability.begin(generation, self._rehearsed)
         mine = json.dumps(self._position.header()).encode()
         header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
         points.reached("broadcast")
@@ -363,7 +397,17 @@ class Switching:
             self.replica.synchronise(self._ring, root, receive)
         self._position.take_over(header, receive)
 
+    def _over(self) -> JobFailed:
+        """What to raise when others have ended the job."""
+        return JobFailed(f"the job is {self._mailbox.job_end}")
+
     def _leave(self, generation: Generation) -> NoReturn:
+        # After a break nobody knows who else is left: then everybody saves.
+        last = not generation.seats and (self._ring.place.rank == 0 or not self._ring.is_open)
+        self._ring.close()
+        if last:
+            self._durability.save_last()
+        self._durability.settle()
         why = "the job stops" if not generation.seats else "it left the job"
         self.exit(f"{why} after step {self._position.step} ({generation.reason})")
 

@@ -81,6 +81,7 @@ class Ring:
             generation.number,
             where,
             rendezvous_environment(root.address, root.port, generation.scope),
+            root.port,
         )
 
     def close(self) -> None:
@@ -90,6 +91,11 @@ class Ring:
             self._sockets.forget()
             self.is_open = False
             self._membership = (0, ())
+
+    @property
+    def is_building(self) -> bool:
+        """:meth:`build` is under way."""
+        return self._membership[0] > 0 and not self.is_open
 
     @property
     def membership(self) -> tuple[int, tuple[int, ...]]:
@@ -139,7 +145,9 @@ class Ring:
         except CollectiveFailed as error:
             raise RingBroken(self.generation, str(error)) from error
 
-    def _init(self, generation: int, where: Place, rendezvous: dict[str, str]) -> None:
+    def _init(
+        self, generation: int, where: Place, rendezvous: dict[str, str], store_port: int = 0
+    ) -> None:
         started = time.monotonic()
         config.set_environment(
             {
@@ -161,7 +169,7 @@ class Ring:
                 **rendezvous,
             }
         )
-        before = self._sockets.before()
+        before = self._sockets.before(store_port)
         try:
             self._collectives.init()
         except CollectiveFailed as error:

@@ -10,6 +10,11 @@ in milliseconds (facts.md 3). Horovod does not tell its sockets, so they are rec
   neither, and Python keeps its time-outs to itself. What our own HTTP server accepts inherits
   SO_REUSEADDR only.
 
+While a ring is being built, the one other thing to wait in vain for is the rendezvous store of a
+worker that is frozen or cut off: Horovod's client has no time-out at all. Its connections are told
+by the store's port, which they go to (or are still trying to: a connection under way has no peer
+yet, so the kernel's table is read).
+
 A socket is identified by its inode, which is not used again while the socket is open, so a file
 descriptor that was closed and given to somebody else meanwhile is never touched.
 """
@@ -51,11 +56,16 @@ class RingSockets:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._before: frozenset[int] | None = None  # not None: a ring is being built
+        self._store_port = 0
         self._ring: frozenset[int] = frozenset()
 
-    def before(self) -> frozenset[int]:
-        """The inodes of all TCP sockets of this process; call it just before hvd.init()."""
+    def before(self, store_port: int = 0) -> frozenset[int]:
+        """The inodes of all TCP sockets of this process; call it just before hvd.init().
+
+        ``store_port``: where the rendezvous store listens, on whichever host; 0: nowhere.
+        """
         with self._lock:
+            self._store_port = store_port
             self._before = frozenset(open_sockets())
             self._ring = frozenset()
             return self._before
@@ -79,18 +89,21 @@ class RingSockets:
 
         While the ring is being built, what Gloo listens on and is connecting is cut as well, so
         that the build fails now: new sockets with SO_REUSEADDR whose port no older socket of
-        this process listens on, as it does for what our HTTP server accepts.
+        this process listens on, as it does for what our HTTP server accepts. So are new
+        connections to the rendezvous store.
         """
         with self._lock:
-            before, ring = self._before, self._ring
+            before, ring, store_port = self._before, self._ring, self._store_port
         found = open_sockets()
         doomed = {inode: seen for inode, seen in found.items() if inode in ring}
         if before is not None:
             old = {seen.port for inode, seen in found.items() if inode in before and seen.listening}
+            asking = _going_to(store_port) if store_port else frozenset()
             doomed |= {
                 inode: seen
                 for inode, seen in found.items()
-                if inode not in before and seen.reuses_address and seen.port not in old
+                if inode not in before
+                and (inode in asking or (seen.reuses_address and seen.port not in old))
             }
         return sum(_shut(seen.descriptor, inode) for inode, seen in doomed.items())
 
@@ -116,6 +129,22 @@ def open_sockets() -> dict[int, Seen]:
             if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
                 found[status.st_ino] = _look(one, descriptor)
     return found
+
+
+def _going_to(port: int) -> frozenset[int]:
+    """Inodes of this machine's TCP sockets whose other end is ``port``, connected or not yet."""
+    found = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        try:
+            with open(table) as lines:
+                next(lines)
+                for line in lines:
+                    words = line.split()
+                    if int(words[2].rpartition(":")[2], 16) == port:
+                        found.add(int(words[9]))
+        except FileNotFoundError:
+            continue  # a kernel without IPv6
+    return frozenset(found)
 
 
 def _look(one: socket.socket, descriptor: int) -> Seen:

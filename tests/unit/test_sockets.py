@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -122,6 +124,44 @@ def test_a_build_under_way_is_cut_with_its_listening_sockets(net: Net) -> None:
         socket.create_connection(gloo_listener.getsockname(), 5)
     assert not is_cut(client)
     assert not is_cut(accepted)
+
+
+def test_a_build_under_way_is_freed_from_a_store_that_does_not_answer(net: Net) -> None:
+    store, other, ring = net.listener(), net.listener(), RingSockets()
+    early, _ = net.plain(store)
+    ring.before(store.getsockname()[1])
+    held, held_far = net.plain(store)
+    elsewhere, _ = net.plain(other)
+    assert ring.shut() == 1
+    assert is_cut(held)
+    assert is_cut(held_far)
+    assert not is_cut(early)
+    assert not is_cut(elsewhere)
+
+
+def test_a_build_under_way_is_freed_from_a_store_that_cannot_be_reached(net: Net) -> None:
+    store, ring = net.listener(), RingSockets()
+    store.listen(0)
+    net.stack.enter_context(socket.create_connection(store.getsockname()))
+    # The queue is full: further connections are not answered, as on a link that is cut.
+    ring.before(store.getsockname()[1])
+    ended: list[OSError] = []
+
+    def connect() -> None:
+        with socket.socket() as one:
+            try:
+                one.connect(store.getsockname())
+            except OSError as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while ring.shut() == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    thread.join(10)
+    assert len(ended) == 1
 
 
 def test_looking_leaves_no_descriptor_behind(net: Net) -> None:
