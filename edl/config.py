@@ -35,6 +35,7 @@ class Config:
     address: str = "127.0.0.1"  # the interface's address that other workers can reach
     slot: int = 0  # number of the slot on this host, stable for the process's life
     launch: str = ""  # unique token that the agent gives to one start of one worker process
+    resume: str = ""  # "1": continue from the script's checkpoints; a path: from those there
 
     session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
     connect_timeout_s: float = 10.0  # first connection to ZooKeeper
@@ -42,6 +43,7 @@ class Config:
     prepare_timeout_s: float = 300.0  # for a newcomer, from its registration to ready
     gather_timeout_s: float = 3.0  # how long ready newcomers wait for others that are preparing
     switch_timeout_s: float = 60.0  # for one ring rebuild
+    save_timeout_s: float = 60.0  # how long the last checkpoint before an end may take
     elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
     chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for rehearsals

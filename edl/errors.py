@@ -14,6 +14,7 @@
     │   ├── RingBroken          a collective failed: somebody in the ring is gone
     │   └── RendezvousFailed    a ring could not be built
     ├── DataError               a source, a ledger or a batch is not usable
+    ├── CheckpointError         a checkpoint cannot be written, read or used here
     ├── JobError                the job as a whole
     │   ├── JobFailed           it ended without its result
     │   ├── JobStopped          somebody asked it to stop
@@ -111,6 +112,10 @@ class RendezvousFailed(RingError):
 
 class DataError(EdlError):
     """A source, a ledger or a batch is not usable."""
+
+
+class CheckpointError(EdlError):
+    """A checkpoint cannot be written, read, or used by this script."""
 
 
 class JobError(EdlError):

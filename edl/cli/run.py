@@ -63,13 +63,42 @@ def run(
         bool,
         typer.Option("--chaos", help="Let `edl chaos` expire sessions and cut connections."),
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the script's newest checkpoint.")
+    ] = False,
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume-from",
+            metavar="DIR",
+            help="The same, from another directory than the script's.",
+            show_default=False,
+        ),
+    ] = None,
+    elastic_timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--elastic-timeout",
+            metavar="SECONDS",
+            help="How long fewer than --min-np workers wait for others. Default: 600.",
+            show_default=False,
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Train COMMAND with -np workers; others may join and leave while it runs.
 
     Ends with the job's result. Ctrl-C ends the job after the step that runs.
     """
-    settings = config.load(host=host, address=address, zookeeper=zookeeper)
+    settings = config.load(
+        host=host,
+        address=address,
+        zookeeper=zookeeper,
+        elastic_timeout_s=elastic_timeout_s,
+        resume=str(resume_from.absolute()) if resume_from else ("1" if resume else None),
+    )
+    if resume_from is not None and not resume_from.is_dir():
+        raise UsageError(f"cannot resume: there is no directory {resume_from}")
     max_np = max(np, slots or 0) if max_np is None else max_np
     slots = max_np if slots is None else slots
     check_limits(np, min_np, max_np)
@@ -92,6 +121,8 @@ def run(
         max_np=max_np,
         created=time.time(),
         cwd=str(cwd),
+        resume=settings.resume,
+        elastic_timeout_s=settings.elastic_timeout_s,
         chaos=chaos or settings.chaos,
     )
     reachable = own_address(settings.address, hosts)
@@ -124,6 +155,8 @@ def worker_environment(job: Job, hosts: str, here: Host) -> dict[str, str]:
         "EDL_ZOOKEEPER": hosts,
         "EDL_HOST": here.name,
         "EDL_ADDRESS": here.address,
+        "EDL_RESUME": job.resume,
+        "EDL_ELASTIC_TIMEOUT_S": repr(job.elastic_timeout_s),
         "EDL_CHAOS": "1" if job.chaos else "0",
         "PYTHONUNBUFFERED": "1",
     }

@@ -138,6 +138,16 @@ class JobStore:
 
         return Job.from_json(self._compare_and_set(self.paths.job, change))
 
+    def put_saved(self, directory: str, step: int) -> None:
+        """Record that a checkpoint of ``step`` is in ``directory``."""
+        saved = {"checkpoint": directory, "saved_step": step}
+        self._compare_and_set(self.paths.job, lambda job: {**job, **saved})
+
+    @property
+    def run(self) -> str:
+        """An identity of this start of the job; another start under its name has another one."""
+        return self._this_run()
+
     def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
         """Replace the plan by ``change(plan)``; the plan that then stands.
 

@@ -64,7 +64,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Job(Record):
-    """``job``: what ``edl run`` asked for, and where the job stands."""
+    """``job``: what ``edl run`` asked for, and where the job stands.
+
+    ``checkpoint`` is the directory of its newest checkpoint and ``saved_step`` the step of that
+    one; -1: there is none, so the job cannot outlive all its workers.
+    """
 
     name: str
     command: tuple[str, ...]

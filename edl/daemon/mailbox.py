@@ -37,6 +37,7 @@ class Mailbox:
     _lock: threading.Condition = field(default_factory=threading.Condition)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _job_state: JobState = JobState.RUNNING
+    _job_reason: str = ""
     _evicted: str | None = None
     _progress: Progress = field(default_factory=lambda: Progress(updated_at=time.monotonic()))
     _events: list[Event] = field(default_factory=list)
@@ -49,9 +50,9 @@ class Mailbox:
             self._generations[generation.number] = generation
             self._lock.notify_all()
 
-    def job_is(self, state: JobState) -> None:
+    def job_is(self, state: JobState, reason: str = "") -> None:
         with self._lock:
-            self._job_state = state
+            self._job_state, self._job_reason = state, reason
             self._lock.notify_all()
 
     def evict(self, reason: str) -> None:
@@ -76,6 +77,12 @@ class Mailbox:
     def job_state(self) -> JobState:
         with self._lock:
             return self._job_state
+
+    @property
+    def job_end(self) -> str:
+        """How the job ended, and why."""
+        with self._lock:
+            return f"{self._job_state}: {self._job_reason}"
 
     def wait_for_generation(
         self,

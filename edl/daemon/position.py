@@ -165,6 +165,19 @@ class Position:
             self.filler = True
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
 
+    def resume(self, step: int, ledger: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint. All leases are free: other workers held them.
+
+        Raises:
+            DataError: it has no usable ledger.
+        """
+        saved = restore(ledger)
+        if saved.finished:  # it was made after the last step of its epoch
+            saved = start_epoch(saved.total, saved.epoch + 1)
+        self._ledger = self._granted(give_back(saved, ()))
+        self.shard.enter(saved.epoch)
+        self.step, self.has_state = step, True
+
     def _forget_batch(self) -> None:
         """The batch in hand is in the model; the next one is formed after it."""
         if self.batch is not None and not self.filler:

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from edl.config import Config
@@ -30,6 +31,7 @@ from edl.core.ledger import Ledger
 from edl.core.steprecord import StepRecord, agreed_generation, check
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
+from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
@@ -54,8 +56,10 @@ class Worker:
         self._switching: Switching | None = None
         if config.job is not None:
             self._daemon = Daemon(config, self._mailbox, self.ring)
+        self._durability = Durability(config, self._mailbox, self._position, self._daemon)
+        if self._daemon is not None:
             self._switching = Switching(
-                config, self._mailbox, self.ring, self._position, self._daemon
+                config, self._mailbox, self.ring, self._position, self._daemon, self._durability
             )
             self._switching.median_step_us = lambda: us(self._median_step_s())
             self._switching.on_switch = self._switched
@@ -112,11 +116,14 @@ class Worker:
         """The script has trained all its epochs."""
         self._finished = True
         if self._switching is None or self._daemon is None:
+            self._durability.save_last()
             return
         if self._steps_here == 1:
             self._log_switch()
         self._switching.finish_together()
         points.reached("finish")
+        if self.rank == 0:
+            self._durability.save_last()
         reason = f"trained {self.step} steps"
         self._daemon.end_job(JobState.FINISHED, reason)
         self._daemon.set_stage(Stage.FINISHED)
@@ -127,11 +134,15 @@ class Worker:
     def close(self) -> None:
         """Leave ring and coordination for good. Idempotent."""
         self.ring.close()
+        self._durability.settle()
         if self._daemon is not None:
             self._daemon.close()
 
     def request_leave(self) -> None:
         """Called by the SIGTERM handler: leave at the next switch, or now if not in the ring."""
+        if self._daemon is None and self._durability.saves:
+            self._durability.stop_requested = True
+            return
         if self._daemon is None or self.rehearsing or self.generation == 0:
             raise SystemExit(0)
         if not self._finished:  # else it is about to end anyway, and may be saving its result
@@ -192,9 +203,13 @@ class Worker:
         """
         if self._replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
-        self._replica = replica
+        self._replica = self._durability.replica = replica
         if self._switching is not None:
             self._switching.replica = replica
+
+    def attach_checkpoints(self, directory: Path, every_s: float, keep: int) -> None:
+        """Save the job's state; see :meth:`edl.daemon.durability.Durability.attach`."""
+        self._durability.attach(directory, every_s, keep)
 
     @property
     def ledger(self) -> Ledger:
@@ -218,6 +233,17 @@ class Worker:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
         self._position.next_epoch()
 
+    def begin(self) -> None:
+        """All is built, training begins: get the job's state, or load it, or start afresh.
+
+        After this the epoch and the step are the job's.
+        """
+        if self._switching is not None:
+            self._switching.synchronise_if_due()
+        elif not self._position.has_state:
+            self._durability.begin(None, rehearsed=False)
+            self._position.has_state = True
+
     # --- a step ---
 
     def boundary(self) -> None:
@@ -227,6 +253,7 @@ class Worker:
         """
         points.reached("boundary")
         if self._switching is None:
+            self._durability.save_if_due(rank=0)
             return
         target, self._target = self._target, None
         if target is not None:
@@ -235,6 +262,7 @@ class Worker:
             self._switching.switch(target)
         self._switching.synchronise_if_due()
         self._switching.wait_for_min_np(lambda: self._record(samples=0, position=-1))
+        self._durability.save_if_due(self.rank)
 
     def begin_step(self, batch: Batch, filler: bool = False) -> None:
         """A batch is handed out. A ``filler`` takes part with no samples."""

@@ -16,6 +16,7 @@ batch. One process has one worker, one loader and one optimizer.
 from __future__ import annotations
 
 from edl.torch.api import (
+    checkpoint,
     current_worker,
     generation,
     init,
@@ -38,6 +39,7 @@ from edl.torch.optimizer import Optimizer
 __all__ = [
     "DataLoader",
     "Optimizer",
+    "checkpoint",
     "current_worker",
     "generation",
     "init",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from edl import config
@@ -40,8 +42,8 @@ def init(**settings: Any) -> None:
         return
     settings_now = config.load(**settings)
     worker = Worker(settings_now, TorchCollectives())
-    if settings_now.job is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
+    if settings_now.job is not None:
+        _leave_on_sigterm(worker)
     atexit.register(worker.close)
     worker.start()
     _worker = worker
@@ -129,6 +131,26 @@ def track(**objects: Stateful) -> None:
         _tracked_early.update(objects)
 
 
+def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:
+    """Save model, optimizer, tracked objects, step and ledger: the job may outlive its workers.
+
+    Call it before ``loader.epochs()``. One worker writes: at the first step, then every
+    ``every_s`` seconds, and before the job ends in any orderly way. The ``keep`` newest files are
+    kept. When all workers die, the restarted ones continue from the newest; `edl run --resume`
+    does so in a new job, with any number of workers.
+
+    Args:
+        directory: one that all hosts share, for this training only.
+
+    Raises:
+        CheckpointError: nothing can be written there.
+        UsageError: called twice, too late, or with values out of range.
+    """
+    worker = current_worker()
+    worker.attach_checkpoints(Path(directory), every_s, keep)
+    _leave_on_sigterm(worker)
+
+
 def on_resize(callback: Callable[[int, int], None]) -> None:
     """Call ``callback(old_size, new_size)`` on this worker after each switch."""
     current_worker().on_resize(callback)
@@ -145,6 +167,11 @@ def attach_replica(replica: TorchReplica) -> None:
     current_worker().attach_replica(replica)
     replica.track(_tracked_early)
     _replica = replica
+
+
+def _leave_on_sigterm(worker: Worker) -> None:
+    if threading.current_thread() is threading.main_thread():  # Python allows it there only
+        signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
 
 
 def _speak_in_sentences() -> None:

@@ -82,6 +82,7 @@ class DataLoader:
         if worker.rehearsing:
             yield from self._within(worker.epoch)
             worker.join()
+        worker.begin()
         while worker.epoch < count:
             yield from self._within(worker.epoch)
             if worker.epoch + 1 >= count:

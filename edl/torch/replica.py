@@ -15,8 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from edl.daemon.position import Receive
-from edl.errors import RingBroken, UsageError
+from edl.errors import CheckpointError, RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
+from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.collectives import broadcast_in_place
 
 PIECE_BYTES = 64 * 2**20
@@ -44,10 +45,13 @@ class _Reference:
 class TorchReplica:
     """Model, optimizer and tracked objects of this process."""
 
+    framework = "torch"
+
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model = model
         self._optimizer = optimizer
         self._tracked: dict[str, Stateful] = {}
+        self._copier = Copier()
 
     def track(self, objects: dict[str, Stateful]) -> None:
         """Let more objects follow the job.
@@ -94,6 +98,30 @@ class TorchReplica:
             raise RingBroken(ring.generation, str(error)) from error
         if receive is not Receive.NOTHING:
             self._load(_fill(description, received), receive)
+
+    def capture(self) -> Any:
+        """See :class:`edl.daemon.checkpoint.Durable`."""
+        kind = type(self._optimizer).__name__
+        return self._copier.copy({**self._state(), "optimizer_kind": kind})
+
+    def restore(self, state: Any) -> None:
+        """See :class:`edl.daemon.checkpoint.Durable`."""
+        kind = type(self._optimizer).__name__
+        if state["optimizer_kind"] != kind:
+            raise CheckpointError(
+                f"the checkpoint is of a job with {state['optimizer_kind']}, and this script "
+                f"trains with {kind}"
+            )
+        loaded = to_tensors(state)
+        check_model(dict(self._model_tensors()), loaded["model"])
+        if odd := sorted(self._tracked.keys() ^ loaded["tracked"].keys()):
+            raise CheckpointError(
+                f"edl.track: only one of checkpoint and script tracks {', '.join(odd)}"
+            )
+        try:
+            self._load(loaded, Receive.ALL)
+        except (UsageError, ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
 
     def _state(self) -> dict[str, Any]:
         return {

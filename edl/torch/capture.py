@@ -1,0 +1,109 @@
+"""PyTorch state as it goes into a checkpoint, and back: copied in bytes, checked on return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from edl.daemon.checkpoint_file import Blob
+from edl.errors import CheckpointError
+
+KIND = "torch"
+
+
+class Copier:
+    """Copies state off the live model into host memory.
+
+    The memory is used again by the next :meth:`copy`, so the caller must be done with the last.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+        self._used = 0
+        self._from_device = False
+
+    def copy(self, state: Any) -> Any:
+        """``state`` with each tensor replaced by a :class:`Blob` that holds a copy."""
+        self._used, self._from_device = 0, False
+        copied = _map(state, self._leaf)
+        if self._from_device:
+            torch.cuda.synchronize()  # those copies were only started
+        return copied
+
+    def _leaf(self, value: Any, where: str) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise CheckpointError(f"{where} is a {value.layout} tensor, which is not supported")
+        source = value.detach()
+        copy = self._buffers[self._used] if self._used < len(self._buffers) else None
+        if copy is None or copy.shape != source.shape or copy.dtype != source.dtype:
+            copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            self._buffers[self._used : self._used + 1] = [copy]
+        self._used += 1
+        copy.copy_(source, non_blocking=source.is_cuda)
+        self._from_device |= source.is_cuda
+        data = copy.reshape(-1).view(torch.uint8).numpy().data
+        dtype = str(copy.dtype).removeprefix("torch.")
+        return Blob(KIND, dtype, tuple(copy.shape), data, source.device.type)
+
+
+def to_tensors(state: Any) -> Any:
+    """``state`` with each of this module's blobs as a tensor again, on a device of its kind."""
+
+    return _map(state, _tensor)
+
+
+def _tensor(value: Any, where: str) -> Any:
+    if not isinstance(value, Blob):
+        return value
+    dtype = getattr(torch, value.dtype, None)
+    if value.kind != KIND or not isinstance(dtype, torch.dtype):
+        raise CheckpointError(
+            f"{where} is a {value.kind} array of {value.dtype}, which this PyTorch does not know"
+        )
+    if value.data.nbytes:
+        flat = torch.frombuffer(value.data, dtype=torch.uint8).view(dtype)
+    else:
+        flat = torch.empty(0, dtype=dtype)
+    there = value.device if value.device != "cuda" or torch.cuda.is_available() else "cpu"
+    return flat.reshape(value.shape).to(there)
+
+
+def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    """Make sure that a saved model is this script's.
+
+    Raises:
+        CheckpointError: naming the first parameters and buffers that differ.
+    """
+    odd = sorted(mine.keys() ^ theirs.keys())
+    if odd:
+        raise CheckpointError(f"the checkpoint is of another model: only one has {_few(odd)}")
+    shapes = [
+        f"{name} has shape {tuple(theirs[name].shape)} there and {tuple(mine[name].shape)} here"
+        for name in sorted(mine)
+        if mine[name].shape != theirs[name].shape
+    ]
+    if shapes:
+        raise CheckpointError(f"the checkpoint is of another model: {_few(shapes)}")
+
+
+def _few(texts: list[str]) -> str:
+    rest = len(texts) - 3
+    return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _map(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:
+    """A copy of the containers, with each thing in them replaced by ``leaf(thing, where)``."""
+    if isinstance(value, dict):
+        return {key: _map(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map(item, leaf, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return tuple(_map(item, leaf, f"{where}[{i}]") for i, item in enumerate(value))
+    return leaf(value, where)
