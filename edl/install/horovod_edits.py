@@ -45,6 +45,7 @@ GONE = "gone-is-final"
 QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
 CONNECT_TIMEOUT = "connect-timeout"
+ONE_MESH = "one-mesh"
 MARK = "marker"
 
 LOST_WITHOUT = {
@@ -57,12 +58,14 @@ LOST_WITHOUT = {
     QUICK_RETRIES: "a leader that dies during a rendezvous is noticed after 1.5 s, not 0.3 s",
     CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
+    ONE_MESH: "building a ring takes about three times as long on one host",
     MARK: "",
 }
 """What edl cannot promise on a Horovod without the edit; empty: nothing, once it is built."""
 
 
 _PAIR = "third_party/gloo/gloo/transport/tcp/pair.cc"
+_GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 _CXX20_REASON = (
     "PyTorch >= 2.1 needs C++17; the headers of PyTorch 2.13 and TensorFlow 2.21 need C++20"
 )
@@ -226,6 +229,52 @@ EDITS: tuple[Edit, ...] = (
         reason="the wheel says which edits it has",
         anchor="      zip_safe=False,\n",
         replacement=f"      zip_safe=False,\n      package_data={{'horovod': ['{MARKER}']}},\n",
+    ),
+    Edit(
+        name=ONE_MESH,
+        file=_GLOO_CONTEXT,
+        reason="an init connects every worker with every other one up to six times: globally, "
+        "per host and across hosts, and the same again for the global process set. When all "
+        "workers are on one host its mesh is the global one; a context of one needs no server",
+        anchor="  local_ctx = Rendezvous(HOROVOD_GLOO_LOCAL_PREFIX + hostname_,\n"
+        "                         rendezvous_addr_env, rendezvous_port,\n"
+        "                         local_rank, local_size, dev, timeout_);\n",
+        replacement="  local_ctx = local_size == size && local_rank == rank\n"
+        "      ? ctx\n"
+        "      : Rendezvous(HOROVOD_GLOO_LOCAL_PREFIX + hostname_,\n"
+        "                   local_size == 1 ? nullptr : rendezvous_addr_env, rendezvous_port,\n"
+        "                   local_rank, local_size, dev, timeout_);\n",
+    ),
+    Edit(
+        name=ONE_MESH,
+        file=_GLOO_CONTEXT,
+        reason="as above",
+        anchor="  cross_ctx = Rendezvous(HOROVOD_GLOO_CROSS_PREFIX + std::to_string(local_rank),\n"
+        "                         rendezvous_addr_env, rendezvous_port,\n"
+        "                         cross_rank, cross_size, dev, timeout_);\n",
+        replacement="  cross_ctx = Rendezvous(HOROVOD_GLOO_CROSS_PREFIX "
+        "+ std::to_string(local_rank),\n"
+        "                         cross_size == 1 ? nullptr : rendezvous_addr_env, "
+        "rendezvous_port,\n"
+        "                         cross_rank, cross_size, dev, timeout_);\n",
+    ),
+    Edit(
+        name=ONE_MESH,
+        file=_GLOO_CONTEXT,
+        reason="the global process set has the members of the global contexts, and all of them "
+        "are used by the same background thread, in the same order on every worker",
+        anchor="  global_ctx = global_context.ctx;\n"
+        "  timeout_ = global_context.timeout_;\n"
+        "  hostname_ = global_context.hostname_;\n",
+        replacement="  global_ctx = global_context.ctx;\n"
+        "  timeout_ = global_context.timeout_;\n"
+        "  hostname_ = global_context.hostname_;\n"
+        "  if (registered_ranks.empty()) {\n"
+        "    ctx = global_context.ctx;\n"
+        "    local_ctx = global_context.local_ctx;\n"
+        "    cross_ctx = global_context.cross_ctx;\n"
+        "    return;\n"
+        "  }\n",
     ),
 )
 

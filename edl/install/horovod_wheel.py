@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,7 +222,8 @@ class _Build:
 
     def run(self) -> Path:
         self.log.write_text("")
-        prefix = f".build-{self.recipe.key}-"
+        # Horovod's CMake takes its directory for a regular expression: no "+cpu" in the path.
+        prefix = f".build-{hashlib.sha256(self.recipe.key.encode()).hexdigest()[:12]}-"
         for left_over in _cache().glob(f"{prefix}*"):  # of a killed build; we hold its lock
             shutil.rmtree(left_over, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, dir=_cache()) as folder:
@@ -271,6 +273,20 @@ class _Build:
             what=f"compiling Horovod {VERSION} for {' and '.join(names)}",
             env=env,
         )
+        self._check(next(out.glob("*.whl")))
+
+    def _check(self, wheel: Path) -> None:
+        """Make sure that each framework's library is where Python imports it from."""
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+        libraries = {"torch": self.recipe.torch, "tensorflow": self.recipe.tensorflow}
+        for framework, version in libraries.items():
+            start = f"horovod/{framework}/mpi_lib"
+            if version and not any(n.startswith(start) and n.endswith(".so") for n in names):
+                raise BuildError(
+                    f"Horovod {VERSION} was built, but its wheel has no {start}*.so for "
+                    f"{framework} {version}; the log is {self.log}"
+                )
 
     def _source(self, work: Path, env: Mapping[str, str]) -> Path:
         """The unpacked source distribution. The archive stays in the cache, checked each time."""

@@ -16,6 +16,9 @@ from edl.core.steprecord import Table
 from edl.daemon.activity import waits
 from edl.ring.ring import CollectiveFailed
 
+FIRST_PIECE_BYTES = 2**15  # of a message; a position, or the description of a small state
+LENGTH_BYTES = 8
+
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
 
@@ -47,12 +50,24 @@ class TorchCollectives:
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        length = torch.tensor([len(payload)], dtype=torch.int64)
-        size = int(guarded(hvd.broadcast_, length, root, name=f"{name}.length").item())
-        data = torch.zeros(size, dtype=torch.uint8)
+        # One collective for a short message: its length goes ahead in the same piece.
+        first = bytearray(FIRST_PIECE_BYTES)
         if hvd.rank() == root:
-            data = torch.from_numpy(np.frombuffer(bytearray(payload), dtype=np.uint8))
-        return bytes(guarded(hvd.broadcast_, data, root, name=name).numpy().tobytes())
+            head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+            first[: len(head)] = head[:FIRST_PIECE_BYTES]
+        first = self._broadcast(first, root, name)
+        length = int.from_bytes(first[:LENGTH_BYTES], "big")
+        received = first[LENGTH_BYTES : LENGTH_BYTES + length]
+        if missing := length - len(received):
+            rest = payload[-missing:] if hvd.rank() == root else bytes(missing)
+            received += self._broadcast(bytearray(rest), root, f"{name}.rest")
+        return bytes(received)
+
+    @staticmethod
+    def _broadcast(data: bytearray, root: int, name: str) -> bytearray:
+        tensor = torch.from_numpy(np.frombuffer(data, dtype=np.uint8))  # shares its memory
+        guarded(hvd.broadcast_, tensor, root, name=name)
+        return data
 
 
 @waits("exchanging the state with the others")
