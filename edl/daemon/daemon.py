@@ -247,7 +247,10 @@ class Daemon:
         self.min_np = job.min_np
         self._break_ring_of(frozenset(evicted))
         self._depose_dead_leader(generation)
-        self._take_lead()
+        if job.state.over:
+            self._lead = None  # nothing is left to decide
+        else:
+            self._take_lead()
         if self._lead is not None:
             try:
                 self._lead.turn(self._wake.set)
