@@ -6,7 +6,9 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
 2. The job is stopping: the leader lets the ring end. Who is not in a ring, or has nobody to lead
    it, is ended at once; the rest after a time limit. When no worker is left the job is STOPPED.
 3. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`.
-4. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0.
+4. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. It goes on
+   when they were killed and a checkpoint is there: rule 6 brings new workers, which continue from
+   it. Not when the script itself ended with errors, or when this happens again without progress.
 5. A worker that the leader has given up is ended.
 6. What the plan lacks is started, each slot with a back-off that grows with its failures.
 
@@ -21,7 +23,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from edl.core.facts import JobState, Member, Snapshot, Stage
+from edl.core.facts import Job, JobState, Member, Snapshot, Stage
 
 SETTLE_S = 1.0  # a place left by a worker stays free this long before somebody else gets it
 KILL_S = 5.0  # from SIGTERM to SIGKILL
@@ -29,6 +31,8 @@ STOP_S = 30.0  # for a ring to end after `edl stop`
 LEADERLESS_S = 10.0  # the same without a leader; longer than an election by session expiry
 FINISH_S = 600.0  # for what a script does after its training: evaluate, save, upload
 BACKOFF_MAX_S = 30.0
+SAVE_S = 60.0  # for the last checkpoint before the end; as save_timeout_s of the workers
+RESTARTS = 3  # how often a job may lose all its workers without a new checkpoint in between
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
 
 
@@ -74,6 +78,15 @@ class Process:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """All workers of a ring have died. ``at``: by the agent's clock."""
+
+    generation: int
+    saved_step: int  # of the newest checkpoint at that time
+    at: float
+
+
+@dataclass(frozen=True)
 class Own:
     """What an agent knows besides ZooKeeper."""
 
@@ -85,6 +98,7 @@ class Own:
     backoff_max_s: float = BACKOFF_MAX_S
     script: str = "the script"  # for messages
     draining: bool = False  # the host is about to leave the job
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,22 @@ def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tup
     seen = [_observe(p, by_launch.get(p.launch), snapshot, now) for p in processes]
     last = {p.slot: p.launch for p in sorted(seen, key=lambda p: p.started)}
     return tuple(p for p in seen if p.alive or last[p.slot] == p.launch or (p.worker in seats))
+
+
+def record_loss(
+    losses: tuple[Loss, ...],
+    processes: Iterable[Process],
+    snapshot: Snapshot,
+    token: str,
+    now: float,
+) -> tuple[Loss, ...]:
+    """``losses``, with that of the present generation when it is a new one."""
+    generation = snapshot.generation
+    if generation is None or (losses and losses[-1].generation == generation.number):
+        return losses
+    if not _dead_ring(snapshot, processes, token):
+        return losses
+    return (*losses, Loss(generation.number, snapshot.job.saved_step, now))
 
 
 def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
@@ -220,10 +250,11 @@ def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
     if not living and not others:
         return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
     waited = now - own.state_since
+    patience = STOP_S + (SAVE_S if snapshot.job.checkpoint else 0.0)
     if snapshot.generation is None:
         ending, why = living, "the job stops before it began"
-    elif waited >= STOP_S:
-        ending, why = living, f"the ring did not end within {STOP_S:g} s"
+    elif waited >= patience:
+        ending, why = living, f"the ring did not end within {patience:g} s"
     elif snapshot.leader is None and waited >= LEADERLESS_S:
         ending, why = living, f"the job stops and nobody has led it for {LEADERLESS_S:g} s"
     else:
@@ -275,18 +306,43 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     generation = snapshot.generation
     if generation is None or not generation.seats:
         return None
-    mine = {p.worker: p for p in own.processes if p.worker in generation.members}
-    alive = {m.id for m in snapshot.members if not m.launch.startswith(own.token)}
-    if not mine or any(p.alive for p in mine.values()) or alive & set(generation.members):
+    mine = _dead_ring(snapshot, own.processes, own.token)
+    if not mine:
         return None
-    failed = [p for p in mine.values() if p.exit_code]
+    failed = [p for p in mine if p.exit_code]
     if failed:
+        hopeless = _hopeless(snapshot.job, own, failed, now)
+        if hopeless is None:
+            return None
         died = failed[0]
         who = "the last worker" if len(generation.seats) == 1 else "all workers"
-        reason = f"{who} {_all_how(failed)}; {_last(died)}"
+        reason = f"{who} {_all_how(failed)}{hopeless}; {_last(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
-    if all(now - (p.exited or 0.0) >= SETTLE_S for p in mine.values()):
+    if all(now - (p.exited or 0.0) >= SETTLE_S for p in mine):
         return Outcome(JobState.FINISHED, "all workers have exited with code 0")
+    return None
+
+
+def _dead_ring(snapshot: Snapshot, processes: Iterable[Process], token: str) -> tuple[Process, ...]:
+    """This agent's processes of the current ring, when the whole ring has exited; else none."""
+    members = snapshot.generation.members if snapshot.generation else ()
+    mine = tuple(p for p in processes if p.worker in members)
+    others = {m.id for m in snapshot.members if not m.launch.startswith(token)}
+    return () if any(p.alive for p in mine) or others & set(members) else mine
+
+
+def _hopeless(job: Job, own: Own, failed: Sequence[Process], now: float) -> str | None:
+    """Why a job whose workers are all dead cannot go on, as a clause; None: it can."""
+    if all((p.exit_code or 0) > 0 for p in failed):
+        return ""  # the script's own errors would come again
+    if job.saved_step < 0:
+        return "; there is no checkpoint to resume from (edl.checkpoint)"
+    same = [loss for loss in own.losses if loss.saved_step == job.saved_step]
+    if len(same) > RESTARTS:
+        return f", {len(same)} times without progress after the checkpoint of step {job.saved_step}"
+    limit = 2 * own.start_timeout_s
+    if same and now - same[-1].at > limit:
+        return f", and no new ones began within {limit:g} s"
     return None
 
 

@@ -101,7 +101,7 @@ def _decide(now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozense
     if now.job.state is JobState.STOPPING:
         return _end(now, term)
     if current is None:
-        return _start(now, alive, term, ages, limits)
+        return _start(now, now.job.np, alive, term, ages, limits)
     ring = _ring(now, current)
     if not any(seat.id in alive for seat in ring):
         return _restart(now, current, ring, alive, dead, term, ages, limits)
@@ -143,20 +143,20 @@ def _end(now: Snapshot, term: int) -> Decision:
 
 
 def _start(
-    now: Snapshot, alive: Mapping[int, Member], term: int, ages: Ages, limits: Limits
+    now: Snapshot, wanted: int, alive: Mapping[int, Member], term: int, ages: Ages, limits: Limits
 ) -> Decision:
     ready = [m for m in alive.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
-    if count < job.np and not (count >= job.min_np and ages.leading_s >= limits.start_s):
+    if count < wanted and not (count >= job.min_np and ages.leading_s >= limits.start_s):
         stuck = sorted(m.id for m in alive.values() if _stuck(m, ages, limits))
         return Decision(
-            f"{count} of {job.np} workers are ready to start",
+            f"{count} of {wanted} workers are ready to start",
             evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
         )
     chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[: job.max_np]
     chosen.sort(key=lambda m: m.id)
     seats = tuple(_seat(m) for m in chosen)
-    reason = f"the job starts with {len(seats)} of {job.np} workers"
+    reason = f"the job starts with {len(seats)} of {wanted} workers"
     members = tuple(seat.id for seat in seats)
     return Decision(reason, Generation(1, term, seats, seats[0].id, members, (), reason))
 
@@ -178,11 +178,14 @@ def _restart(
             f"all of {_names([seat.id for seat in ring])} left ZooKeeper and {_names(unproven)} "
             "may be training; no change until they come back or are proven dead"
         )
-    start = _start(now, alive, term, ages, limits)
+    wanted = max(now.job.min_np, min(now.planned, now.job.max_np))
+    start = _start(now, wanted, alive, term, ages, limits)
     lost = f"all {len(ring)} workers of generation {current.number} died"
     if start.generation is None:
         return replace(start, reason=f"{lost}; {start.reason}")
-    reason = f"{lost}, and the state that they held; {start.generation.reason}"
+    saved = now.job.saved_step
+    kept = f"the checkpoint of step {saved} is left" if saved >= 0 else "their state is lost"
+    reason = f"{lost}, {kept}; {start.generation.reason}"
     # A newcomer that had a seat may just have received the state: let it be the root.
     seated = [w for w in start.generation.members if w in current.members]
     generation = replace(

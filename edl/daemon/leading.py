@@ -148,6 +148,12 @@ class Lead:
             return
         self._status_at = now
         progress = self._mailbox.progress
+        reason = self._stall or self._reason
+        if progress.generation == 0 and snapshot.status:
+            # A newcomer leads a job whose workers are all dead: how far they were remains true.
+            told = {**snapshot.status, "samples_per_s": 0.0, "reason": reason, "time": time.time()}
+            self._leadership.put_status(told)
+            return
         self._leadership.put_status(
             {
                 "generation": progress.generation,
@@ -158,7 +164,7 @@ class Lead:
                 "epoch_total": progress.epoch_total,
                 "samples_per_s": round(self._rate.of(progress.samples_total, now), 1),
                 "median_step_s": round(progress.median_step_s, 6),
-                "reason": self._stall or self._reason,
+                "reason": reason,
                 "time": time.time(),
             }
         )

@@ -23,6 +23,7 @@ from edl.core.agency import (
     BACKOFF_MAX_S,
     Decision,
     Ending,
+    Loss,
     Outcome,
     Own,
     Process,
@@ -30,6 +31,7 @@ from edl.core.agency import (
     decide,
     how,
     observe,
+    record_loss,
 )
 from edl.core.agency import exit_status as status_of
 from edl.core.facts import Event, Host, Job, JobState, Snapshot
@@ -97,6 +99,7 @@ class Agent:
         self._token = uuid.uuid4().hex[:12]
         self._launches = 0
         self._processes: tuple[Process, ...] = ()
+        self._losses: tuple[Loss, ...] = ()
         self._snapshot: Snapshot | None = None
         self._state = job.state
         self._state_since = 0.0
@@ -184,6 +187,7 @@ class Agent:
     def _observe(self, snapshot: Snapshot, now: float) -> None:
         unnamed = {p.launch for p in self._processes if p.worker is None}
         self._processes = observe(self._processes, snapshot, now)
+        self._losses = record_loss(self._losses, self._processes, snapshot, self._token, now)
         for process in self._processes:
             if process.launch in unnamed and process.worker is not None:
                 self._output.name(process.launch, process.name)
@@ -213,6 +217,7 @@ class Agent:
             backoff_max_s=self._backoff_max_s,
             script=self._script,
             draining=self._draining,
+            losses=self._losses,
         )
 
     def _alone(self, now: float) -> int | None:

@@ -164,7 +164,7 @@ def test_a_job_whose_ring_is_dead_to_the_last_starts_again() -> None:
     now = job_of(A, B, newcomers=(newcomer(2), newcomer(3)))
     new = made(decided(now, dead=(0, 1)))
     assert (new.number, new.members, new.joined, new.left) == (8, (2, 3), (2, 3), (0, 1))
-    assert new.reason.startswith("all 2 workers of generation 7 died, and the state")
+    assert new.reason.startswith("all 2 workers of generation 7 died, their state is lost")
 
 
 def test_a_ring_that_is_only_absent_may_be_training() -> None:
