@@ -103,23 +103,25 @@ def _decide(now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozense
     if current is None:
         return _start(now, now.job.np, alive, term, ages, limits)
     ring = _ring(now, current)
+    absent = [s.id for s in ring if not (s.id in alive or s.id in dead or s.id in now.evicted)]
     if not any(seat.id in alive for seat in ring):
-        return _restart(now, current, ring, alive, dead, term, ages, limits)
+        return _restart(now, current, ring, alive, absent, term, ages, limits)
     training = {w: m for w, m in alive.items() if m.stage is not Stage.FINISHED}
     if any(_broke(training.get(seat.id), current) for seat in ring):
-        return _recover(current, ring, training, term)
+        return _recover(current, ring, training, absent, term)
     if any(seat.id in alive and seat.id not in training for seat in ring):
         return Decision("the job has trained to its end")
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
     lost = tuple(w for w in current.joined if w not in alive)
-    if lost and not _switched(now, current):
+    breaking = any(s.id not in (*alive, *absent, *lost) for s in ring)  # it will report
+    if lost and not breaking and not _switched(now, current):
         return _replace_newcomers(now, current, alive, lost, term)
     if waiting:
         return Decision(f"generation {current.number} waits for {_names(waiting)} to switch")
-    absent = [seat.id for seat in current.seats if seat.id not in alive]
-    if absent:
+    missing = [seat.id for seat in current.seats if seat.id not in alive]
+    if missing:
         return Decision(
-            f"{_names(absent)} of generation {current.number} left ZooKeeper; "
+            f"{_names(missing)} of generation {current.number} left ZooKeeper; "
             "no change until it comes back or the ring breaks"
         )
     return _change(now, current, alive, term, ages, limits)
@@ -166,16 +168,15 @@ def _restart(
     current: Generation,
     ring: Sequence[Seat],
     alive: Mapping[int, Member],
-    dead: frozenset[int],
+    absent: Sequence[int],
     term: int,
     ages: Ages,
     limits: Limits,
 ) -> Decision:
     """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead."""
-    unproven = [s.id for s in ring if s.id not in dead and s.id not in now.evicted]
-    if unproven:
+    if absent:
         return Decision(
-            f"all of {_names([seat.id for seat in ring])} left ZooKeeper and {_names(unproven)} "
+            f"all of {_names([seat.id for seat in ring])} left ZooKeeper and {_names(absent)} "
             "may be training; no change until they come back or are proven dead"
         )
     wanted = max(now.job.min_np, min(now.planned, now.job.max_np))
@@ -199,12 +200,17 @@ def _restart(
 
 
 def _recover(
-    current: Generation, ring: Sequence[Seat], training: Mapping[int, Member], term: int
+    current: Generation,
+    ring: Sequence[Seat],
+    training: Mapping[int, Member],
+    absent: Sequence[int],
+    term: int,
 ) -> Decision:
     """Close the roll-call of a broken ring once nobody is left to be heard.
 
     Newcomers of a generation that was never adopted are not waited for: they hold no state, and
-    may not even know that the others tried to build its ring.
+    may not even know that the others tried to build its ring. Who is ``absent`` from ZooKeeper
+    counts as dead, unless nobody else has the state.
     """
     silent = [
         s.id
@@ -223,6 +229,11 @@ def _recover(
     steps = {s.id: b.step for s in survivors if (b := training[s.id].broken) is not None}
     gone = tuple(seat.id for seat in ring if seat.id not in steps)
     newest = max(steps.values())
+    if newest < 0 and absent:
+        return Decision(
+            f"generation {current.number} is broken and only {_names(absent)} may hold the state; "
+            "no change until they come back or are proven dead"
+        )
     if newest < 0:
         root, behind = survivors[0].id, tuple(steps)
     else:

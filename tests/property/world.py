@@ -96,6 +96,11 @@ class World:
     def running(self) -> list[Worker]:
         return [w for w in self.workers.values() if w.running]
 
+    @property
+    def given_up(self) -> set[int]:
+        """Workers that the leader holds for dead, rightly or not."""
+        return {*self.evicted, *self.dead}
+
     # --- processes ---
 
     def spawn(self, host: str, hangs: bool = False) -> None:
@@ -243,11 +248,13 @@ class World:
             self._fail(w, w.target)
 
     def hopeless(self, number: int) -> bool:
-        """Whether a rendezvous can never be complete."""
-        seats = [self.workers[i] for i in self.generation(number).members]
-        return any(
-            not w.works or w.failed >= number or w.ring > number or w.target > number for w in seats
-        )
+        """Whether a rendezvous can never be complete: somebody will not come."""
+
+        def comes(w: Worker) -> bool:
+            here = number in (w.target, w.ring)
+            return w.works and (here or w.seen is None or w.failed < number >= w.seen.number)
+
+        return not all(comes(self.workers[i]) for i in self.generation(number).members)
 
     def _fail(self, w: Worker, number: int) -> None:
         w.failed, w.ring, w.target, w.entered = number, 0, 0, False
@@ -312,14 +319,12 @@ class World:
         )
 
     def _count_loss(self, now: Snapshot, new: Generation) -> None:
-        """The state may be lost only when all who held it died, or it was given up by all."""
+        """The state may be lost only when all in the ring who held it died."""
         if set(new.joined) != set(new.members) or not new.seats:
             return
-        holders = [
-            w.id
-            for w in self.running()
-            if w.step >= 0 and w.id not in self.evicted and w.id not in self.dead
-        ]
+        last = now.generation
+        ring = set(ids((*last.seats, *last.previous))) if last else set()
+        holders = [w.id for w in self.running() if w.step >= 0 and w.id in ring - self.given_up]
         assert not holders or new.sync_root in holders, f"{holders} held the state: {new}"
         self.total_losses += 1
 

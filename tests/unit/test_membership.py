@@ -226,6 +226,18 @@ def test_if_nobody_has_the_state_all_join() -> None:
     assert (new.sync_root, new.joined) == (0, (0, 1))
 
 
+def test_the_only_one_with_the_state_must_be_proven_dead() -> None:
+    """Its session is over, and it may be alive: then it comes back and brings the state."""
+    now = job_of(broke(A, -1), B)
+    now = replace(now, members=now.members[:1])
+    waits(
+        decided(now),
+        "generation 7 is broken and only w1 may hold the state; "
+        "no change until they come back or are proven dead",
+    )
+    assert made(decided(now, dead=(1,))).members == (0,)
+
+
 def test_newcomers_wait_while_a_ring_is_repaired() -> None:
     now = job_of(broke(A, 40), broke(B, 40), newcomers=(newcomer(2),), plan={"a": 3})
     assert made(decided(now)).members == (0, 1)
@@ -305,6 +317,12 @@ def test_a_newcomer_that_dies_after_the_switch_breaks_the_ring() -> None:
     """w0 is in the ring of generation 8: it was built, so its reports are waited for."""
     now = announced((worker(0, generation=8), worker(1)))
     waits(decided(now), "generation 8 waits for w1 to switch")
+
+
+def test_no_newcomer_is_replaced_in_a_ring_that_is_about_to_break() -> None:
+    """Else a worker that is given up would have a seat in the next generation."""
+    now = announced((worker(0),), evicted={1: "frozen"})
+    waits(decided(now), "generation 8 waits for w0 to switch")
 
 
 def test_a_break_of_the_old_ring_counts_while_the_next_is_announced() -> None:
