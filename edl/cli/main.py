@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from edl import config
-from edl.cli import drain, events, join, leader, run, scale, status, stop, zookeeper
+from edl.cli import chaos, drain, events, join, leader, run, scale, status, stop, zookeeper
 from edl.errors import ConfigError, EdlError, UsageError
 
 # typer brings its own copy of click since 0.26; this is the base of its usage errors in any case.
@@ -40,6 +40,7 @@ app.command("drain")(drain.drain)
 app.command("stop")(stop.stop)
 app.command("events")(events.events)
 app.command("leader")(leader.leader)
+app.command("chaos")(chaos.chaos)
 app.add_typer(zookeeper.app, name="zookeeper")
 
 

@@ -1,0 +1,175 @@
+"""What `edl chaos` does, when, and to whom: orders read from words, moments and victims drawn.
+
+An order is an action and a target, with or without a step::
+
+    leader            w3            worker           newcomer
+    leader@step=40    w3@step=100   worker@step=60
+
+With a step it strikes once, as soon as the job is there. Without one it strikes at once; or, with
+``every``, again and again: the pauses are drawn evenly from 0 to twice ``every``, and each time
+one of these orders is drawn. Everything drawn comes from one seed, so the same seed on the same
+facts strikes the same.
+
+Nobody is struck whose death would lose the job's state, which only workers of the ring hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from edl.errors import UsageError
+
+LEADER, WORKER, NEWCOMER = "leader", "worker", "newcomer"
+
+_ORDER = re.compile(r"(leader|worker|newcomer|w(?:0|[1-9][0-9]*))(?:@step=([0-9]+))?")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+class Action(StrEnum):
+    """What is done to a worker. The value is also the name of the option."""
+
+    KILL = "kill"  # SIGKILL
+    TERM = "term"  # SIGTERM: it leaves
+    FREEZE = "freeze"  # SIGSTOP, and later SIGCONT
+    EXPIRE = "expire-session"  # ZooKeeper ends its session
+    CUT = "cut"  # its connections in the ring are cut
+
+
+FATAL = frozenset({Action.KILL, Action.TERM, Action.FREEZE})
+"""After these the worker may be gone; a freeze may outlast its session."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One option of `edl chaos`."""
+
+    action: Action
+    target: str  # LEADER, WORKER, NEWCOMER, or a worker's name like "w3"
+    step: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.target}" + ("" if self.step is None else f"@step={self.step}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One call of `edl chaos`."""
+
+    orders: tuple[Order, ...]
+    seed: int
+    every_s: float | None = None
+    count: int | None = None  # end after so many faults
+    duration_s: float | None = None  # end after so long
+    freeze_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a plan that strikes never, or never ends for no reason."""
+        if not self.orders:
+            raise UsageError(
+                "nothing to do; give at least one of --kill, --term, --freeze, --expire-session "
+                "and --cut, for example --kill leader@step=40"
+            )
+        recurring = [order for order in self.orders if order.step is None]
+        if self.every_s is not None and not recurring:
+            raise UsageError(
+                "--every needs an order without @step to repeat, for example --kill worker"
+            )
+        if self.every_s is None and self.count is not None:
+            raise UsageError("--count needs --every: without it each order strikes once")
+        if self.every_s == 0:
+            raise UsageError("--every must be longer than 0 s")
+
+    @property
+    def at_steps(self) -> tuple[Order, ...]:
+        """The orders that wait for a step, the lowest first."""
+        waiting = [order for order in self.orders if order.step is not None]
+        return tuple(sorted(waiting, key=lambda order: order.step or 0))
+
+    @property
+    def others(self) -> tuple[Order, ...]:
+        return tuple(order for order in self.orders if order.step is None)
+
+    def moments(self, random: Random) -> Iterator[tuple[float, Order]]:
+        """(seconds since the start, order) of the orders without a step, in order of time."""
+        if self.every_s is None:
+            yield from ((0.0, order) for order in self.others)
+            return
+        at = 0.0
+        while True:
+            at += random.uniform(0.0, 2 * self.every_s)
+            yield at, random.choice(self.others)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker as chaos sees it. ``trained``: it has completed a step in the present ring."""
+
+    id: int
+    in_ring: bool
+    here: bool  # its process is on this host, and it is that worker's
+    trained: bool = True
+
+
+def choose(
+    order: Order, workers: Collection[Worker], leader: int | None, random: Random
+) -> tuple[int | None, str]:
+    """The worker to strike, or None; and why.
+
+    A worker of the ring is spared while no other one of it has trained there: then it may be the
+    only one that holds the job's state.
+    """
+    here = sorted((w for w in workers if w.here), key=lambda w: w.id)
+    wanted: Sequence[Worker]
+    if order.target == LEADER:
+        wanted = [w for w in here if w.id == leader]
+    elif order.target == WORKER:
+        wanted = [w for w in here if w.in_ring]
+    elif order.target == NEWCOMER:
+        wanted = [w for w in here if not w.in_ring]
+    else:
+        wanted = [w for w in here if f"w{w.id}" == order.target]
+    if not wanted:
+        return None, f"there is no {order.target} on this host"
+    able = [w for w in wanted if not _needed(order.action, w, workers)]
+    if not able:
+        names = ", ".join(f"w{w.id}" for w in wanted)
+        return None, f"no other worker than {names} holds the state of the job for certain"
+    chosen = random.choice(able)
+    return chosen.id, f"w{chosen.id} is one of {len(able)} to choose from"
+
+
+def _needed(action: Action, worker: Worker, workers: Collection[Worker]) -> bool:
+    others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
+    return action in FATAL and worker.in_ring and not others
+
+
+def read_order(action: Action, text: str) -> Order:
+    """The order that ``--<action> <text>`` means.
+
+    Raises:
+        UsageError: it means none.
+    """
+    match = _ORDER.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"--{action} {text!r} names nobody: write leader, worker, newcomer or a name like w3, "
+            "each with or without a step, like leader@step=40"
+        )
+    return Order(action, match[1], None if match[2] is None else int(match[2]))
+
+
+def read_duration(option: str, text: str) -> float:
+    """Seconds; "500ms", "5s", "5", "2m", "1h".
+
+    Raises:
+        UsageError: it is no duration.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{option} {text!r} is no duration; write 500ms, 5s, 2m or 1h")
+    return float(match[1]) * _SECONDS[match[2]]
