@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -87,11 +87,28 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
 
 def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
     """:func:`ask` all workers at the same time: a cut-off host costs one time-out, not many."""
-    if not ports:
-        return {}
-    with ThreadPoolExecutor(min(len(ports), ASK_AT_ONCE), "edl-ask") as pool:
-        answers = pool.map(lambda at: ask(at[0], at[1], timeout_s), ports.values())
-        return dict(zip(ports, answers, strict=True))
+    answers: dict[int, Health] = {}
+    open_ = list(ports.items())[::-1]
+
+    def work() -> None:
+        while open_:
+            try:
+                worker, (address, port) = open_.pop()
+            except IndexError:
+                return
+            answers[worker] = ask(address, port, timeout_s)
+
+    # No ThreadPoolExecutor: it refuses work as soon as the main thread has ended, and until this
+    # process has left the job its daemon may still have to lead.
+    threads = [
+        threading.Thread(target=work, name="edl-ask", daemon=True)
+        for _ in range(min(len(open_), ASK_AT_ONCE))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {worker: answers.get(worker, Health(SILENT)) for worker in ports}
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
