@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from random import Random
+from typing import Protocol, TypeVar
 
 from edl.errors import UsageError
 
@@ -28,6 +28,17 @@ LEADER, WORKER, NEWCOMER = "leader", "worker", "newcomer"
 _ORDER = re.compile(r"(leader|worker|newcomer|w(?:0|[1-9][0-9]*))(?:@step=([0-9]+))?")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+T = TypeVar("T")
+
+
+class Dice(Protocol):
+    """Where chance comes from: a ``random.Random`` with the plan's seed."""
+
+    def uniform(self, a: float, b: float) -> float: ...
+
+    def choice(self, seq: Sequence[T]) -> T: ...
 
 
 class Action(StrEnum):
@@ -94,7 +105,7 @@ class Plan:
     def others(self) -> tuple[Order, ...]:
         return tuple(order for order in self.orders if order.step is None)
 
-    def moments(self, random: Random) -> Iterator[tuple[float, Order]]:
+    def moments(self, random: Dice) -> Iterator[tuple[float, Order]]:
         """(seconds since the start, order) of the orders without a step, in order of time."""
         if self.every_s is None:
             yield from ((0.0, order) for order in self.others)
@@ -116,7 +127,7 @@ class Worker:
 
 
 def choose(
-    order: Order, workers: Collection[Worker], leader: int | None, random: Random
+    order: Order, workers: Collection[Worker], leader: int | None, random: Dice
 ) -> tuple[int | None, str]:
     """The worker to strike, or None; and why.
 
