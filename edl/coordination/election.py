@@ -127,6 +127,17 @@ class Election:
             self.session.read_all("leave the election", [delete(f"{self.paths.election}/{mine}")])
         self._node = None
 
+    def ahead(self) -> list[int]:
+        """The workers whose candidacy comes before ours, the leader's first; all without one.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        candidates = self._candidates()
+        mine = self._mine(candidates)
+        before = candidates if mine is None else candidates[: candidates.index(mine)]
+        return [int(name[1 : name.index("-")]) for name in before]
+
     def depose(self, worker: int) -> bool:
         """Remove another worker's candidacy; True when it had one. The fence makes it safe.
 

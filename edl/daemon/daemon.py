@@ -19,13 +19,13 @@ from edl.config import Config
 from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
-from edl.core.facts import Broken, Generation, JobState, Leader, Member, Stage
+from edl.core.facts import Broken, Generation, JobState, Leader, Member, Seat, Stage
 from edl.daemon import chaos
 from edl.daemon.activity import Watch
 from edl.daemon.leading import Lead
 from edl.daemon.mailbox import Mailbox
-from edl.errors import CoordinationError, Deposed, UnknownJob
-from edl.ring.client import REFUSED, probe
+from edl.errors import ConfigError, CoordinationError, Deposed, UnknownJob
+from edl.ring.client import REFUSED, ask
 from edl.ring.http import DaemonServer
 from edl.ring.ring import Ring
 
@@ -246,7 +246,7 @@ class Daemon:
         self._mailbox.job_is(job.state, job.reason)
         self.min_np = job.min_np
         self._break_ring_of(frozenset(evicted))
-        self._depose_dead_leader(generation)
+        self._depose_the_dead(generation)
         if job.state.over:
             self._lead = None  # nothing is left to decide
         else:
@@ -274,22 +274,24 @@ class Daemon:
         if lost and self._scope and number == self._newest:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
-    def _depose_dead_leader(self, generation: Generation | None) -> None:
-        """When our ring is broken and the leader's process gone, do not wait for its session."""
-        member, leader = self._member, self._leader
-        if generation is None or leader is None or self._election is None or member is None:
+    def _depose_the_dead(self, generation: Generation | None) -> None:
+        """When our ring is broken, do not wait for the sessions of dead candidates before us."""
+        member, election = self._member, self._election
+        if generation is None or election is None or member is None:
             return
-        broken = member.broken is not None and member.broken.generation >= generation.number
-        broken |= member.stage is Stage.READY  # a newcomer: its ring is not even built
+        stuck = member.broken is not None and member.broken.generation >= generation.number
+        stuck |= member.stage is Stage.READY  # a newcomer: its ring is not even built
+        stuck |= self._ring.is_building
+        if not stuck:
+            return
         seats = {seat.id: seat for seat in (*generation.seats, *generation.previous)}
-        if not broken or leader.worker == member.id or leader.worker not in seats:
-            return
-        seat = seats[leader.worker]
-        if probe(seat.address, seat.port, PROBE_TIMEOUT_S) is REFUSED:
-            logger.info("the leader w%d is gone: port %d is refused", seat.id, seat.port)
-            self._election.depose(leader.worker)
-        else:
-            self._period_s = BREAKING_PERIOD_S
+        for worker in election.ahead():
+            seat = seats.get(worker)
+            if seat is None or worker == member.id or not _is_gone(seat):
+                self._period_s = BREAKING_PERIOD_S  # this one leads, or its session ends soon
+                return
+            logger.info("the candidate w%d is gone: port %d is not its own", worker, seat.port)
+            election.depose(worker)
 
     def _resign(self) -> None:
         """Stand for election no more: this worker was given up, though its daemon lives."""
@@ -350,3 +352,10 @@ class Daemon:
             "epoch": progress.epoch,
             "activity": self._watch.look().to_json(),
         }
+
+
+def _is_gone(seat: Seat) -> bool:
+    """Whether the process of a worker is gone: nobody, or another worker, has its port."""
+    health = ask(seat.address, seat.port, PROBE_TIMEOUT_S)
+    answers = health.told.get("worker")
+    return health.liveness is REFUSED or answers not in (None, f"w{seat.id}")

@@ -168,6 +168,18 @@ class TestFence:
             old.carry_out(Decision("x", generation(2, 1)))
         assert first.leads() is None
 
+    def test_a_candidate_knows_who_is_before_it(
+        self, session: Session, other: Session, store: JobStore
+    ) -> None:
+        first, second = Election(session, "digits", 0), Election(other, "digits", 12)
+        lead(first)
+        assert second.ahead() == [0]
+        second.enter()
+        assert (first.ahead(), second.ahead()) == ([], [0])
+        second.depose(0)
+        first.enter()
+        assert (first.ahead(), second.ahead()) == ([12], [])
+
     def test_a_deposed_leader_may_stand_again_behind_the_others(
         self, session: Session, other: Session, store: JobStore
     ) -> None:
