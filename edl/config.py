@@ -7,15 +7,18 @@ names as the fields of :class:`Config`). An empty environment variable counts as
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from edl.errors import ConfigError
+
+LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
 
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -35,6 +38,7 @@ class Config:
     address: str = "127.0.0.1"  # the interface's address that other workers can reach
     slot: int = 0  # number of the slot on this host, stable for the process's life
     launch: str = ""  # unique token that the agent gives to one start of one worker process
+    secret: str | None = field(default=None, repr=False)  # who knows it may change the job
     resume: str = ""  # "1": continue from the script's checkpoints; a path: from those there
 
     session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
@@ -58,14 +62,26 @@ class Config:
     def __post_init__(self) -> None:
         if not self.host:
             object.__setattr__(self, "host", socket.gethostname())
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_s") and value is not None and not value > 0:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name.endswith("_s") and value is not None and not value > 0:
                 raise ConfigError(
-                    field.name, f"{field.name} is {value:g}; it must be a positive time in seconds"
+                    one.name, f"{one.name} is {value:g}; it must be a positive time in seconds"
                 )
         if self.lease_batches < 1:
             raise ConfigError("lease_batches", f"lease_batches is {self.lease_batches}; at least 1")
+        if self.secret is not None and len(self.secret) < LEAST_SECRET:
+            raise ConfigError(
+                "secret",
+                f"EDL_SECRET has {len(self.secret)} characters and needs {LEAST_SECRET}: who "
+                "guesses it owns the job; take `openssl rand -hex 32`, or leave it to `edl run`",
+            )
+        if _is_every_interface(self.address):
+            raise ConfigError(
+                "address",
+                f"{self.address} means every network of this machine; give the one address at "
+                "which the other workers of the job reach it",
+            )
 
 
 def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
@@ -78,8 +94,8 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
     file_values = _read_file(environ)
     hints = get_type_hints(Config)
     values: dict[str, Any] = {}
-    for field in fields(Config):
-        name, variable = field.name, f"EDL_{field.name.upper()}"
+    for one in fields(Config):
+        name, variable = one.name, f"EDL_{one.name.upper()}"
         if arguments.get(name) is not None:
             values[name] = arguments[name]
         elif environ.get(variable):
@@ -111,6 +127,13 @@ def cache_dir() -> Path:
 def state_dir() -> Path:
     """The user's state directory of edl (``$XDG_STATE_HOME/edl``), created."""
     return _user_dir("XDG_STATE_HOME", ".local/state")
+
+
+def _is_every_interface(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def _user_dir(variable: str, fallback: str) -> Path:

@@ -6,6 +6,7 @@
     ├── UsageError              the caller asked for something impossible; nothing was changed
     │   ├── ConfigError         a setting has no usable value
     │   ├── UnknownJob          no such job in ZooKeeper
+    │   │   └── AccessDenied    none that the secret of this process opens
     │   └── JobExists           the name belongs to a job that is running
     ├── CoordinationError       ZooKeeper did not do what was asked
     │   ├── ZooKeeperUnreachable
@@ -51,6 +52,14 @@ class UnknownJob(UsageError):
         super().__init__(f"there is no job named {job!r}{hint}")
         self.job = job
         self.known = known
+
+
+class AccessDenied(UnknownJob):
+    """The job is closed to this process: it does not know the job's secret."""
+
+    def __init__(self, job: str, message: str) -> None:
+        UsageError.__init__(self, message)
+        self.job = job
 
 
 class JobExists(UsageError):

@@ -19,6 +19,7 @@ from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
 from edl.launch.output import Output
+from edl.launch.secret import keep, read_file
 from edl.launch.workers import log_directory
 
 
@@ -47,6 +48,15 @@ def join(
         str | None,
         typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
     ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--secret-file",
+            help="The job's secret, copied from the host of `edl run`. Default: EDL_SECRET, or "
+            "what this user's state directory has.",
+            show_default=False,
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Offer this host's slots to a job. `edl scale` then uses them.
@@ -55,8 +65,9 @@ def join(
     """
     settings = config.load(host=host, address=address, zookeeper=zookeeper)
     check_name("host", settings.host)
+    given = None if secret_file is None else read_file(secret_file)
     with connected(zookeeper) as session:
-        store = choose_job(session, job)
+        store = choose_job(session, job, secret=given)
         snapshot = store.snapshot()
         record = snapshot.job
         if record.state.over:
@@ -64,17 +75,20 @@ def join(
         slots = record.max_np if slots is None else slots
         if slots < 1:
             raise UsageError(f"--slots is {slots}; a host needs at least 1")
+        assert session.access is not None
+        secret, state = session.access.secret, config.state_dir()
         check_command(record.command, Path(record.cwd), config.environment().get("PATH"))
         reachable = own_address(settings.address, session.hosts)
         here = Host(settings.host, slots, reachable, os.getpid())
+        keep(state, record.name, secret)
         line = LiveLine(record.name)
         agent = Agent(
             store,
             here,
             record,
             Output(console(), line.render),
-            worker_environment(record, session.hosts, here),
-            log_directory(config.state_dir(), record.name, fresh=False),
+            worker_environment(record, session.hosts, here, secret),
+            log_directory(state, record.name, fresh=False),
             settings.start_timeout_s,
             f"host {here.name} offers {slots} slots to job {record.name}; "
             f"use them with `edl scale {record.name} --np N`",

@@ -14,6 +14,7 @@ import typer
 from edl import config
 from edl.cli.common import ZooKeeperOption, console, open_session
 from edl.cli.live import LiveLine
+from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.store import JobStore
@@ -24,6 +25,7 @@ from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command, title
 from edl.launch.output import Output
+from edl.launch.secret import announce, candidates, keep, new_secret
 from edl.launch.workers import log_directory
 
 
@@ -128,16 +130,21 @@ def run(
     reachable = own_address(settings.address, hosts)
     here = Host(settings.host, slots, reachable, os.getpid())
     line = LiveLine(name)
+    state, secret = config.state_dir(), settings.secret or new_secret()
+    earlier = [Access(name, one) for one in candidates(state, name, None)]
+    announce(state, name, secret)
     with open_session(hosts, settings) as session:
+        session.identify(*earlier, Access(name, secret))  # an earlier job is replaced
         store = JobStore(session, name)
         store.create(job_record, {here.name: np})
+        keep(state, name, secret)
         agent = Agent(
             store,
             here,
             job_record,
             Output(console(), line.render),
-            worker_environment(job_record, hosts, here),
-            log_directory(config.state_dir(), name, fresh=True),
+            worker_environment(job_record, hosts, here, secret),
+            log_directory(state, name, fresh=True),
             settings.start_timeout_s,
             f"job {name} starts with {np} workers; ZooKeeper is at {hosts}",
             on_snapshot=line.update,
@@ -147,11 +154,12 @@ def run(
     raise typer.Exit(code)
 
 
-def worker_environment(job: Job, hosts: str, here: Host) -> dict[str, str]:
+def worker_environment(job: Job, hosts: str, here: Host, secret: str) -> dict[str, str]:
     """The environment of a worker on this host: the user's, and which job it belongs to."""
     return {
         **config.environment(),
         "EDL_JOB": job.name,
+        "EDL_SECRET": secret,
         "EDL_ZOOKEEPER": hosts,
         "EDL_HOST": here.name,
         "EDL_ADDRESS": here.address,

@@ -3,22 +3,26 @@
 A replacement must never touch a job that somebody else has started meanwhile under the same
 name. So every start has an identity, the node ``run/<token>``: whatever is removed on behalf of
 one start is removed in a transaction that checks that it is still that start's.
+
+The nodes are closed to all who do not know the job's secret (see ``access``); only the names of the
+jobs can be listed by everybody.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from kazoo.client import TransactionRequest
 
-from edl.coordination.paths import JOBS, JobPaths
-from edl.coordination.reads import children, get
+from edl.coordination.access import SHARED, Access
+from edl.coordination.paths import JOBS, JobPaths, is_name
+from edl.coordination.reads import acl, children, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.facts import Job
-from edl.errors import CoordinationError, JobExists, UnknownJob
+from edl.errors import AccessDenied, CoordinationError, JobExists, UnknownJob
 
 ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant
 CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 MB
@@ -32,11 +36,22 @@ def create_job(session: Session, paths: JobPaths, job: Job, plan: Mapping[str, i
 
     Raises:
         JobExists: a job of that name has live processes.
-        CoordinationError: ZooKeeper is away.
+        AccessDenied: the name is taken by a job that this session cannot open.
+        CoordinationError: ZooKeeper is away, or the session does not belong to this job.
     """
-    session.call("create a job", lambda c: c.ensure_path_async(JOBS), repeat=True)
+    if session.access is None or session.access.job != paths.name:
+        raise CoordinationError(f"job {paths.name} can only be created with a secret of its own")
+    session.call("create a job", lambda c: c.ensure_path_async(JOBS, acl=SHARED), repeat=True)
     for _ in range(ATTEMPTS):
-        old = _living_or_leftovers(session, paths)
+        try:
+            old = _living_or_leftovers(session, paths)
+        except AccessDenied:
+            raise AccessDenied(
+                paths.name,
+                f"the name {paths.name!r} is taken by a job that has another secret (another "
+                "user's, or one started on another host); choose another --job, or give that "
+                "job's secret by EDL_SECRET",
+            ) from None
         token = uuid.uuid4().hex
         try:
             if old:
@@ -71,15 +86,41 @@ def delete_job(session: Session, paths: JobPaths) -> None:
     )
 
 
-def list_jobs(session: Session) -> tuple[Job, ...]:
-    """All jobs, by name.
+def job_names(session: Session) -> tuple[str, ...]:
+    """The names of all jobs, in order, also of those that are closed to this session.
 
     Raises:
         CoordinationError: ZooKeeper is away.
     """
-    names = sorted(session.read_all("list jobs", [children(JOBS)])[0] or ())
-    paths = [JobPaths(name).job for name in names]
-    answers = session.read_all("list jobs", [get(path) for path in paths])
+    names = session.read_all("list jobs", [children(JOBS)])[0] or ()
+    return tuple(sorted(name for name in names if is_name(name)))
+
+
+def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
+    """Of each job the access among ``known`` that it was created with, proven to ZooKeeper.
+
+    A job that anybody could have written is none of ours, although we could read it: its command
+    would be run here by `edl join`. The root's ACL tells, for without the secret nobody can put
+    a node below a root that has it.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
+    """
+    session.identify(*known)
+    names = list(dict.fromkeys(access.job for access in known))
+    answers = session.read_open("read ACLs", [acl(JobPaths(name).root) for name in names])
+    found = {name: answer[0] for name, answer in zip(names, answers, strict=True) if answer}
+    return {one.job: one for one in known if one.job in found and one.opens(found[one.job])}
+
+
+def list_jobs(session: Session, names: Iterable[str] | None = None) -> tuple[Job, ...]:
+    """The jobs of these names (None: all) that are open to this session, by name.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
+    """
+    paths = [JobPaths(name).job for name in sorted(job_names(session) if names is None else names)]
+    answers = session.read_open("list jobs", [get(path) for path in paths])
     return tuple(
         Job.from_json(decode(path, answer[0]))
         for path, answer in zip(paths, answers, strict=True)
@@ -89,7 +130,7 @@ def list_jobs(session: Session) -> tuple[Job, ...]:
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
     """The error for a job that is not there, naming those that are."""
-    return UnknownJob(paths.name, tuple(job.name for job in list_jobs(session)))
+    return UnknownJob(paths.name, job_names(session))
 
 
 def current_run(session: Session, paths: JobPaths) -> str | None:

@@ -17,7 +17,8 @@
         ids/           the counter of worker ids; empty but for a moment
         run/<token>    identity of this start of the job; run/creator is ephemeral, its creator's
 
-All fixed nodes exist from the creation of the job on, so a watch can be set on each of them.
+All fixed nodes exist from the creation of the job on, so a watch can be set on each of them. All
+carry the same ACL, see ``access``.
 """
 
 from __future__ import annotations
@@ -38,13 +39,18 @@ def check_name(setting: str, name: str) -> str:
     Raises:
         ConfigError: it cannot; ``setting`` says which setting it came from.
     """
-    if _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise ConfigError(
             setting,
             f"{name!r} cannot be the name of a {setting}: use 1 to 64 letters, digits, dots, "
             "dashes and underscores, beginning with a letter or a digit",
         )
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether ``name`` can be the name of a job or of a host."""
+    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

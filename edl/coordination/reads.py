@@ -39,6 +39,15 @@ def exists(path: str, wake: Waker = None) -> Issue:
     return issue
 
 
+def acl(path: str) -> Issue:
+    """The ACL of a node, and its stat."""
+
+    def issue(client: KazooClient) -> object:
+        return client.get_acls_async(path)
+
+    return issue
+
+
 def delete(path: str) -> Issue:
     """Remove a node."""
 

@@ -4,10 +4,12 @@ kazoo reconnects in the background without an end. What it does not do, and this
 
 - a call never waits longer than ``request_timeout_s`` and raises CoordinationError, so no thread
   of ours hangs on a ZooKeeper that is away;
-- ``epoch`` tells one session from the next: ephemeral nodes of an earlier one are gone.
+- ``epoch`` tells one session from the next: ephemeral nodes of an earlier one are gone;
+- a session belongs to a job (``access``): all that it creates is closed to everybody else.
 
 Logging: kazoo reports every lost connection as a warning; through this module all that it says
-goes to the logger ``edl.coordination.kazoo`` at DEBUG. The levels are the application's choice.
+goes to the logger ``edl.coordination.kazoo`` at DEBUG, without keys. The levels are the
+application's choice.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +29,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -35,9 +39,11 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 
-from edl.errors import ConfigError, CoordinationError, ZooKeeperUnreachable
+from edl.coordination.access import Access
+from edl.errors import AccessDenied, ConfigError, CoordinationError, ZooKeeperUnreachable
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +86,7 @@ def watch(wake: Callable[[], None] | None) -> Wake | None:
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """Passes on what kazoo logs, at DEBUG."""
+    """Passes on what kazoo logs, at DEBUG, but nothing that opens a job or a session."""
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
@@ -88,7 +94,9 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        super().log(min(level, logging.DEBUG), msg, *args, **kwargs)
+        if level >= logging.DEBUG:  # below that, it tells the session's password
+            told = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
+            super().log(logging.DEBUG, msg, *told, **kwargs)
 
 
 class Session:
@@ -96,12 +104,20 @@ class Session:
 
     Use it as a context manager, or ``start()`` and ``close()``. All methods may be called from
     any thread, except that a listener must not call ZooKeeper.
+
+    ``access``: the job that it belongs to. Without one it can list the jobs and nothing more,
+    until :meth:`identify`.
     """
 
     def __init__(
-        self, hosts: str, session_timeout_s: float = 6.0, connect_timeout_s: float = 10.0
+        self,
+        hosts: str,
+        session_timeout_s: float = 6.0,
+        connect_timeout_s: float = 10.0,
+        access: Access | None = None,
     ) -> None:
         self.hosts = hosts
+        self.access = access
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.request_timeout_s = max(1.0, min(session_timeout_s, 5.0))
@@ -128,6 +144,8 @@ class Session:
                 connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
                 command_retry=KazooRetry(max_tries=1),
                 logger=_QuietLog(logging.getLogger("edl.coordination.kazoo"), {}),
+                auth_data=None if self.access is None else {("digest", self.access.credential)},
+                default_acl=None if self.access is None else self.access.acl,
             )
         except ValueError as error:
             raise ConfigError(
@@ -202,6 +220,18 @@ class Session:
             raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
         _shut(twin)
 
+    def identify(self, *known: Access) -> None:
+        """Prove to know the secrets of further jobs; it may read and write them from now on.
+
+        What the session creates is closed to all but those who know the last one.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        for access in known:
+            self.call("authenticate", partial(_prove, access=access), repeat=True)
+            self.access, self.client.default_acl = access, access.acl
+
     def add_listener(self, fn: Callable[[str], None]) -> None:
         """Call ``fn`` with "connected", "suspended" or "lost" whenever that changes.
 
@@ -220,6 +250,7 @@ class Session:
         Raises:
             CoordinationError: ZooKeeper is away; whether a request that was sent took effect
                 is then unknown. Or it answered with an error that nobody expects.
+            AccessDenied: the node belongs to a job whose secret this session does not know.
             NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: kazoo's, as answered.
         """
         return self._settle(what, (issue,), (), repeat)[0]
@@ -228,16 +259,20 @@ class Session:
         """The answers to several reads, sent together; None where the node does not exist.
 
         Raises:
-            CoordinationError: as in :meth:`call`.
+            AccessDenied, CoordinationError: as in :meth:`call`.
         """
         return self._settle(what, issues, (NoNodeError,), True)
+
+    def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
+        """As :meth:`read_all`; None also where the node is closed to this session."""
+        return self._settle(what, issues, (NoNodeError, NoAuthError), True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
         """Do all operations that ``build`` adds, or none; the results in order.
 
         Raises:
             Refused: an operation failed, so nothing was done.
-            CoordinationError: as in :meth:`call`.
+            AccessDenied, CoordinationError: as in :meth:`call`.
         """
 
         def issue(client: KazooClient) -> Any:
@@ -247,6 +282,8 @@ class Session:
 
         results: list[Any] = self.call(what, issue)
         for index, result in enumerate(results):
+            if isinstance(result, NoAuthError):
+                raise self._denied(what)
             if isinstance(result, Exception) and not isinstance(
                 result, (RolledBackError, RuntimeInconsistency)
             ):
@@ -268,6 +305,8 @@ class Session:
                 return [self._answer(one, absent, deadline) for one in pending]
             except ANSWERS:
                 raise
+            except NoAuthError:
+                raise self._denied(what) from None
             except AWAY as error:
                 if not repeat or isinstance(error, KazooTimeoutError) or self._closing:
                     raise CoordinationError(
@@ -278,6 +317,12 @@ class Session:
                 raise CoordinationError(
                     f"cannot {what}: ZooKeeper answered {type(error).__name__} {error}"
                 ) from error
+
+    def _denied(self, what: str) -> AccessDenied:
+        mine = self.access
+        why = "this process has none" if mine is None else "that of this process is another"
+        name = "" if mine is None else mine.job
+        return AccessDenied(name, f"cannot {what}: it is closed by the job's secret, and {why}")
 
     @staticmethod
     def _answer(pending: Any, absent: tuple[type[Exception], ...], deadline: float) -> Any:
@@ -323,6 +368,10 @@ _STATES: Mapping[str, str] = {
     KazooState.SUSPENDED: "suspended",
     KazooState.LOST: "lost",
 }
+
+
+def _prove(client: KazooClient, access: Access) -> Any:
+    return client.add_auth_async("digest", access.credential)
 
 
 def _shut(client: KazooClient) -> None:

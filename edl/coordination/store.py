@@ -1,7 +1,8 @@
 """What ZooKeeper holds of one job, read and written as the records of ``core.facts``.
 
-Every method raises CoordinationError in bounded time when ZooKeeper is away, and UnknownJob when
-there is no such job. Writes of the leader are not here but in ``election``, where they are fenced.
+Every method raises CoordinationError in bounded time when ZooKeeper is away, UnknownJob when there
+is no such job, and AccessDenied (which is one) when it has another secret than the session.
+Writes of the leader are not here but in ``election``, where they are fenced.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination import events, lifecycle
-from edl.coordination.lifecycle import list_jobs
+from edl.coordination.lifecycle import job_names, list_jobs, unlock
 from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, get
 from edl.coordination.session import Refused, Session
@@ -34,7 +35,7 @@ from edl.core.facts import (
 )
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
-__all__ = ["JobStore", "list_jobs"]
+__all__ = ["JobStore", "job_names", "list_jobs", "unlock"]
 
 ATTEMPTS = 20  # of a compare-and-set; each is lost only to another writer
 
@@ -57,6 +58,7 @@ class JobStore:
 
         Raises:
             JobExists: a job of that name is alive.
+            AccessDenied: the name is taken by a job that the session cannot open.
         """
         self._run = lifecycle.create_job(self.session, self.paths, job, plan)
 

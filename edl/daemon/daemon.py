@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from edl.config import Config
+from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
@@ -46,8 +47,17 @@ class Daemon:
         self._mailbox = mailbox
         self._ring = ring
         self.min_np = 1
+        if config.secret is None:
+            raise ConfigError(
+                "secret",
+                f"EDL_JOB is {config.job} and EDL_SECRET is missing: workers are started by "
+                "`edl run` or `edl join`, which give it to them",
+            )
         self._session = Session(
-            config.zookeeper, config.session_timeout_s, config.connect_timeout_s
+            config.zookeeper,
+            config.session_timeout_s,
+            config.connect_timeout_s,
+            Access(config.job, config.secret),
         )
         self._store = JobStore(self._session, config.job)
         self._server = DaemonServer(config.address, health=self._health)

@@ -123,7 +123,7 @@ def _prune(jobs: Path) -> None:
     aged = sorted(((newest(path), path) for path in jobs.glob("*") if path.is_dir()), reverse=True)
     for modified, path in aged[_KEPT_JOBS:]:
         if time.time() - modified > _KEPT_S:
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
 
 
 def _has_exited(pid: int) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from types import FrameType
 
 from edl import config
+from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
@@ -137,7 +138,9 @@ if args.deaf:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 assert settings.job is not None
 assert settings.zookeeper is not None
-with Session(settings.zookeeper, settings.session_timeout_s) as session:
+assert settings.secret is not None
+access = Access(settings.job, settings.secret)
+with Session(settings.zookeeper, settings.session_timeout_s, access=access) as session:
     worker = Worker(JobStore(session, settings.job))
     if not args.deaf:
         signal.signal(signal.SIGTERM, worker.sigterm)

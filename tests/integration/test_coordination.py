@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from known import DIGITS
 
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
@@ -42,7 +43,7 @@ def store(session: Session) -> JobStore:
 
 @pytest.fixture
 def other(zk_hosts: str):  # type: ignore[no-untyped-def]
-    with Session(zk_hosts, session_timeout_s=2.0) as one:
+    with Session(zk_hosts, session_timeout_s=2.0, access=DIGITS) as one:
         yield one
 
 
@@ -87,7 +88,7 @@ class TestSession:
     ) -> None:
         hosts, woken, heard = start_local(tmp_path), threading.Event(), []
         try:
-            with Session(hosts, session_timeout_s=2.0) as session:
+            with Session(hosts, session_timeout_s=2.0, access=DIGITS) as session:
                 session.add_listener(heard.append)
                 store = JobStore(session, "digits")
                 store.create(JOB, {})
@@ -150,7 +151,7 @@ class TestLifecycle:
     def test_a_job_with_a_living_worker_is_not_replaced(
         self, zk_hosts: str, session: Session
     ) -> None:
-        with Session(zk_hosts) as creator:
+        with Session(zk_hosts, access=DIGITS) as creator:
             JobStore(creator, "digits").create(JOB, {})
             worker = JobStore(session, "digits")
             worker.put_member(member(worker.new_worker_id()))
@@ -160,7 +161,7 @@ class TestLifecycle:
     def test_a_job_whose_processes_are_all_dead_is_replaced_with_its_leftovers(
         self, zk_hosts: str, session: Session
     ) -> None:
-        with Session(zk_hosts) as creator:
+        with Session(zk_hosts, access=DIGITS) as creator:
             dead = JobStore(creator, "digits")
             dead.create(JOB, {"alpha": 1})
             dead.put_member(member(dead.new_worker_id()))
@@ -204,7 +205,7 @@ class TestLifecycle:
             else:
                 outcomes.append(name)
 
-        sessions = [Session(zk_hosts) for _ in range(5)]
+        sessions = [Session(zk_hosts, access=DIGITS) for _ in range(5)]
         try:
             for session in sessions:
                 session.start()
@@ -280,7 +281,7 @@ class TestMembers:
     def test_a_member_lives_as_long_as_its_session(
         self, zk_hosts: str, store: JobStore, wait_until: Wait
     ) -> None:
-        with Session(zk_hosts) as session:
+        with Session(zk_hosts, access=DIGITS) as session:
             worker = JobStore(session, "digits")
             worker.put_member(member(0))
             worker.put_member(member(0, stage=Stage.READY))

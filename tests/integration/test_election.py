@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from known import DIGITS
 
 from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.session import Session
@@ -33,7 +34,7 @@ def store(session: Session) -> JobStore:
 
 @pytest.fixture
 def other(zk_hosts: str) -> Iterator[Session]:
-    with Session(zk_hosts, session_timeout_s=2.0) as one:
+    with Session(zk_hosts, session_timeout_s=2.0, access=DIGITS) as one:
         yield one
 
 
@@ -81,7 +82,7 @@ class TestTerms:
     def test_the_last_of_a_queue_is_woken_only_by_the_one_before_it(
         self, zk_hosts: str, store: JobStore, wait_until: Wait
     ) -> None:
-        sessions = [Session(zk_hosts) for _ in range(3)]
+        sessions = [Session(zk_hosts, access=DIGITS) for _ in range(3)]
         try:
             elections = []
             for worker, one in enumerate(sessions):
@@ -107,7 +108,7 @@ class TestTerms:
         enough = threading.Event()
 
         def campaign(worker: int) -> None:
-            with Session(zk_hosts, session_timeout_s=4.0) as mine:
+            with Session(zk_hosts, session_timeout_s=4.0, access=DIGITS) as mine:
                 election, woken = Election(mine, "digits", worker), threading.Event()
                 while not enough.is_set():
                     woken.clear()
