@@ -7,7 +7,7 @@ Writes of the leader are not here but in ``election``, where they are fenced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -261,6 +261,12 @@ class JobStore:
     def trim_events(self, keep: int) -> int:
         """Remove all but the newest ``keep`` events; how many were removed."""
         return events.trim_events(self.session, self.paths, keep)
+
+    def forget_evicted(self, workers: Iterable[int]) -> None:
+        """Remove what is written about workers that were given up and are gone for good."""
+        self.session.read_all(
+            "forget the evicted", [delete(self.paths.evicted_worker(w)) for w in workers]
+        )
 
     def put_status(self, status: Mapping[str, Any]) -> None:
         """Write the summary, unfenced; a leader uses :meth:`Leadership.put_status`."""

@@ -172,6 +172,10 @@ class Generation(Record):
         """Rank of a worker, None when it has no seat."""
         return self.members.index(worker) if worker in self.members else None
 
+    def knows(self, worker: int) -> bool:
+        """It has a seat, or had one in the ring before. Nobody waits for any other worker."""
+        return any(seat.id == worker for seat in (*self.seats, *self.previous))
+
 
 @dataclass(frozen=True)
 class Request(Record):
@@ -223,6 +227,16 @@ class Snapshot:
     def planned(self) -> int:
         """How many workers are wanted over all hosts."""
         return sum(self.plan.values())
+
+    def forgettable(self, keep: int) -> tuple[int, ...]:
+        """The evicted that are neither members nor known to the generation, but the newest."""
+        here = {member.id for member in self.members}
+        gone = sorted(
+            worker
+            for worker in self.evicted
+            if worker not in here and not (self.generation and self.generation.knows(worker))
+        )
+        return tuple(gone[: max(0, len(gone) - keep)])
 
 
 def _read(hint: Any, value: Any) -> Any:

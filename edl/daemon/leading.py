@@ -25,6 +25,7 @@ from edl.daemon.witness import Witness
 logger = logging.getLogger(__name__)
 
 EVENTS_KEPT = 2000
+EVICTED_KEPT = 20  # that are gone: agents look there for why a process has ended
 
 
 class Lead:
@@ -169,6 +170,7 @@ class Lead:
             }
         )
         self._store.trim_events(EVENTS_KEPT)
+        self._store.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
 
 
 class _Rate:

@@ -98,7 +98,7 @@ class Mailbox:
         Args:
             deadline: on the monotonic clock; None waits as long as the job lives.
             slice_s: return None after this long even so, to let the caller look around.
-            repairs: wait for one that repairs a broken ring.
+            repairs: wait for one that repairs a broken ring, or that does not know this worker.
 
         Raises:
             WorkerEvicted: the leader has given this worker up.
@@ -111,7 +111,8 @@ class Mailbox:
                 if self._evicted is not None:
                     raise WorkerEvicted(self.worker, self._evicted)
                 newest = self._generations.get(max(self._generations, default=0))
-                if newest and newest.number > after and (newest.repairs or not repairs):
+                useful = newest and (not repairs or newest.repairs or not newest.knows(self.worker))
+                if newest and newest.number > after and useful:
                     return newest
                 if self._job_state.over:
                     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -114,3 +115,16 @@ def test_a_plan_is_added_up() -> None:
 
 def test_a_worker_is_called_by_its_id() -> None:
     assert MEMBER.name == "w2"
+
+
+def test_who_is_evicted_is_forgotten_once_gone_but_for_the_newest() -> None:
+    generation = Generation(
+        6, 2, SEATS, 4, (2,), (1,), "w1 left", "", (SEATS[0], Seat(1, "b", 0, "::1", 1))
+    )
+    evicted = dict.fromkeys(range(8), "gone")  # 1, 2 and 4 are known to the generation
+    now = Snapshot(Job("digits", ("x",), 2, 1, 4), members=(MEMBER,), generation=generation)
+    now = dataclasses.replace(now, evicted=evicted)
+    assert now.forgettable(0) == (0, 3, 5, 6, 7)
+    assert now.forgettable(3) == (0, 3)
+    assert now.forgettable(5) == now.forgettable(20) == ()
+    assert dataclasses.replace(now, generation=None).forgettable(0) == (0, 1, 3, 4, 5, 6, 7)

@@ -1,0 +1,43 @@
+"""What a worker that waits is told: the newest generation, if it is one that it may act on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from edl.core.facts import Generation, JobState, Seat
+from edl.daemon.mailbox import Mailbox
+from edl.errors import WorkerEvicted
+
+SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
+REPAIR = Generation(6, 2, SEATS, 4, (), (1,), "w1 died")
+PLANNED = Generation(7, 2, SEATS, 4, (2,), (1,), "w2 joined", previous=SEATS[:1])
+
+
+def waiting(worker: int, *generations: Generation, repairs: bool) -> Generation | None:
+    mailbox = Mailbox(worker)
+    for generation in generations:
+        mailbox.announce(generation)
+    return mailbox.wait_for_generation(5, time.monotonic(), repairs=repairs)
+
+
+def test_who_waits_for_a_repair_gets_nothing_else() -> None:
+    assert waiting(4, REPAIR, repairs=True) is REPAIR
+    assert waiting(4, REPAIR, PLANNED, repairs=True) is None
+    assert waiting(4, REPAIR, PLANNED, repairs=False) is PLANNED
+
+
+def test_whom_nobody_knows_any_more_is_told_so() -> None:
+    """A worker that was frozen while the others went on from generation to generation."""
+    assert waiting(9, REPAIR, PLANNED, repairs=True) is PLANNED
+    assert PLANNED.rank_of(9) is None
+
+
+def test_the_evicted_and_the_end_of_the_job() -> None:
+    mailbox = Mailbox(9)
+    mailbox.job_is(JobState.FINISHED, "trained")
+    assert mailbox.wait_for_generation(0) is None
+    mailbox.evict("it froze")
+    with pytest.raises(WorkerEvicted, match="it froze"):
+        mailbox.wait_for_generation(0)
