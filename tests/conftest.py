@@ -12,8 +12,8 @@ settings.register_profile(
     "ci",
     derandomize=True,
     deadline=None,
-    max_examples=100,
-    stateful_step_count=50,
+    max_examples=60,
+    stateful_step_count=40,
     database=None,
     suppress_health_check=SLOW_MACHINE,
 )

@@ -43,7 +43,7 @@ class LedgerMachine(RuleBasedStateMachine):
     """Each worker has a replica of its own; what was trained is counted beside, by position."""
 
     @initialize(
-        total=st.integers(1, 300),
+        total=st.integers(1, 200),
         batch=st.integers(1, 16),
         lease_batches=st.integers(1, 8),
         size=st.integers(1, 5),

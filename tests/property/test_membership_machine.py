@@ -136,7 +136,7 @@ class Membership(RuleBasedStateMachine):
     def sigterm(self, pick: int) -> None:
         self.on(pick, self.world.sigterm)
 
-    @precondition(lambda self: len(self.world.generations) > 6)
+    @precondition(lambda self: len(self.world.generations) > 3)
     @rule()
     def stop(self) -> None:
         self.world.job = Job(**{**vars(self.world.job), "state": JobState.STOPPING})
@@ -201,4 +201,4 @@ class Membership(RuleBasedStateMachine):
 
 
 TestMembership = Membership.TestCase
-TestMembership.settings = settings(max_examples=3 * settings.default.max_examples)
+TestMembership.settings = settings(max_examples=3 * settings().max_examples)
