@@ -304,8 +304,10 @@ def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
 def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     """FAILED or FINISHED, when every worker of the current generation has exited by itself."""
     generation = snapshot.generation
-    if generation is None or not generation.seats:
+    if generation is None:
         return None
+    if not generation.seats:
+        return None if snapshot.members else Outcome(JobState.STOPPED, generation.reason)
     mine = _dead_ring(snapshot, own.processes, own.token)
     if not mine:
         return None
@@ -314,7 +316,8 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
         hopeless = _hopeless(snapshot.job, own, failed, now)
         if hopeless is None:
             return None
-        died = failed[0]
+        own_errors = [p for p in failed if p.told is None and (p.exit_code or 0) > 0]
+        died = (own_errors or failed)[0]
         who = "the last worker" if len(generation.seats) == 1 else "all workers"
         reason = f"{who} {_all_how(failed)}{hopeless}; {_last(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))

@@ -16,12 +16,14 @@ from edl import config
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
 from edl.torch.collectives import TorchCollectives
+from edl.torch.reduction import GradientReduction
 from edl.torch.replica import Stateful, TorchReplica
 
 logger = logging.getLogger(__name__)
 
 _worker: Worker | None = None
 _replica: TorchReplica | None = None
+_reduction: GradientReduction | None = None
 _tracked_early: dict[str, Stateful] = {}
 
 
@@ -157,16 +159,23 @@ def on_resize(callback: Callable[[int, int], None]) -> None:
 
 
 def notify_batch_end() -> None:
-    """The update of this batch is complete. ``optimizer.step()`` ends with it; harmless twice."""
-    current_worker().end_step()
+    """The update of this batch is complete. ``optimizer.step()`` ends with it; harmless twice.
+
+    Call it for a batch whose ``optimizer.step()`` may be skipped, after ``scaler.step(optimizer)``
+    of a ``GradScaler`` for example: the batch then counts as trained, on all workers alike.
+    """
+    worker = current_worker()
+    if worker.step_open and _reduction is not None:
+        _reduction.finish()
+    worker.end_step()
 
 
-def attach_replica(replica: TorchReplica) -> None:
-    """Make ``replica`` the state that this worker shares (called by ``Optimizer``)."""
-    global _replica
+def attach_optimizer(replica: TorchReplica, reduction: GradientReduction) -> None:
+    """Let this worker share ``replica`` and reduce its gradients (called by ``Optimizer``)."""
+    global _replica, _reduction
     current_worker().attach_replica(replica)
     replica.track(_tracked_early)
-    _replica = replica
+    _replica, _reduction = replica, reduction
 
 
 def _leave_on_sigterm(worker: Worker) -> None:

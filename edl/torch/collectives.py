@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from horovod.torch import mpi_ops
 
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
+from edl.errors import UsageError
 from edl.ring.ring import CollectiveFailed
 
 FIRST_PIECE_BYTES = 2**15  # of a message; a position, or the description of a small state
@@ -23,19 +25,36 @@ LENGTH_BYTES = 8
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
 
 
+# How Horovod refuses a collective while the ring is intact (controller.cc, common.h). It uses the
+# same exception as for a ring that broke, but a repair would only lead to the same refusal.
+REFUSAL = re.compile(r"Mismatched |with the same name as another|is not supported|tried to ")
+
+
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call Horovod; what it says about a broken ring becomes :class:`CollectiveFailed`."""
+    """Call Horovod.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
+        UsageError: Horovod refuses the call, and would again in any ring.
+    """
     try:
         return function(*arguments, **named)
-    except (HorovodInternalError, ValueError, RuntimeError) as error:
+    except HorovodInternalError as error:
+        if REFUSAL.search(str(error)):
+            raise UsageError(f"{error} (every worker must build the same model)") from error
         raise CollectiveFailed(str(error)) from error
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UsageError(f"Horovod cannot reduce this: {error}") from error
 
 
 class TorchCollectives:
     """The collectives of edl itself; gradients go through :mod:`edl.torch.reduction`."""
 
     def init(self) -> None:
-        guarded(hvd.init)
+        try:
+            hvd.init()
+        except (HorovodInternalError, ValueError, RuntimeError) as error:
+            raise CollectiveFailed(str(error)) from error
         # Horovod registers this anew at every init; one worker may see hundreds of them.
         atexit.unregister(hvd.shutdown)
 

@@ -188,7 +188,6 @@ class _WorkerInit:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _close_network_sockets()
         if self._then is not None:
             self._then(number)

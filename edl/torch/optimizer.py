@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from edl.errors import UsageError
-from edl.torch.api import attach_replica, current_worker
+from edl.torch.api import attach_optimizer, current_worker
 from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica
 
@@ -34,8 +34,8 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         )
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
-    attach_replica(TorchReplica(model, optimizer))
-    reduction = GradientReduction(worker, _named_parameters(optimizer, model))
+    reduction = GradientReduction(worker, optimizer, model)
+    attach_optimizer(TorchReplica(model, optimizer), reduction)
 
     def before(_: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
@@ -47,19 +47,9 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         reduction.finish()
 
     def after(*_: Any) -> None:
-        reduction.step_done()
         worker.end_step()
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
     optimizer.synchronize = reduction.finish  # type: ignore[attr-defined]
     return optimizer
-
-
-def _named_parameters(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module
-) -> list[tuple[str, torch.nn.Parameter]]:
-    """The optimizer's parameters under names that are the same on every worker."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return [(names.get(p, f"parameter.{index}"), p) for index, p in enumerate(parameters)]

@@ -10,7 +10,7 @@ one more gradient's memory and no copy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +37,17 @@ class GradientReduction:
     """The gradients of one optimizer's parameters, step by step."""
 
     def __init__(
-        self, worker: Worker, parameters: Iterable[tuple[str, torch.nn.Parameter]]
+        self, worker: Worker, optimizer: torch.optim.Optimizer, model: torch.nn.Module
     ) -> None:
         self._worker = worker
-        self._names = {parameter: name for name, parameter in parameters}
+        self._optimizer = optimizer
+        self._model = model
+        self._names: dict[torch.nn.Parameter, str] = {}
         self._hooked: set[torch.nn.Parameter] = set()
+        self._computed: dict[torch.nn.Parameter, int] = {}  # in which step, by Worker.begun
         self._in_flight: dict[torch.nn.Parameter, _InFlight] = {}
         self._spare: dict[torch.nn.Parameter, torch.Tensor] = {}
-        self._reduced = False
+        self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._broken: RingBroken | None = None  # it showed while backward was running
         self._hook_new()
 
@@ -67,16 +70,18 @@ class GradientReduction:
                 "optimizer.step() was called without a batch from the edl loader; take each "
                 "training batch from edl.DataLoader, and call optimizer.step() once for it"
             )
-        while not self._reduced:
+        while True:
             try:
                 self._reduce()
+                break
             except RingBroken as error:
                 superseded = worker.recover(error)
                 self._forget_flights()
                 if superseded:
                     for parameter in self._names:
                         parameter.grad = None
-                    self._reduced = True
+                    break
+        self._done_step = worker.begun
         points.reached("reduced")
 
     def _reduce(self) -> None:
@@ -84,8 +89,7 @@ class GradientReduction:
         worker = self._worker
         records = worker.records()
         if worker.ring.alone:
-            self._reduced = True  # the mean over the batch is what backward has computed
-            return
+            return  # the mean over the batch is what backward has computed
         self._send_missing()
         if self._broken is not None:
             raise self._broken
@@ -93,7 +97,6 @@ class GradientReduction:
         for parameter, average in averages.items():
             self._take_over(parameter, average)
         self._in_flight.clear()
-        self._reduced = True
         correction = average_correction(worker.batch_size, len(records), global_samples(records))
         if correction != 1.0:
             torch._foreach_mul_([p.grad for p in averages if p.grad is not None], correction)
@@ -106,13 +109,17 @@ class GradientReduction:
         self._in_flight.clear()
         self._broken = None
 
-    def step_done(self) -> None:
-        """The update is applied; the next gradients belong to the next step."""
-        self._reduced = False
+    @property
+    def _reduced(self) -> bool:
+        return self._done_step == self._worker.begun
 
     def _hook_new(self) -> None:
-        """Listen to parameters that require a gradient (some may only do so later)."""
-        for parameter in self._names:
+        """Listen to all parameters of the optimizer that require a gradient.
+
+        Some may require one only later, or be added to the optimizer later.
+        """
+        for name, parameter in optimizer_parameters(self._optimizer, self._model):
+            self._names.setdefault(parameter, name)
             if parameter.requires_grad and parameter not in self._hooked:
                 listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
                 listen(self._send)
@@ -120,15 +127,17 @@ class GradientReduction:
 
     def _send(self, parameter: torch.nn.Parameter) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
-        worker = self._worker
-        if worker.rehearsing or worker.ring.alone or not worker.step_open or self._broken:
+        worker, name = self._worker, self._names[parameter]
+        if not worker.step_open:
             return
-        name = self._names[parameter]
-        if parameter in self._in_flight:
+        if self._computed.get(parameter) == worker.begun or self._reduced:
             raise UsageError(
                 f"the gradient of {name} was computed twice in one step; call backward() once "
                 "on the sum of the losses, then optimizer.step()"
             )
+        self._computed[parameter] = worker.begun
+        if worker.rehearsing or worker.ring.alone or self._broken:
+            return
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
@@ -161,6 +170,7 @@ class GradientReduction:
             if parameter.requires_grad and parameter not in self._in_flight:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+                self._computed.pop(parameter, None)
                 self._send(parameter)
 
     def _wait(self, flight: _InFlight) -> torch.Tensor:
@@ -180,3 +190,13 @@ class GradientReduction:
             return function(*arguments)
         except CollectiveFailed as error:
             raise RingBroken(self._worker.generation, str(error)) from error
+
+
+def optimizer_parameters(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The optimizer's parameters under names that are the same on every worker."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, parameter in enumerate(parameters):
+        yield names.get(parameter, f"parameter.{index}"), parameter

@@ -19,6 +19,7 @@ from edl.errors import CheckpointError, RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.collectives import broadcast_in_place
+from edl.torch.reduction import optimizer_parameters
 
 PIECE_BYTES = 64 * 2**20
 
@@ -152,9 +153,13 @@ class TorchReplica:
             self._tracked[name].load_state_dict(thing_state)
 
     def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and all buffers, those outside of the state_dict too."""
+        """Parameters and buffers: all of the model, and what else the optimizer trains."""
         yield from self._model.named_parameters()
         yield from self._model.named_buffers()
+        inside = set(self._model.parameters())
+        for name, parameter in optimizer_parameters(self._optimizer, self._model):
+            if parameter not in inside:
+                yield name, parameter
 
 
 def _describe(value: Any, tensors: list[torch.Tensor]) -> Any:
