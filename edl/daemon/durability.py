@@ -44,6 +44,7 @@ class Durability:
         self._checkpoints: Checkpoints | None = None
         self.replica: Durable | None = None
         self.stop_requested = False  # by SIGTERM, in a job of one
+        self._generation = 0  # for events
 
     @property
     def saves(self) -> bool:
@@ -97,6 +98,7 @@ class Durability:
             CheckpointError, UsageError: what was asked for cannot be resumed.
             JobFailed: nobody is left who holds the state, and none was saved.
         """
+        self._generation = generation.number if generation is not None else 0
         try:
             found = self._restore()
             if found is None and rehearsed:
@@ -127,8 +129,8 @@ class Durability:
         reason = f"resumed from step {step}"
         if rehearsed and generation is not None and self._daemon is not None:
             with contextlib.suppress(CoordinationError):
-                details["lost_steps"] = max(0, self._daemon.last_step() - step)
-                reason += f", at least {details['lost_steps']} steps lost"
+                lost = details["lost_steps"] = max(0, self._daemon.last_step() - step)
+                reason += f", at least {lost} {'step' if lost == 1 else 'steps'} lost"
             reason = f"all {len(generation.left)} workers died; {reason}"
         else:
             reason += f" of job {found.manifest.job}: {found.path}"
@@ -137,7 +139,7 @@ class Durability:
 
     # --- while it trains
 
-    def save_if_due(self, rank: int) -> None:
+    def save_if_due(self, rank: int, generation: int) -> None:
         """At a boundary: rank 0 saves when it is time.
 
         In a job of one, a SIGTERM ends the process here (SystemExit 0), with all saved.
@@ -147,6 +149,7 @@ class Durability:
         """
         if self._checkpoints is None or self.replica is None or rank != 0:
             return
+        self._generation = generation
         if self.stop_requested:
             self.save_last()
             raise SystemExit(0)
@@ -186,5 +189,4 @@ class Durability:
 
     def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
         if self._daemon is not None:
-            number = self._mailbox.progress.generation
-            self._mailbox.log(Event(time.time(), kind, number, step, reason, details))
+            self._mailbox.log(Event(time.time(), kind, self._generation, step, reason, details))

@@ -67,6 +67,7 @@ class Worker:
         self._target: int | None = None  # the generation that all agreed to switch to
         self.rehearsing = False
         self._provisional_rank = 0  # while rehearsing: the rank it would get, never 0
+        self.begun = 0  # how many batches were handed out here, rehearsals included
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
         self._began = self._ended = time.monotonic()
@@ -253,7 +254,7 @@ class Worker:
         """
         points.reached("boundary")
         if self._switching is None:
-            self._durability.save_if_due(rank=0)
+            self._durability.save_if_due(rank=0, generation=0)
             return
         target, self._target = self._target, None
         if target is not None:
@@ -262,11 +263,12 @@ class Worker:
             self._switching.switch(target)
         self._switching.synchronise_if_due()
         self._switching.wait_for_min_np(lambda: self._record(samples=0, position=-1))
-        self._durability.save_if_due(self.rank)
+        self._durability.save_if_due(self.rank, self.generation)
 
     def begin_step(self, batch: Batch, filler: bool = False) -> None:
         """A batch is handed out. A ``filler`` takes part with no samples."""
         self._position.begin(batch, filler)
+        self.begun += 1
         self._began = time.monotonic()
         if not self.rehearsing:
             self._send_record()
