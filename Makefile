@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types unit property integration chaos bench clean
+.PHONY: help setup demo test lint format types unit property integration chaos soak bench clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -14,8 +14,9 @@ setup: ## system packages, .venv, frameworks, edl and Horovod; at once when all 
 demo: setup ## a job on real data that grows and shrinks while it trains
 	@$(PYTHON_BIN) examples/demo.py
 
-test: setup lint types ## everything that must hold: lint, types, unit, property, integration
+test: setup lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
 	$(PYTEST) $(wildcard tests/unit tests/property tests/integration)
+	$(PYTEST) tests/chaos -m chaos_short
 
 lint: setup ## ruff: rules and formatting
 	$(PYTHON_BIN) -m ruff check .
@@ -39,6 +40,9 @@ integration: setup ## real ZooKeeper, real Horovod, real processes
 
 chaos: setup ## kills, stops and cuts at chosen and at seeded random moments
 	$(PYTEST) tests/chaos
+
+soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5" for a shorter one
+	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)
 
 bench: setup ## edl beside stock Horovod, on this machine, in one run
 	$(PYTHON_BIN) -m benchmarks

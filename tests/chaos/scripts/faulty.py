@@ -1,0 +1,77 @@
+"""The counting model (../../integration/scripts/counting.py) that kills itself on purpose.
+
+EDL_TEST_FAULTS holds faults as JSON, one list a group; EDL_TEST_CLAIMS names a directory where
+each fault is claimed by the one process that it strikes, so that it strikes once in the job.
+A group is armed when all groups before it have struck. A fault:
+
+    point   a name of edl.daemon.points
+    role    plain (in the ring, does not lead), leader, any (in the ring), new (not in it yet)
+    after   steps since the last strike (since the start for the first one); not asked of `new`
+    size    how many workers the ring must have at least; not asked of `new`
+    signal  KILL (default), TERM, STOP
+
+Hooks only look and kill: what a worker does is not changed.
+"""
+
+import json
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+import edl.torch as edl
+from edl.daemon import points
+
+GROUPS = json.loads(os.environ["EDL_TEST_FAULTS"])
+CLAIMS = Path(os.environ["EDL_TEST_CLAIMS"])
+COUNTING = Path(__file__).resolve().parents[2] / "integration" / "scripts" / "counting.py"
+
+
+def role():
+    """The role of this process; "first" while the job starts."""
+    if not edl.is_initialized():
+        return "first"
+    if edl.is_rehearsing():
+        return "new"
+    return "leader" if edl.is_leader() else "plain"
+
+
+def armed():
+    """The group that may strike now, with its number and the step of the strike before it."""
+    last = 0
+    for number, group in enumerate(GROUPS):
+        struck = [CLAIMS / f"{number}.{index}" for index in range(len(group))]
+        if not all(path.exists() for path in struck):
+            return number, group, last
+        last = max([last, *(int(path.read_text() or 0) for path in struck)])
+    return None
+
+
+def strike(point):
+    if (found := armed()) is None or (mine := role()) == "first":
+        return
+    number, group, last = found
+    for index, fault in enumerate(group):
+        wanted = fault.get("role", "any")
+        if fault["point"] != point or (wanted != mine and (wanted != "any" or mine == "new")):
+            continue
+        if mine != "new" and (
+            edl.step() < last + fault.get("after", 0) or edl.size() < fault.get("size", 0)
+        ):
+            continue
+        step = str(last if mine == "new" else edl.step())
+        try:
+            with (CLAIMS / f"{number}.{index}").open("x") as claim:
+                claim.write(step)
+        except FileExistsError:
+            continue
+        name = fault.get("signal", "KILL")
+        print(f"chaos: {mine} gets SIG{name} at {point} of step {step}", flush=True)
+        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+        return
+
+
+points.subscribe(strike)
+sys.argv[0] = str(COUNTING)
+runpy.run_path(str(COUNTING), run_name="__main__")

@@ -1,0 +1,155 @@
+"""A worker dies at each named point of its life: in a step, in a switch, as a newcomer, at the end.
+
+What is killed comes up again, so the death at a point of a switch follows the one before it: the
+replacement's join is the next switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from ordeal import Fault, fault, ordeal
+
+from edl.daemon import points as named
+
+pytestmark = [pytest.mark.chaos]
+
+STEP = ("boundary", "step", "gradient", "records", "reduced", "applied")
+SWITCH = ("agreed", "closed", "build", "built", "broadcast")
+NEWCOMER = ("rehearsed", "build", "built", "broadcast")
+REPAIR = ("broken", "reported", "build", "built", "broadcast")
+LEADING = ("deciding", "decided")
+Groups = Sequence[Sequence[Fault]]
+
+
+def test_every_named_point_has_its_death() -> None:
+    tried = {*STEP, *SWITCH, *NEWCOMER, *REPAIR, *LEADING, "finish"}
+    assert tried == set(named.NAMES)
+
+
+@pytest.mark.chaos_short
+def test_leader_worker_and_newcomer(tmp_path: Path, zk_hosts: str) -> None:
+    """One at a time; the ring is whole again in between."""
+    faults = [[fault("reduced", "leader")], [fault("broadcast", "new")], [fault("gradient")]]
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults) as job:
+        job.wait_for_strikes()
+        job.prove()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("role", ["plain", "leader"])
+@pytest.mark.parametrize("points", [STEP[:3], STEP[3:]], ids="-".join)
+def test_in_a_step(
+    points: Sequence[str], role: str, num_workers: int, tmp_path: Path, zk_hosts: str
+) -> None:
+    """One after the other of four workers; two or more are left."""
+    faults = [[fault(point, role)] for point in points]
+    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers) as job:
+        job.wait_for_strikes()
+        job.prove()
+
+
+@pytest.mark.parametrize("role", ["plain", "leader"])
+def test_in_a_switch(role: str, tmp_path: Path, zk_hosts: str) -> None:
+    faults = [[fault(point, role)] for point in SWITCH]
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
+        job.wait_for_step(5)
+        job.scale(4)
+        job.wait_for_strikes()
+        job.prove()
+
+
+def test_as_a_newcomer(tmp_path: Path, zk_hosts: str) -> None:
+    faults = [[fault(point, "new")] for point in NEWCOMER]
+    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
+        job.wait_for_step(5)
+        job.scale(3)
+        job.wait_for_strikes()
+        job.wait_for_size(3)
+        job.prove()
+
+
+@pytest.mark.parametrize("role", ["plain", "leader"])
+@pytest.mark.parametrize("points", [REPAIR[:3], REPAIR[3:]], ids="-".join)
+def test_while_another_death_is_repaired(
+    points: Sequence[str], role: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    """Each group: one dies in a step, and another one on the way to the next ring."""
+    first = "leader" if role == "plain" else "plain"
+    faults = [
+        group
+        for point in points
+        for group in ([fault("gradient", first, size=3)], [fault(point, role, after=0)])
+    ]
+    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults) as job:
+        job.wait_for_strikes()
+        job.prove()
+
+
+@pytest.mark.parametrize("point", LEADING)
+def test_leader_while_it_decides(point: str, tmp_path: Path, zk_hosts: str) -> None:
+    """About a planned switch, then about a repair."""
+    faults: Groups = [
+        [fault(point, "leader")],
+        [fault("gradient", "plain")],
+        [fault(point, "leader", after=0)],
+    ]
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
+        job.wait_for_step(5)
+        job.scale(4)
+        job.wait_for_strikes()
+        job.prove()
+
+
+SHORT = {"the leader and another"}
+AT_ONCE: dict[str, Groups] = {
+    "two plain": [[fault("gradient", "plain"), fault("gradient", "plain")]],
+    "the leader and another": [[fault("records", "leader"), fault("records", "plain")]],
+    "all but one": [[fault("step"), fault("gradient"), fault("step")]],
+    "all but one at the update": [[fault("reduced"), fault("applied"), fault("reduced")]],
+    "old and new": [[fault("built", "new"), fault("built", "plain")]],
+    "the leader and new": [[fault("broadcast", "new"), fault("broadcast", "leader")]],
+    "the replacement too": [[fault("gradient")], [fault("broadcast", "new")]],
+}
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(faults, id=name, marks=[pytest.mark.chaos_short] * (name in SHORT))
+        for name, faults in AT_ONCE.items()
+    ],
+)
+def test_several_at_once(faults: Groups, tmp_path: Path, zk_hosts: str) -> None:
+    joins = any(one["role"] == "new" for group in faults for one in group)
+    np = 3 if joins else 4
+    with ordeal(tmp_path, zk_hosts, np=np, max_np=4, faults=faults) as job:
+        job.wait_for_step(5)
+        if joins:
+            job.scale(4)
+        job.wait_for_strikes()
+        job.prove()
+
+
+@pytest.mark.parametrize("role", ["plain", "leader"])
+def test_at_the_end_of_training(role: str, tmp_path: Path, zk_hosts: str) -> None:
+    faults = [[fault("finish", role)]]
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, samples=300) as job:
+        job.hurry()
+        assert 1 <= len(job.prove()) <= 2
+
+
+@pytest.mark.parametrize("signal", ["TERM", "STOP"])
+def test_other_signals(signal: str, tmp_path: Path, zk_hosts: str) -> None:
+    """A worker that is asked to leave while a switch is under way; one that freezes for good."""
+    faults = [
+        [fault("gradient", "plain", signal=signal)],
+        [fault("build", "leader", signal=signal)],
+    ]
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
+        job.wait_for_step(5)
+        job.scale(4)
+        job.wait_for_strikes()
+        job.prove()
