@@ -46,7 +46,7 @@ class Config:
     start_timeout_s: float = 120.0  # for the first `np` workers to come up
     prepare_timeout_s: float = 300.0  # for a newcomer, from its registration to ready
     gather_timeout_s: float = 3.0  # how long ready newcomers wait for others that are preparing
-    switch_timeout_s: float = 60.0  # for one ring rebuild
+    switch_timeout_s: float = 60.0  # for a leader to repair a broken ring, once it can
     save_timeout_s: float = 60.0  # how long the last checkpoint before an end may take
     elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
@@ -56,7 +56,6 @@ class Config:
     stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
     stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
 
-    lease_batches: int = 8  # longest lease, in batches of one worker
     status_period_s: float = 0.5  # how often the leader writes the job's status
 
     def __post_init__(self) -> None:
@@ -68,8 +67,10 @@ class Config:
                 raise ConfigError(
                     one.name, f"{one.name} is {value:g}; it must be a positive time in seconds"
                 )
-        if self.lease_batches < 1:
-            raise ConfigError("lease_batches", f"lease_batches is {self.lease_batches}; at least 1")
+        if ":" in self.address:
+            raise ConfigError(
+                "address", f"address is {self.address}; Horovod's rendezvous client knows IPv4 only"
+            )
         if self.secret is not None and len(self.secret) < LEAST_SECRET:
             raise ConfigError(
                 "secret",

@@ -363,7 +363,8 @@ def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
         endings += _end([process], now, snapshot.evicted[process.worker])
     counted -= sum(_counts(p, now) for p in given_up)
     occupied = {p.slot for p in living} | {m.slot for m in foreign}
-    starts = _starts(wanted - counted, occupied, own, now)
+    slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
+    starts = _starts(wanted - counted, slots, occupied, own, now)
     warnings = tuple(
         f"{own.script} in {p.name} runs for {own.start_timeout_s:g} s and did not call edl.init()"
         for p in living
@@ -383,15 +384,27 @@ def _counts(process: Process, now: float) -> bool:
     return process.worker is not None and now - (process.exited or 0.0) < SETTLE_S
 
 
-def _starts(lacking: int, occupied: set[int], own: Own, now: float) -> tuple[Start, ...]:
-    """Fill the lowest free slots; a slot whose last start failed waits for its back-off."""
+def _starts(
+    lacking: int, slots: int | None, occupied: set[int], own: Own, now: float
+) -> tuple[Start, ...]:
+    """Fill the lowest free slots; a slot whose last start failed waits for its back-off.
+
+    When none is free, the replacement of a worker that is about to leave shares its slot until
+    then: the slot is the number of a device, and there are no more of them.
+    """
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
-    free = (slot for slot in range(lacking + len(occupied)) if slot not in occupied)
+    free = [slot for slot in range(max(0, lacking) + len(occupied)) if slot not in occupied]
+    within = [slot for slot in free if slots is None or slot < slots]
+    shared = sorted(s for s, p in last.items() if p.alive and p.departing is not None)
+    order = within + (shared if slots is not None else []) + free[len(within) :]
     starts = []
-    for slot, _ in zip(free, range(lacking), strict=False):
+    for slot in order[: max(0, lacking)]:
         before = last.get(slot)
         if before is None:
             starts.append(Start(slot, 0, "the plan wants it"))
+            continue
+        if before.alive:
+            starts.append(Start(slot, 0, f"{before.name} leaves and the plan wants a worker"))
             continue
         failures = before.failures_now
         pause = backoff_s(failures, own.backoff_max_s) if before.failed else 0.0

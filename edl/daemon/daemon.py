@@ -72,6 +72,7 @@ class Daemon:
         self._thread = threading.Thread(target=self._run, name="edl-daemon", daemon=True)
         self._member: Member | None = None
         self._saved: tuple[str, int] | None = None  # a checkpoint not yet made known
+        self._end: tuple[JobState, str] | None = None  # how the job ended, to be written
         self._election: Election | None = None
         self._lead: Lead | None = None
         self._leader: Leader | None = None
@@ -161,15 +162,17 @@ class Daemon:
         return int(self._store.status().get("step", 0))
 
     def end_job(self, state: JobState, reason: str) -> None:
-        """Record how the job ended. Every worker says so; the first one counts."""
-        self._store.set_job_state(state, reason, only_from=(JobState.RUNNING,))
+        """Make known how the job ended. Every worker says so; the first one counts."""
+        with self._lock:
+            self._end = (state, reason)
+        self._wake.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the member node and all events are written; False at the deadline."""
+        """Wait until all that is to be made known is written; False at the deadline."""
         deadline = time.monotonic() + timeout_s
         self._wake.set()
         with self._written:
-            while self._dirty or self._saved or self._mailbox.has_events:
+            while self._dirty or self._saved or self._end or self._mailbox.has_events:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -230,7 +233,6 @@ class Daemon:
     def _turn(self) -> None:
         """Write what is due, read what is new, lead if it is our turn."""
         if not self._session.connected:
-            self._lead = None
             raise CoordinationError("not connected to ZooKeeper")
         if self._session.epoch != self._session_epoch:
             # The old session's nodes are gone; the worker is not. Say so again under the same id.
@@ -338,11 +340,14 @@ class Daemon:
 
     def _write_own(self) -> None:
         with self._lock:
-            member, dirty, saved = self._member, self._dirty, self._saved
+            member, dirty = self._member, self._dirty
+            saved, end = self._saved, self._end
         if dirty and member is not None:
             self._store.put_member(member)
         if saved is not None:
             self._store.put_saved(*saved)
+        if end is not None:
+            self._store.set_job_state(*end, only_from=(JobState.RUNNING,))
         for event in self._mailbox.take_events():
             self._store.add_event(event)
         with self._written:
@@ -350,6 +355,8 @@ class Daemon:
                 self._dirty = False
             if self._saved is saved:
                 self._saved = None
+            if self._end is end:
+                self._end = None
             self._written.notify_all()
 
     def _health(self) -> Mapping[str, Any]:

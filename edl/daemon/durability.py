@@ -181,11 +181,9 @@ class Durability:
         """Let the job have failed, so that nobody waits for it or starts it again."""
         if self._daemon is None:
             return
-        try:
-            self._daemon.end_job(JobState.FAILED, reason)
-        except CoordinationError as error:
-            logger.warning("the end of the job could not be recorded: %s", error)
-        self._daemon.flush(FLUSH_S)
+        self._daemon.end_job(JobState.FAILED, reason)
+        if not self._daemon.flush(FLUSH_S):
+            logger.warning("the end of the job could not be recorded: %s", reason)
 
     def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
         if self._daemon is not None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from edl.config import Config
 from edl.core.ledger import (
     LeasePolicy,
     Ledger,
@@ -37,8 +36,7 @@ class Receive(Enum):
 class Position:
     """The position of one worker. ``members`` are worker ids in rank order."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._worker = 0
         self._source: Source | None = None
         self._shard: Shard | None = None
@@ -192,4 +190,4 @@ class Position:
 
     @property
     def _policy(self) -> LeasePolicy:
-        return LeasePolicy(self.source.batch_size, self._config.lease_batches)
+        return LeasePolicy(self.source.batch_size)

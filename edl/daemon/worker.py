@@ -51,7 +51,7 @@ class Worker:
         self._config = config
         self.ring = Ring(collectives, config.address)
         self._mailbox = Mailbox()
-        self._position = Position(config)
+        self._position = Position()
         self._daemon: Daemon | None = None
         self._switching: Switching | None = None
         if config.job is not None:

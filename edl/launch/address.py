@@ -19,7 +19,10 @@ def own_address(configured: str, zookeeper: str) -> str:
     name = first.rpartition(":")[0] if ":" in first else first
     name = name.strip("[]")
     try:
-        family, _, _, _, target = socket.getaddrinfo(name, 2181, type=socket.SOCK_DGRAM)[0]
+        # IPv4, for Horovod's rendezvous client knows nothing else.
+        family, _, _, _, target = socket.getaddrinfo(
+            name, 2181, family=socket.AF_INET, type=socket.SOCK_DGRAM
+        )[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)
             address = str(probe.getsockname()[0])

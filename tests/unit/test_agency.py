@@ -8,10 +8,13 @@ from edl.core.agency import (
     FINISH_S,
     KILL_S,
     LEADERLESS_S,
+    RESTARTS,
+    SAVE_S,
     SETTLE_S,
     STOP_S,
     TRAINED_S,
     Decision,
+    Loss,
     Own,
     Process,
     backoff_s,
@@ -19,8 +22,9 @@ from edl.core.agency import (
     exit_status,
     how,
     observe,
+    record_loss,
 )
-from edl.core.facts import Generation, Job, JobState, Leader, Member, Seat, Snapshot, Stage
+from edl.core.facts import Generation, Host, Job, JobState, Leader, Member, Seat, Snapshot, Stage
 
 NOW = 1000.0
 JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
@@ -99,6 +103,13 @@ def test_a_departing_worker_is_replaced_only_if_the_plan_stays(
 ) -> None:
     leaving = trainer(1, departing=NOW - since)
     assert slots(decide(snapshot(2, generation(0, 1)), own(trainer(0), leaving), NOW)) == expected
+
+
+def test_the_replacement_shares_the_device_of_who_leaves_when_no_slot_is_free() -> None:
+    now = replace(snapshot(2, generation(0, 1)), hosts=(Host("a", 2, "127.0.0.1"),))
+    (start,) = decide(now, own(trainer(0), trainer(1, departing=NOW - SETTLE_S)), NOW).starts
+    assert (start.slot, start.failures) == (1, 0)
+    assert start.reason == "w1 leaves and the plan wants a worker"
 
 
 @pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [1])])
@@ -285,7 +296,74 @@ def test_all_workers_exited_with_0_though_the_job_runs() -> None:
     assert outcome.state is JobState.FINISHED
 
 
+# --- all died, and there is a checkpoint
+
+
+SAVED = replace(JOB, checkpoint="/saved", saved_step=40)
+
+
+def killed(*losses: Loss, saved: Job = SAVED, code: int = -9, now: float = NOW) -> Decision:
+    dead = [trainer(slot, exit_code=code, exited=NOW, last_line="Boom") for slot in (0, 1)]
+    facts = snapshot(2, generation(0, 1), job=saved)
+    return decide(facts, own(*dead, losses=losses), now)
+
+
+def test_after_a_backoff_new_workers_start_from_the_checkpoint() -> None:
+    assert killed(Loss(1, 40, NOW)).outcome is None
+    assert slots(killed(Loss(1, 40, NOW), now=NOW + backoff_s(1, 30.0))) == [0, 1]
+
+
+def test_without_a_checkpoint_killed_workers_are_the_end() -> None:
+    outcome = killed(Loss(1, -1, NOW), saved=JOB).outcome
+    assert outcome is not None
+    assert outcome.reason == (
+        "all workers was killed by SIGKILL; there is no checkpoint to resume from "
+        "(edl.checkpoint); the last line of w0: Boom"
+    )
+
+
+def test_errors_of_the_script_are_the_end_though_there_is_a_checkpoint() -> None:
+    assert killed(Loss(1, 40, NOW), code=1).outcome is not None
+
+
+def test_without_progress_a_job_is_not_restarted_for_ever() -> None:
+    losses = [Loss(number, 40, NOW) for number in range(1, RESTARTS + 2)]
+    assert killed(*losses[:RESTARTS]).outcome is None
+    outcome = killed(*losses).outcome
+    assert outcome is not None
+    assert "4 times without progress after the checkpoint of step 40" in outcome.reason
+    earlier = [replace(loss, saved_step=20) for loss in losses[:-1]]
+    assert killed(*earlier, losses[-1]).outcome is None
+
+
+def test_new_workers_have_a_time_limit() -> None:
+    assert killed(Loss(1, 40, NOW), now=NOW + 240).outcome is None
+    outcome = killed(Loss(1, 40, NOW), now=NOW + 241).outcome
+    assert outcome is not None
+    assert "no new ones began within 240 s" in outcome.reason
+
+
+def test_a_loss_is_recorded_once_for_a_generation() -> None:
+    dead = [trainer(slot, exit_code=-9, exited=NOW) for slot in (0, 1)]
+    facts = snapshot(2, generation(0, 1), job=SAVED)
+    losses = record_loss((), dead, facts, "t", NOW)
+    assert losses == (Loss(1, 40, NOW),)
+    assert record_loss(losses, dead, facts, "t", NOW + 1) is losses
+    later = snapshot(2, generation(0, 1, number=2), job=SAVED)
+    assert record_loss(losses, dead, later, "t", NOW + 2) == (*losses, Loss(2, 40, NOW + 2))
+    assert record_loss((), [*dead[:1], trainer(1)], facts, "t", NOW) == ()
+    elsewhere = replace(facts, members=(member(1, "other-0", host="b"),))
+    assert record_loss((), dead[:1], elsewhere, "t", NOW) == ()
+    assert record_loss((), dead, snapshot(2), "t", NOW) == ()
+
+
 # --- stopping
+
+
+def test_a_ring_that_saves_has_more_time_to_end() -> None:
+    facts = snapshot(2, generation(0), job=replace(SAVED, state=JobState.STOPPING))
+    assert decide(facts, own(trainer(0)), NOW + STOP_S + SAVE_S - 1).endings == ()
+    assert ended(decide(facts, own(trainer(0)), NOW + STOP_S + SAVE_S)) == [("t-0", False)]
 
 
 def test_a_ring_ends_by_its_leader() -> None:
