@@ -259,7 +259,7 @@ class Daemon:
         self.min_np = job.min_np
         self._break_ring_of(frozenset(evicted))
         self._depose_the_dead(generation)
-        if job.state.over:
+        if job.state.over or (generation is not None and not generation.seats):
             self._lead = None  # nothing is left to decide
         else:
             self._take_lead()
