@@ -137,10 +137,19 @@ class Daemon:
         self._wake.set()
 
     def set_stage(self, stage: Stage, generation: int | None = None) -> None:
-        """Make a new stage (and generation) of this worker known, as soon as ZooKeeper allows."""
-        self._change_member(
-            stage=stage, **({} if generation is None else {"generation": generation})
-        )
+        """Make a new stage (and generation) of this worker known, as soon as ZooKeeper allows.
+
+        Who was asked to leave, and enters another ring on the way out, is leaving there too.
+        """
+        changes: dict[str, Any] = {} if generation is None else {"generation": generation}
+        with self._lock:
+            assert self._member is not None
+            leaving = self._member.stage is Stage.LEAVING and stage is Stage.ACTIVE
+            self._member = replace(
+                self._member, stage=Stage.LEAVING if leaving else stage, **changes
+            )
+            self._dirty = True
+        self._wake.set()
 
     def report_broken(self, generation: int, step: int) -> None:
         """Say that the ring of ``generation`` failed, and which step was the last complete one."""

@@ -136,6 +136,8 @@ class Ordeal(Job):
         reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
         story = self.story(f"the counts are wrong: {reports}")
         assert reports, story
+        left = {int(path.read_text().split()[1]) for path in self.claims.iterdir()}
+        assert not left & {report["pid"] for report in reports}, story
         for report in reports:
             assert report["wrong"] == [], story
             assert report["counts"] == {str(self.epochs): self.samples}, story

@@ -38,6 +38,16 @@ def test_leader_worker_and_newcomer(tmp_path: Path, zk_hosts: str) -> None:
         job.prove()
 
 
+@pytest.mark.parametrize("point", ["build", "built"])
+def test_while_the_job_starts(point: str, tmp_path: Path, zk_hosts: str) -> None:
+    """Two of four die in `edl.init()`, and nobody has any state yet."""
+    faults = [[fault(point, "first"), fault(point, "first")]]
+    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, samples=600) as job:
+        job.wait_for_strikes()
+        job.wait_for_size(4)
+        job.prove()
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("role", ["plain", "leader"])
 @pytest.mark.parametrize("points", [STEP[:3], STEP[3:]], ids="-".join)

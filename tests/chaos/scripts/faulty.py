@@ -5,9 +5,11 @@ each fault is claimed by the one process that it strikes, so that it strikes onc
 A group is armed when all groups before it have struck. A fault:
 
     point   a name of edl.daemon.points
-    role    plain (in the ring, does not lead), leader, any (in the ring), new (not in it yet)
-    after   steps since the last strike (since the start for the first one); not asked of `new`
-    size    how many workers the ring must have at least; not asked of `new`
+    role    plain (in the ring, does not lead), leader, any (of these), new (not in the ring yet),
+            first (in edl.init() of a job that starts)
+    after   steps since the last strike (since the start for the first one)
+    size    how many workers the ring must have at least
+            (after and size are asked of workers in the ring only)
     signal  KILL (default), TERM, STOP
 
 Hooks only look and kill: what a worker does is not changed.
@@ -29,7 +31,7 @@ COUNTING = Path(__file__).resolve().parents[2] / "integration" / "scripts" / "co
 
 
 def role():
-    """The role of this process; "first" while the job starts."""
+    """The role of this process."""
     if not edl.is_initialized():
         return "first"
     if edl.is_rehearsing():
@@ -44,26 +46,28 @@ def armed():
         struck = [CLAIMS / f"{number}.{index}" for index in range(len(group))]
         if not all(path.exists() for path in struck):
             return number, group, last
-        last = max([last, *(int(path.read_text() or 0) for path in struck)])
+        last = max([last, *(int((path.read_text().split() or [0])[0]) for path in struck)])
     return None
 
 
 def strike(point):
-    if (found := armed()) is None or (mine := role()) == "first":
+    if (found := armed()) is None:
         return
+    mine = role()
+    in_ring = mine in ("plain", "leader")
     number, group, last = found
     for index, fault in enumerate(group):
         wanted = fault.get("role", "any")
-        if fault["point"] != point or (wanted != mine and (wanted != "any" or mine == "new")):
+        if fault["point"] != point or (wanted != mine and (wanted != "any" or not in_ring)):
             continue
-        if mine != "new" and (
+        if in_ring and (
             edl.step() < last + fault.get("after", 0) or edl.size() < fault.get("size", 0)
         ):
             continue
-        step = str(last if mine == "new" else edl.step())
+        step = str(edl.step() if in_ring else last)
         try:
             with (CLAIMS / f"{number}.{index}").open("x") as claim:
-                claim.write(step)
+                claim.write(f"{step} {os.getpid()}")
         except FileExistsError:
             continue
         name = fault.get("signal", "KILL")
