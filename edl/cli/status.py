@@ -24,6 +24,9 @@ from edl.cli.common import (
     console,
 )
 from edl.core.facts import Snapshot
+from edl.errors import CoordinationError
+
+GIVEN_UP_SHOWN = 3  # workers; the newest
 
 
 def status(
@@ -37,6 +40,7 @@ def status(
     """Show who leads, who trains, and how far the job is."""
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
+        facts: dict[str, Any]
         if not watch:
             facts = summary(store.snapshot(), session.hosts)
             if as_json:
@@ -44,9 +48,15 @@ def status(
             else:
                 console().print(table(facts))
             return
+        facts = {}
         with Live(console=console(), auto_refresh=False) as live:
             while True:
-                facts = summary(store.snapshot(), session.hosts)
+                try:
+                    facts = summary(store.snapshot(), session.hosts)
+                except CoordinationError as error:
+                    if not facts:
+                        raise
+                    facts["away"] = str(error)  # the rest is as it was last known
                 if as_json:
                     typer.echo(json.dumps(facts))
                 else:
@@ -93,7 +103,9 @@ def summary(snapshot: Snapshot, zookeeper: str) -> dict[str, Any]:
         "hosts": {host.name: host.slots for host in snapshot.hosts},
         "exit_code": job.exit_code,
         "command": list(job.command),
+        "given_up": {f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
         "zookeeper": zookeeper,
+        "away": "",  # with --watch: why ZooKeeper does not answer
     }
 
 
@@ -123,8 +135,10 @@ def table(facts: Mapping[str, Any]) -> RenderableType:
         f"{facts['min_np']} to {facts['max_np']}; generation {facts['generation']}",
         "progress": f"epoch {facts['epoch']}: {facts['epoch_done']} of {total} samples{share}, "
         f"step {facts['step']}, {facts['samples_per_s']:.0f} samples/s",
-        "ZooKeeper": facts["zookeeper"],
+        "ZooKeeper": facts["zookeeper"] + (f", away: {facts['away']}" if facts["away"] else ""),
     }
+    for worker, reason in list(facts["given_up"].items())[-GIVEN_UP_SHOWN:]:
+        rows[f"{worker} given up"] = reason
     for name, value in rows.items():
         head.add_row(name, Text(str(value)))
     if not facts["members"]:

@@ -14,6 +14,7 @@ from edl.core.facts import Record
 
 IN_USER_CODE = "in user code"
 USUAL_STEPS = 20  # a stall lasts at least this many usual steps
+FIRST_STEP = 6  # times longer than others may take: libraries are loaded, kernels compiled
 SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
 
 
@@ -64,7 +65,12 @@ class Stall:
 
 
 def stands_still(quiet_s: float, median_step_s: float, stall_s: float) -> bool:
-    """No step has completed for ``stall_s``, and for much longer than steps usually take."""
+    """No step has completed for ``stall_s``, and for much longer than steps usually take.
+
+    ``median_step_s`` is 0 before the first one.
+    """
+    if median_step_s == 0.0:
+        return quiet_s >= FIRST_STEP * stall_s
     return quiet_s >= max(stall_s, USUAL_STEPS * median_step_s)
 
 

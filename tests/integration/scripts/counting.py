@@ -34,8 +34,10 @@ parser.add_argument("--batch-size", type=int, default=4)
 parser.add_argument("--num-workers", type=int, default=0)
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in a step")
 parser.add_argument("--slow", type=Path, help="sleep only while this file exists")
+parser.add_argument("--stuck", type=Path, help="the worker of the slot in this file stands still")
 args = parser.parse_args()
 
+PAUSE_S = 0.5
 TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
 
 
@@ -86,6 +88,12 @@ def histogram(count):
     return {str(times): samples for times, samples in sorted(Counter(count.tolist()).items())}
 
 
+def stand_still():
+    """As code that hangs: until somebody removes the file."""
+    while args.stuck.exists():
+        time.sleep(0.05)
+
+
 torch.set_num_threads(1)
 edl.init()
 loader = edl.DataLoader(
@@ -94,6 +102,8 @@ loader = edl.DataLoader(
 model = CountingModel()
 optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
 
+pauses = []  # steps that took long, from the end of the one before
+last_step = time.monotonic()
 wrong = []  # what this worker saw go wrong
 rings = []  # the generations that this worker was in: number, size, first step
 epochs = []  # the counts at the end of each epoch that this worker was in
@@ -107,9 +117,15 @@ for epoch in loader.epochs(args.epochs):
         model(indices).backward()
         if args.step_delay and (args.slow is None or args.slow.exists()):
             time.sleep(args.step_delay)
+        if args.stuck and args.stuck.exists() and args.stuck.read_text() == str(edl.local_rank()):
+            stand_still()
         optimizer.step()
         if edl.is_rehearsing():
             continue
+        now = time.monotonic()
+        if now - last_step > PAUSE_S:
+            pauses.append({"step": model.steps.item(), "seconds": now - last_step})
+        last_step = now
         if problem := model.tally():
             wrong.append(problem)
     if not edl.is_rehearsing():
@@ -123,6 +139,7 @@ report = {
     "steps": model.steps.item(),
     "epochs": epochs,
     "rings": rings,
+    "pauses": pauses,
     "wrong": wrong,
 }
 fresh = args.out / f"{os.getpid()}.new"

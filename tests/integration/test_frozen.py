@@ -1,0 +1,119 @@
+"""A worker that stands still: frozen with SIGSTOP, or stuck in the user's own code."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from trial import COUNTING, SESSION_S, Trial, alive, freeze, trial
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+LINE = 1 + next(
+    number
+    for number, line in enumerate(COUNTING.read_text().splitlines(), 1)
+    if "while args.stuck.exists()" in line
+)  # where a stuck worker sleeps
+
+
+def given_up(job: Trial) -> dict[str, str]:
+    """Wait until somebody is given up: name -> reason."""
+    given: dict[str, str] = job.wait(lambda now: now["given_up"], "a worker given up")["given_up"]
+    return given
+
+
+@pytest.mark.parametrize("role", ["plain", "leader"])
+def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
+    role: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    with trial(tmp_path, zk_hosts, np=3) as job:
+        job.wait_for_step(5)
+        name = job.leader() if role == "leader" else job.plain()
+        rank = job.members(name)[name]["rank"]
+        victim, agent = job.process(name), job.agent()
+        freeze(agent)  # or it would kill a worker that was given up and does not end
+        freeze(victim)
+        told = given_up(job)
+        assert list(told) == [name]
+        assert re.fullmatch(
+            rf"it is frozen or cut off: {name} \(rank {rank}, host \S+\) left ZooKeeper, "
+            r"127.0.0.1:\d+ does not answer and no step completes for \S+ s; "
+            r"in step \d+ w\d is waiting for the (step records|gradients) of the others",
+            told[name],
+        ), told
+        job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
+        job.wait_for_progress()
+        victim.send_signal(signal.SIGCONT)
+        job.until(lambda: not alive(victim), "the woken worker's end")
+        agent.send_signal(signal.SIGCONT)
+        job.wait_for_size(3)
+        assert f"[{name}] edl: worker {name} was given up by the leader" in job.output()
+        (event,) = job.events("evicted")
+        assert event["reason"] == f"{name} was given up: {told[name]}"
+        reports = job.prove(workers=3)
+    # Who was there all the time stood still until the session was over, and about 1 s more.
+    gaps = [pause["seconds"] for r in reports if len(r["rings"]) > 2 for pause in r["pauses"]]
+    assert max(gaps) < SESSION_S + 6.0, gaps
+    print(f"frozen {role}: longest pause of survivors {max(gaps):.2f} s, session {SESSION_S:g} s")
+
+
+def test_a_worker_that_is_frozen_for_a_moment_goes_on(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, environment={"EDL_SESSION_TIMEOUT_S": "10"}) as job:
+        before = job.wait_for_step(5)
+        victim = job.process(job.plain())
+        freeze(victim)
+        time.sleep(2.0)
+        victim.send_signal(signal.SIGCONT)
+        job.wait_for_progress()
+        assert job.status()["generation"] == before["generation"]
+        assert job.members() == {member["id"]: member for member in before["members"]}
+        reports = job.prove(workers=2)
+        assert not job.events("evicted")
+    assert {len(report["rings"]) for report in reports} == {1}
+
+
+def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    with trial(tmp_path, zk_hosts, np=2, environment={"EDL_STALL_S": "3"}) as job:
+        before = job.wait_for_step(5)
+        name = job.plain()
+        job.stuck.write_text(job.process(name).environ()["EDL_SLOT"])
+        now = job.wait(lambda now: "stalled" in now["reason"], "a stall in the status")
+        stuck = job.members(name)[name]
+        assert re.fullmatch(
+            rf"stalled in step \d+: {name} \(rank {stuck['rank']}, host {stuck['host']}\) is in "
+            rf"\S*counting.py:{LINE} since \d+ s",
+            now["reason"],
+        ), now["reason"]
+        time.sleep(2.0)
+        stalls = job.events("stalled")
+        assert len(stalls) == 1, job.story(f"told more than once: {stalls}")
+        (event,) = stalls
+        assert event["workers"] == [name]
+        job.stuck.unlink()
+        job.wait_for_progress()
+        job.wait(lambda now: "stalled" not in now["reason"], "an end of the stall")
+        assert job.status()["generation"] == before["generation"]
+        job.prove(workers=2)
+        assert not job.events("evicted")
+
+
+def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: str) -> None:
+    limits = {"EDL_STALL_S": "2", "EDL_STALL_LIMIT_S": "4"}
+    with trial(tmp_path, zk_hosts, np=2, environment=limits) as job:
+        job.wait_for_step(5)
+        job.stuck.write_text(job.process("w0").environ()["EDL_SLOT"])
+        told = given_up(job)
+        assert re.fullmatch(
+            rf"w0 \(rank 0, host \S+\) is in \S*counting.py:{LINE} since \d+ s "
+            r"in step \d+; the stall limit is 4 s",
+            told["w0"],
+        ), told
+        job.stuck.unlink()
+        job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
+        job.wait_for_size(2)
+        job.prove(workers=2)

@@ -1,0 +1,183 @@
+"""A job of the counting model that something happens to, and the proof that it did no harm.
+
+::
+
+    with trial(tmp_path, zk_hosts, np=3) as job:
+        job.freeze(job.worker("w1"))
+        ...
+        job.prove(workers=3)
+
+Steps are slow until the proof begins, so that nothing is missed; the job is long enough for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from jobs import SCRIPTS, Job, Status
+
+COUNTING = SCRIPTS / "counting.py"
+SESSION_S = 2.0
+
+
+class Trial(Job):
+    """A job of the counting model. Numbers: an epoch has samples / (workers * batch_size) steps."""
+
+    samples = 960
+    epochs = 4
+    batch_size = 4
+    step_delay_s = 0.2
+    script = COUNTING
+
+    def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
+        self.slow = self.directory / "slow"
+        self.slow.touch()
+        self.stuck = self.directory / "stuck"
+        self.reports_in = self.directory / "reports"
+        self.reports_in.mkdir()
+        self.environment = {
+            "EDL_SESSION_TIMEOUT_S": str(SESSION_S),
+            "EDL_BACKOFF_MAX_S": "1",
+            "EDL_LOG": "INFO",
+            **self.environment,
+        }
+        self.run(self.script, *self.words(), np=np, min_np=min_np, max_np=max_np)
+
+    def words(self) -> list[str]:
+        options = {
+            "--out": self.reports_in,
+            "--samples": self.samples,
+            "--epochs": self.epochs,
+            "--batch-size": self.batch_size,
+            "--step-delay": self.step_delay_s,
+            "--slow": self.slow,
+            "--stuck": self.stuck,
+        }
+        return [str(word) for option in options.items() for word in option]
+
+    # --- faults ---
+
+    def process(self, name: str) -> psutil.Process:
+        """The process of the worker ``name`` ("w1")."""
+        return psutil.Process(self.members(name)[name]["pid"])
+
+    def members(self, *names: str) -> dict[str, Any]:
+        """The workers in the status by name, once ``names`` are among them.
+
+        On a busy machine a session may end and be opened again at any time.
+        """
+
+        def found(now: Status) -> dict[str, Any]:
+            return {member["id"]: member for member in now["members"]}
+
+        now = self.wait(lambda now: {*names} <= found(now).keys(), f"members {names}")
+        return found(now)
+
+    def agent(self) -> psutil.Process:
+        """The process of `edl run`."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    def plain(self) -> str:
+        """The name of a worker that does not lead."""
+        now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
+        return next(m["id"] for m in now["members"] if m["id"] != now["leader"])
+
+    def leader(self) -> str:
+        return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
+
+    def stopped(self) -> list[psutil.Process]:
+        """The processes that are frozen."""
+        return [p for p in self.processes() if p.status() == psutil.STATUS_STOPPED]
+
+    def thaw(self) -> None:
+        for process in self.stopped():
+            process.send_signal(signal.SIGCONT)
+
+    # --- the proof ---
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+        """Wait for something that is no status of the job."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, self.story(f"no {what} in {timeout_s:g} s")
+            time.sleep(0.05)
+
+    def wait_for_progress(self, steps: int = 5, timeout_s: float = 90.0) -> Status:
+        """Wait until ``steps`` more steps are trained."""
+        now = self.status()["step"]
+        return self.wait_for_step(now + steps, timeout_s)
+
+    def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
+        """Let it end: each sample was counted once an epoch, on all workers alike.
+
+        Returns:
+            The reports of those that trained to the end; ``workers`` of them, if given.
+        """
+        self.slow.unlink(missing_ok=True)
+        assert self.end(180.0) == code, self.story("it failed")
+        reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
+        story = self.story(f"the counts are wrong: {reports}")
+        assert reports, story
+        assert workers in (None, len(reports)), story
+        for report in reports:
+            assert report["wrong"] == [], story
+            assert report["counts"] == {str(self.epochs): self.samples}, story
+            for epoch in report["epochs"]:
+                assert epoch["counts"] == {str(epoch["epoch"] + 1): self.samples}, story
+        assert len({report["w_sha256"] for report in reports}) == 1, story
+        assert len({report["steps"] for report in reports}) == 1, story
+        return reports
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.slow.unlink(missing_ok=True)
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            self.thaw()
+        super().close()
+
+
+def freeze(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGSTOP)
+
+
+def alive(process: psutil.Process) -> bool:
+    """It runs or is frozen; a zombie has ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def trial(
+    directory: Path,
+    zookeeper: str,
+    *,
+    np: int,
+    max_np: int | None = None,
+    min_np: int = 1,
+    environment: dict[str, str] | None = None,
+    **settings: Any,
+) -> Iterator[Trial]:
+    """A job that trains; killed at the end of the block if it still does.
+
+    ``settings``: fields of :class:`Trial`.
+    """
+    job = Trial(directory, zookeeper)
+    for name, value in settings.items():
+        setattr(job, name, value)
+    job.environment |= environment or {}
+    try:
+        job.begin(np, max_np or np, min_np)
+        yield job
+    finally:
+        job.close()

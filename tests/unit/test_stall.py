@@ -1,0 +1,127 @@
+"""When a job stands still, and who is named, blamed and given up for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edl.core.stall import IN_USER_CODE, Activity, Report, judge, stands_still
+from edl.daemon import points
+from edl.daemon.activity import Watch
+from edl.daemon.mailbox import Mailbox
+
+
+def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
+    activity = None if doing is None else Activity(doing, "train.py:33", "applied", since_s)
+    return Report(worker, worker, "h", activity)
+
+
+BUSY = IN_USER_CODE
+WAITS = "waiting for the step records of the others"
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "median_s", "stalled"),
+    [
+        (9.9, 0.1, False),
+        (10.0, 0.1, True),
+        (19.0, 1.0, False),
+        (20.0, 1.0, True),
+        (59.0, 0.0, False),
+        (60.0, 0.0, True),
+    ],
+)
+def test_much_longer_than_usual(quiet_s: float, median_s: float, stalled: bool) -> None:
+    assert stands_still(quiet_s, median_s, 10.0) is stalled
+
+
+def test_who_is_waited_for_is_named() -> None:
+    found = judge([report(0, WAITS), report(1, BUSY), report(2, WAITS)], 12.0, 40, None)
+    assert found.reason == "stalled in step 41: w1 (rank 1, host h) is in train.py:33 since 12 s"
+    assert (found.culprits, dict(found.give_up)) == ((1,), {})
+
+
+def test_the_limit() -> None:
+    reports = [report(0, WAITS), report(1, BUSY, 29.0), report(2, BUSY, 30.0)]
+    found = judge(reports, 30.0, 40, 30.0)
+    assert found.culprits == (1, 2)
+    assert dict(found.give_up) == {
+        2: "w2 (rank 2, host h) is in train.py:33 since 30 s in step 41; the stall limit is 30 s"
+    }
+
+
+def test_when_all_are_busy_nobody_is_to_blame() -> None:
+    found = judge([report(0, BUSY, 99.0), report(1, BUSY, 99.0)], 99.0, 40, 30.0)
+    assert found.reason.startswith("stalled in step 41: nobody waits for anybody, w0 (rank 0, ")
+    assert (found.culprits, dict(found.give_up)) == ((), {})
+
+
+def test_when_all_wait_it_may_be_the_network() -> None:
+    found = judge([report(0, WAITS), report(1, WAITS)], 12.0, 40, 1.0)
+    assert found.reason == (
+        "stalled in step 41: no step for 12 s and everybody waits: "
+        f"w0 (rank 0, host h) is {WAITS} since 12 s, w1 (rank 1, host h) is {WAITS} since 12 s; "
+        "check the network between the hosts"
+    )
+    assert (found.culprits, dict(found.give_up)) == ((), {})
+
+
+def test_who_does_not_answer_is_not_judged_here() -> None:
+    found = judge([report(0, BUSY), report(1, None)], 12.0, 40, 1.0)
+    assert found.reason == "stalled in step 41: w1 (rank 1, host h) does not answer"
+    assert (found.culprits, dict(found.give_up)) == ((1,), {})
+
+
+def test_many_are_counted() -> None:
+    found = judge([report(n, BUSY) for n in range(9)] + [report(9, WAITS)], 12.0, 0, None)
+    assert found.reason.endswith(" and 6 more")
+
+
+def seen(
+    function: Callable[[threading.Event], object], arrived: Callable[[Activity], bool]
+) -> Activity:
+    """What is seen of a thread that is in ``function``, which returns when the event is set."""
+    watch, begun, end = Watch(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        watch.start()
+        points.reached("applied")
+        begun.set()
+        function(end)
+        watch.stop()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert begun.wait(10)
+        points.reached("decided")  # of another thread
+        while not arrived(found := watch.look()):
+            assert thread.is_alive()
+        return found
+    finally:
+        end.set()
+        thread.join(10)
+
+
+def wait_in_user_code(end: threading.Event) -> None:
+    end.wait(10)
+
+
+def test_the_innermost_line_of_the_user() -> None:
+    line = wait_in_user_code.__code__.co_firstlineno + 1
+    place = f"{Path(__file__).name}:{line}"
+    found = seen(wait_in_user_code, lambda now: now.where.endswith(place))
+    assert (found.doing, found.point, found.waits) == (IN_USER_CODE, "applied", False)
+
+
+def test_a_wait_of_edl() -> None:
+    mailbox = Mailbox()
+
+    def wait(end: threading.Event) -> None:
+        mailbox.wait_for_generation(0, slice_s=1.0)
+
+    found = seen(wait, lambda now: now.waits)
+    assert found.doing == "waiting for the leader's next generation"
