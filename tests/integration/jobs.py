@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,19 @@ class Job:
 
     # --- verbs ---
 
-    def run(self, script: Path, *arguments: str, np: int, min_np: int = 1, max_np: int) -> None:
-        """`edl run`; returns at once."""
+    def run(
+        self,
+        script: Path,
+        *arguments: str,
+        np: int,
+        min_np: int = 1,
+        max_np: int,
+        options: Sequence[str] = (),
+    ) -> None:
+        """`edl run` with more ``options``; returns at once."""
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
-        command = [EDL, "run", *limits, "--job", self.name, sys.executable, script, *arguments]
+        verb = [EDL, "run", *limits, *options, "--job", self.name]
+        command = [*verb, sys.executable, script, *arguments]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -214,11 +223,12 @@ def started(
     np: int,
     max_np: int,
     min_np: int = 1,
+    options: Sequence[str] = (),
 ) -> Iterator[Job]:
     """A job that runs; killed at the end of the block if it still does."""
     job = Job(directory, zookeeper)
     try:
-        job.run(script, *arguments, np=np, min_np=min_np, max_np=max_np)
+        job.run(script, *arguments, np=np, min_np=min_np, max_np=max_np, options=options)
         yield job
     finally:
         job.close()

@@ -35,6 +35,9 @@ parser.add_argument("--num-workers", type=int, default=0)
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in a step")
 parser.add_argument("--slow", type=Path, help="sleep only while this file exists")
 parser.add_argument("--stuck", type=Path, help="the worker of the slot in this file stands still")
+parser.add_argument("--checkpoint", type=Path, help="save into this directory")
+parser.add_argument("--every", type=float, default=300.0, help="seconds between two checkpoints")
+parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
 args = parser.parse_args()
 
 PAUSE_S = 0.5
@@ -104,6 +107,9 @@ optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
 
 pauses = []  # steps that took long, from the end of the one before
 last_step = time.monotonic()
+if args.checkpoint:
+    edl.checkpoint(args.checkpoint, every_s=args.every, keep=args.keep)
+
 wrong = []  # what this worker saw go wrong
 rings = []  # the generations that this worker was in: number, size, first step
 epochs = []  # the counts at the end of each epoch that this worker was in

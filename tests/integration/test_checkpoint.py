@@ -1,0 +1,201 @@
+"""A job outlives all its workers, and a stop: by the counting model, no sample twice, none lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jobs import SCRIPTS, Job, started
+
+from edl.daemon import checkpoint_file as files
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+COUNTING = SCRIPTS / "counting.py"
+SAMPLES, EPOCHS = 480, 3
+
+
+class Trial:
+    """A counting job that saves into ``<directory>/saved``, slow as long as it is told to be."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.saved = directory / "saved"
+        self.out = directory / "out"
+        self.out.mkdir()
+        self.slow = directory / "slow"
+        self.slow.touch()
+
+    def script(self, *more: str, samples: int = SAMPLES, epochs: int = EPOCHS) -> list[str]:
+        pace = ["--step-delay", "0.05", "--slow", str(self.slow)]
+        size = ["--samples", str(samples), "--epochs", str(epochs)]
+        return [str(COUNTING), "--out", str(self.out), "--checkpoint", str(self.saved), *pace,
+                *size, *more]  # fmt: skip
+
+    def prove(self, workers: int, story: str) -> list[dict[str, Any]]:
+        """Every worker at the end has counted each sample once an epoch, and they agree."""
+        reports = [json.loads(path.read_text()) for path in self.out.glob("*.json")]
+        assert len(reports) == workers, story
+        for report in reports:
+            assert report["wrong"] == [], story
+            assert report["counts"] == {str(EPOCHS): SAMPLES}, story
+            for epoch in report["epochs"]:
+                assert epoch["counts"] == {str(epoch["epoch"] + 1): SAMPLES}, story
+        assert len({report["w_sha256"] for report in reports}) == 1, story
+        return reports
+
+    @property
+    def newest(self) -> files.Manifest:
+        return files.read_manifest(files.listed(self.saved)[0])
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    return Trial(tmp_path)
+
+
+def wait_for_event(job: Job, kind: str, timeout_s: float = 90.0) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    while not (events := job.events(kind)):
+        assert time.monotonic() < deadline, job.story(f"no event {kind}")
+        time.sleep(0.1)
+    return events[0]
+
+
+def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
+    script = trial.script("--every", "0.5")
+    with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
+        job.wait_for_step(5 + random.Random("all at once").randrange(30))
+        for pid in job.workers(COUNTING):
+            os.kill(pid, signal.SIGKILL)
+        resumed = wait_for_event(job, "resumed")
+        assert re.fullmatch(
+            r"all 2 workers died; resumed from step \d+, at least \d+ steps? lost",
+            resumed["reason"],
+        )
+        trial.slow.unlink()
+        assert job.end() == 0, job.story("it failed")
+        assert resumed["reason"] in job.output()
+        saves = job.events("checkpoint")
+        assert {"bytes", "capture_s", "write_s", "path"} <= saves[-1].keys()
+        reports = trial.prove(2, job.story("the counts are wrong"))
+    assert {report["rings"][0]["step"] for report in reports} == {resumed["step"]}
+    assert len(files.listed(trial.saved)) == 3
+    assert trial.newest.step == reports[0]["steps"]
+
+
+def test_without_a_checkpoint_the_job_has_failed(trial: Trial, zk_hosts: str) -> None:
+    script = [COUNTING, "--out", str(trial.out), "--step-delay", "0.05"]
+    with started(trial.directory, zk_hosts, *map(str, script), np=2, max_np=2) as job:
+        job.wait_for_step(3)
+        for pid in job.workers(COUNTING):
+            os.kill(pid, signal.SIGKILL)
+        assert job.end(timeout_s=30) == 128 + signal.SIGKILL
+        assert "there is no checkpoint to resume from" in job.output()
+
+
+def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str) -> None:
+    script = trial.script("--num-workers", "2")
+    with started(trial.directory, zk_hosts, *script, np=1, max_np=1) as job:
+        job.wait_for_step(125)  # in the second epoch
+        job.edl("stop")
+        assert job.end() == 0, job.story("it failed")
+    stopped = trial.newest
+    assert (stopped.epoch, stopped.job) == (1, job.name)
+    assert stopped.step >= 125
+    trial.slow.unlink()
+
+    with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
+        assert job.end() == 1, job.story("it overwrote another run's checkpoints")
+        assert "has checkpoints of another run" in job.output()
+        assert "--resume" in job.output()
+
+    other_size = [*script, "--batch-size", "5"]
+    resume = ["--resume"]
+    with started(trial.directory, zk_hosts, *other_size, np=2, max_np=2, options=resume) as job:
+        assert job.end() == 0, job.story("it failed")
+        reports = trial.prove(2, job.story("the counts are wrong"))
+        assert job.events("resumed")[0]["step"] == stopped.step
+    for report in reports:
+        assert report["rings"][0]["step"] == stopped.step
+        assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
+
+
+def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(trial: Trial, zk_hosts: str) -> None:
+    """Once, though each of the workers could have tried it."""
+    trial.saved.mkdir()
+    path = files.path_of(trial.saved, 7)
+    path.write_bytes(b"not ours")
+    script, resume = trial.script(), ["--resume"]
+    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, options=resume) as job:
+        assert job.end() == 1, job.story("it should have failed")
+        sentence = f"cannot resume: there is no checkpoint in {trial.saved}; refused: {path} is no"
+        assert f"failed: {sentence}" in job.output().replace("\n", " ")
+        assert job.output().count("checkpoint_refused") == 1
+
+
+def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str) -> None:
+    script, limit = trial.script(), ["--elastic-timeout", "0.5"]
+    with started(
+        trial.directory, zk_hosts, *script, np=2, min_np=2, max_np=2, options=limit
+    ) as job:
+        job.wait_for_step(10)
+        os.kill(min(job.workers(COUNTING)), signal.SIGKILL)
+        assert job.end() == 1, job.story("it should have failed")
+        assert "1 workers are left, min_np is 2, and nobody joined within 0.5 s" in job.output()
+    saved = trial.newest
+    assert saved.step >= 10
+    trial.slow.unlink()
+    with started(trial.directory, zk_hosts, *script, np=1, max_np=1, options=["--resume"]) as job:
+        assert job.end() == 0, job.story("it failed")
+        reports = trial.prove(1, job.story("the counts are wrong"))
+    assert reports[0]["rings"][0]["step"] == saved.step
+
+
+def test_sigterm_to_everything_saves(trial: Trial, zk_hosts: str) -> None:
+    """To the loaders' processes, too."""
+    script = trial.script("--num-workers", "1")
+    with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
+        job.wait_for_step(5)
+        for process in job.processes():
+            process.terminate()
+        assert job.end() == 0, job.story("it failed")
+        assert "Traceback" not in job.output()
+    assert trial.newest.step >= 5
+
+
+def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
+    environment = Job(trial.directory, zk_hosts).environment
+    command = [sys.executable, *trial.script()]
+
+    def run(resume: str) -> psutil.Popen:
+        return psutil.Popen(
+            command, env={**environment, "EDL_RESUME": resume}, stderr=subprocess.PIPE, text=True
+        )
+
+    first = run("")
+    deadline = time.monotonic() + 60
+    while not (trial.saved.exists() and files.listed(trial.saved)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.terminate()
+    assert first.wait(60) == 0
+    saved = trial.newest
+    trial.slow.unlink()
+    refused = run("")
+    _, told = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert told.startswith(f"edl: {trial.saved} has checkpoints of another run (job alone, step ")
+    assert run("1").wait(60) == 0
+    reports = trial.prove(1, "")
+    assert reports[0]["rings"][0]["step"] == saved.step

@@ -1,0 +1,274 @@
+"""Which checkpoint a start of a job reads, when it saves, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.config import Config
+from edl.daemon import checkpoint_file as files
+from edl.daemon.checkpoint import Checkpoints, Place
+from edl.daemon.durability import Durability
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.position import Position
+from edl.daemon.shard import Source
+from edl.errors import CheckpointError, UsageError
+
+SOURCE = Source(total=100, batch_size=4, shuffle=True, seed=7, prefetch_batches=0)
+
+
+class Replica:
+    """A framework whose state is one value."""
+
+    framework = "torch"
+
+    def __init__(self, value: object = 0) -> None:
+        self.value = value
+
+    def capture(self) -> Any:
+        return {"value": self.value}
+
+    def restore(self, state: Any) -> None:
+        self.value = state["value"]
+
+
+class Start:
+    """One start of a job that saves into ``directory``."""
+
+    def __init__(
+        self, directory: Path, run: str = "r1", resume: Path | None = None, source: Source = SOURCE
+    ) -> None:
+        self.told: list[tuple[str, int, str]] = []
+        self.saved: list[int] = []
+        self.replica = Replica()
+        self.position = Position()
+        self.position.attach(source, 0)
+        place = Place(directory, every_s=1000.0, keep=3, job="digits", run=run, resume_from=resume)
+        self.checkpoints = Checkpoints(
+            place, self._tell, lambda _path, step: self.saved.append(step)
+        )
+        self.checkpoints.check_directory()
+
+    def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
+        self.told.append((kind, step, reason))
+
+    def save(self, step: int) -> None:
+        self.position.step, self.replica.value = step, step
+        self.checkpoints.save_last(self.position, self.replica, timeout_s=10)
+
+    def restore(self) -> int | None:
+        found = self.checkpoints.restore(self.position, self.replica)
+        return None if found is None else found.manifest.step
+
+
+def tear(directory: Path, step: int) -> None:
+    path = files.path_of(directory, step)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_a_fresh_start_finds_nothing(tmp_path: Path) -> None:
+    assert Start(tmp_path / "new" / "one").restore() is None
+
+
+def test_the_same_run_goes_on_from_its_newest(tmp_path: Path) -> None:
+    first = Start(tmp_path)
+    for step in (0, 10, 20):
+        first.save(step)
+    again = Start(tmp_path)
+    assert again.restore() == 20
+    assert (again.replica.value, again.position.step) == (20, 20)
+    assert again.position.has_state
+    assert again.saved == [20]
+
+
+def test_another_run_is_refused_unless_it_resumes(tmp_path: Path) -> None:
+    Start(tmp_path).save(10)
+    with pytest.raises(CheckpointError, match=r"another run \(job digits, step 10\).*--resume"):
+        Start(tmp_path, run="r2").restore()
+    assert Start(tmp_path, run="r2", resume=tmp_path).restore() == 10
+
+
+def test_a_torn_file_is_refused_and_the_one_before_is_used(tmp_path: Path) -> None:
+    first = Start(tmp_path)
+    first.save(10)
+    first.save(20)
+    tear(tmp_path, 20)
+    again = Start(tmp_path)
+    assert again.restore() == 10
+    ((kind, _, reason),) = again.told
+    assert kind == "checkpoint_refused"
+    assert "step-000000000020.edl is torn" in reason
+
+
+def test_nothing_but_torn_files_is_an_error_that_names_them(tmp_path: Path) -> None:
+    Start(tmp_path).save(10)
+    tear(tmp_path, 10)
+    with pytest.raises(CheckpointError, match=r"files in the way: .* is torn"):
+        Start(tmp_path).restore()
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*; refused: .* is torn"):
+        Start(tmp_path, run="r2", resume=tmp_path).restore()
+
+
+def test_resuming_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        Start(tmp_path, resume=tmp_path).restore()
+    with pytest.raises(CheckpointError, match="there is no directory"):
+        Start(tmp_path, resume=tmp_path / "nothing").restore()
+
+
+def test_resuming_from_another_directory_then_from_the_own_one(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    Start(old).save(10)
+    second = Start(new, run="r2", resume=old)
+    assert second.restore() == 10
+    second.save(12)
+    assert Start(new, run="r2", resume=old).restore() == 12
+    with pytest.raises(CheckpointError, match="you resume from"):
+        Start(new, run="r3", resume=old).restore()
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"cannot write into .*/file/saved"):
+        Start(tmp_path / "file" / "saved")
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (Source(101, 4, True, 7, 0), "a dataset of other size: 100 there, 101 in this script"),
+        (Source(100, 4, True, 8, 0), "other seed: 7 there, 8 in this script"),
+        (Source(100, 4, False, 7, 0), "other shuffle: True there, False in this script"),
+    ],
+)
+def test_other_data_are_refused(tmp_path: Path, source: Source, sentence: str) -> None:
+    Start(tmp_path).save(10)
+    with pytest.raises(CheckpointError, match=sentence):
+        Start(tmp_path, source=source).restore()
+
+
+def test_another_batch_size_is_fine_and_all_leases_are_free(tmp_path: Path) -> None:
+    first = Start(tmp_path)
+    first.position.adopt((0, 1, 2))
+    first.save(10)
+    held = sum(first.position.ledger.held_samples(worker) for worker in (0, 1, 2))
+    assert held > 0
+    again = Start(tmp_path, source=Source(100, 9, True, 7, 0))
+    assert again.restore() == 10
+    ledger = again.position.ledger
+    assert ledger.free_samples + ledger.held_samples(0) == 100
+    assert ledger.held_by(0)[0][0] == 0
+
+
+def test_a_checkpoint_of_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None:
+    first = Start(tmp_path)
+    ledger = first.position.ledger
+    first.position._ledger = type(ledger)(ledger.total, 4, ())
+    first.save(10)
+    again = Start(tmp_path)
+    again.restore()
+    assert again.position.ledger.epoch == 5
+    assert again.position.ledger.done == 0
+
+
+def test_another_framework_is_refused(tmp_path: Path) -> None:
+    Start(tmp_path).save(10)
+    again = Start(tmp_path)
+    again.replica.framework = "tensorflow"
+    with pytest.raises(CheckpointError, match="is of a torch job, and this is a tensorflow script"):
+        again.restore()
+
+
+def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    for step in range(3):
+        start.position.step = step
+        start.checkpoints.save_if_due(start.position, start.replica)
+        assert start.checkpoints.settle(10)
+    assert start.saved == [0]
+    start.checkpoints._due_at = 0.0
+    start.checkpoints.save_if_due(start.position, start.replica)
+    assert start.checkpoints.settle(10)
+    assert start.saved == [0, 2]
+    assert [kind for kind, _, _ in start.told] == ["checkpoint", "checkpoint"]
+
+
+def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> None:
+    Start(tmp_path).save(0)
+    again = Start(tmp_path)
+    again.restore()
+    again.checkpoints.save_if_due(again.position, again.replica)
+    assert again.checkpoints.settle(10)
+    assert [kind for kind, _, _ in again.told] == []
+
+
+def test_the_same_step_is_not_written_twice(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    start.save(10)
+    start.save(10)
+    assert start.saved == [10]
+
+
+def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    start.replica.value = object()
+    with pytest.raises(CheckpointError, match=r"builtins.object"):
+        start.checkpoints.save_if_due(start.position, start.replica)
+    start.position.step = 3
+    start.checkpoints.save_last(start.position, start.replica, timeout_s=10)
+    ((kind, step, reason),) = start.told
+    assert (kind, step) == ("checkpoint_failed", 3)
+    assert reason.startswith("the checkpoint of step 3 was not written")
+
+
+def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
+    start = Start(tmp_path / "saved")
+    (tmp_path / "saved").rmdir()
+    start.save(3)
+    ((kind, step, _),) = start.told
+    assert (kind, step) == ("checkpoint_failed", 3)
+    assert start.saved == []
+
+
+def durability(**settings: Any) -> Durability:
+    config = Config(**settings)
+    position = Position()
+    position.attach(SOURCE, 0)
+    return Durability(config, Mailbox(), position, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [({"every_s": 0.0}, "every_s is 0.0"), ({"keep": 0}, "keep is 0; it must be at least 1")],
+)
+def test_wrong_values(tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
+    arguments = {"directory": tmp_path, "every_s": 1.0, "keep": 1, **values}
+    with pytest.raises(UsageError, match=sentence):
+        durability().attach(**arguments)
+
+
+def test_wrong_moments(tmp_path: Path) -> None:
+    one = durability()
+    one.attach(tmp_path, 1.0, 1)
+    with pytest.raises(UsageError, match="was called before"):
+        one.attach(tmp_path, 1.0, 1)
+    with pytest.raises(UsageError, match=r"create an edl\.Optimizer"):
+        one.begin(None, rehearsed=False)
+    late = durability()
+    late._position.has_state = True
+    with pytest.raises(UsageError, match=r"before `for epoch in loader\.epochs"):
+        late.attach(tmp_path, 1.0, 1)
+
+
+@pytest.mark.parametrize("resume", ["1", "TRUE", "/somewhere"])
+def test_resuming_a_script_that_saves_nothing(resume: str) -> None:
+    with pytest.raises(UsageError, match=r"the script does not call edl.checkpoint"):
+        durability(resume=resume).begin(None, rehearsed=False)
+
+
+@pytest.mark.parametrize("resume", ["", "0", "no"])
+def test_not_resuming(resume: str) -> None:
+    durability(resume=resume).begin(None, rehearsed=False)

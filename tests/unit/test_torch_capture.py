@@ -1,0 +1,135 @@
+"""What a checkpoint holds of PyTorch: every kind of tensor, copied, and only where it fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edl.daemon import checkpoint_file as files
+from edl.errors import CheckpointError
+from edl.torch.capture import Copier, to_tensors
+from edl.torch.replica import TorchReplica
+
+
+class Tracked:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def through_a_file(directory: Path, state: Any) -> Any:
+    manifest = files.Manifest("digits", "r1", 1, 0, "torch", {}, {})
+    path = files.path_of(directory, 1)
+    files.write(path, manifest, files.pack(state))
+    return files.read(path).state
+
+
+def network(width: int = 4) -> torch.nn.Sequential:
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1)
+    )
+
+
+def trained(optimizer_kind: Any = torch.optim.Adam, width: int = 4) -> tuple[Any, Any]:
+    model = network(width)
+    optimizer = optimizer_kind(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4).to(torch.bfloat16),
+        torch.randn(3, 4).t(),
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.empty(0, 5),
+        torch.tensor([True, False, True]),
+        torch.randn(4, dtype=torch.complex64).conj(),
+        torch.arange(5, dtype=torch.uint8),
+        torch.randn(6).to(torch.float8_e4m3fn),
+    ],
+    ids=lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')}-{list(tensor.shape)}",
+)
+def test_a_tensor_comes_back(tmp_path: Path, tensor: torch.Tensor) -> None:
+    back = to_tensors(through_a_file(tmp_path, Copier().copy({"t": tensor})))["t"]
+    assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+    plain = tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    assert torch.equal(back.contiguous().reshape(-1).view(torch.uint8), plain)
+
+
+def test_later_steps_do_not_change_a_copy() -> None:
+    tensor, array = torch.zeros(3), np.zeros(3)
+    copied = Copier().copy({"t": tensor, "a": array, "l": [tensor]})
+    tensor += 1
+    array += 1
+    assert to_tensors(copied)["t"].tolist() == [0, 0, 0]
+    assert copied["a"].tolist() == [0, 0, 0]
+
+
+def test_a_copy_uses_the_memory_of_the_one_before() -> None:
+    copier, tensor = Copier(), torch.zeros(3)
+    first = copier.copy([tensor])[0]
+    second = copier.copy([tensor + 1])[0]
+    assert first.data.obj.ctypes.data == second.data.obj.ctypes.data
+    copier.copy([torch.zeros(4)])
+
+
+def test_a_tensor_without_plain_bytes_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"state\['t'\] is a torch.sparse_coo tensor"):
+        Copier().copy({"t": torch.eye(2).to_sparse()})
+
+
+def test_model_optimizer_and_tracked_objects_come_back(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    replica = TorchReplica(model, optimizer)
+    replica.track({"random": Tracked(np.random.default_rng(5).bit_generator.state)})
+    state = through_a_file(tmp_path, replica.capture())
+
+    other, its_optimizer = trained()
+    tracked = Tracked(None)
+    again = TorchReplica(other, its_optimizer)
+    again.track({"random": tracked})
+    again.restore(state)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+    for mine, theirs in zip(
+        optimizer.state_dict()["state"].values(),
+        its_optimizer.state_dict()["state"].values(),
+        strict=True,
+    ):
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert optimizer.state_dict()["param_groups"] == its_optimizer.state_dict()["param_groups"]
+    assert tracked.state == np.random.default_rng(5).bit_generator.state
+
+
+def test_what_does_not_fit_is_refused_with_its_names(tmp_path: Path) -> None:
+    replica = TorchReplica(*trained())
+    state = through_a_file(tmp_path, replica.capture())
+    with pytest.raises(CheckpointError, match=r"0\.bias has shape \(4,\) there and \(5,\) here"):
+        TorchReplica(*trained(width=5)).restore(state)
+    with pytest.raises(CheckpointError, match="a job with Adam, and this script trains with SGD"):
+        TorchReplica(*trained(torch.optim.SGD)).restore(state)
+    linear = torch.nn.Linear(3, 4)
+    with pytest.raises(CheckpointError, match=r"only one has 0.bias; 0.weight; 1.bias and"):
+        TorchReplica(linear, torch.optim.Adam(linear.parameters())).restore(state)
+    tracking = TorchReplica(*trained())
+    tracking.track({"scheduler": Tracked({})})
+    with pytest.raises(CheckpointError, match="only one of checkpoint and script tracks scheduler"):
+        tracking.restore(state)
+    model = network()
+    groups = [{"params": [parameter]} for parameter in model.parameters()]
+    with pytest.raises(CheckpointError, match="does not fit this script"):
+        TorchReplica(model, torch.optim.Adam(groups)).restore(state)
