@@ -68,7 +68,9 @@ class Election:
             # take one of them for ours.
             self._epoch, self._token = self.session.epoch, uuid.uuid4().hex
             self._node = self._leadership = None
-        if self._mine(self._candidates()) is not None:
+        candidates = self._candidates()
+        self._withdraw_others(candidates)
+        if self._mine(candidates) is not None:
             return
         self._node = self._leadership = None
         prefix = f"{self.paths.election}/w{self.worker}-{self._token}-"
@@ -156,6 +158,20 @@ class Election:
         if names is None:
             raise unknown_job(self.session, self.paths)
         return sorted(names, key=sequence)
+
+    def _withdraw_others(self, candidates: Sequence[str]) -> None:
+        """Remove our nodes of earlier sessions; the fence makes it safe.
+
+        One may even belong to the present session: when the one before ends between two requests
+        of :meth:`enter`, the node is made in the new one, with the old token. Nobody would lead
+        with it, and everybody would wait behind it.
+        """
+        mine, prefix = f"w{self.worker}-{self._token}-", f"w{self.worker}-"
+        others = [n for n in candidates if n.startswith(prefix) and not n.startswith(mine)]
+        if others:
+            self.session.read_all(
+                "leave the election", [delete(f"{self.paths.election}/{name}") for name in others]
+            )
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
         """Our own node: found by its token, for an answer to its creation may have been lost."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import threading
@@ -212,25 +213,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="edl-soak-") as name:
-        directory = Path(name)
-        state = directory / "zookeeper"
-        state.mkdir()
-        hosts = start_local(state)
-        try:
-            with ordeal(
-                directory,
-                hosts,
-                np=WORKERS,
-                max_np=WORKERS,
-                step_delay_s=0.05,
-                epochs=max(10, round(8 * args.minutes)),
-                end_s=END_S,
-                environment={"EDL_CHAOS": "1"},
-            ) as job:
-                result = soak(job, args.minutes, args.every, args.seed)
-        finally:
-            stop_local(state)
+    directory = Path(tempfile.mkdtemp(prefix="edl-soak-"))  # stays when something goes wrong
+    state = directory / "zookeeper"
+    state.mkdir()
+    hosts = start_local(state)
+    try:
+        with ordeal(
+            directory,
+            hosts,
+            np=WORKERS,
+            max_np=WORKERS,
+            step_delay_s=0.05,
+            epochs=max(10, round(8 * args.minutes)),
+            end_s=END_S,
+            environment={"EDL_CHAOS": "1"},
+        ) as job:
+            result = soak(job, args.minutes, args.every, args.seed)
+    finally:
+        stop_local(state)
+    shutil.rmtree(directory)
     print(json.dumps({k: v for k, v in result.items() if k != "series"}, indent=2))
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -169,6 +169,17 @@ class TestFence:
             old.carry_out(Decision("x", generation(2, 1)))
         assert first.leads() is None
 
+    def test_a_node_of_an_earlier_session_is_in_nobodys_way(
+        self, session: Session, store: JobStore
+    ) -> None:
+        """It can even be of the living session: made with an old token, just after its end."""
+        first = Election(session, "digits", 0)
+        session.client.create(
+            f"{first.paths.election}/w0-0ld-", b"{}", ephemeral=True, sequence=True
+        )
+        assert lead(first).term == 1
+        assert len(session.client.get_children(first.paths.election)) == 1
+
     def test_a_candidate_knows_who_is_before_it(
         self, session: Session, other: Session, store: JobStore
     ) -> None:

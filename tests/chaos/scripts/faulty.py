@@ -16,6 +16,7 @@ Hooks only look and kill: what a worker does is not changed.
 """
 
 import json
+import logging
 import os
 import runpy
 import signal
@@ -27,6 +28,7 @@ from edl.daemon import points
 
 GROUPS = json.loads(os.environ["EDL_TEST_FAULTS"])
 CLAIMS = Path(os.environ["EDL_TEST_CLAIMS"])
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 COUNTING = Path(__file__).resolve().parents[2] / "integration" / "scripts" / "counting.py"
 
 
@@ -76,6 +78,7 @@ def strike(point):
         return
 
 
+logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
 points.subscribe(strike)
 sys.argv[0] = str(COUNTING)
 runpy.run_path(str(COUNTING), run_name="__main__")
