@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
@@ -188,9 +189,21 @@ class _WorkerInit:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey, args=(parent,), daemon=True).start()
         _close_network_sockets()
         if self._then is not None:
             self._then(number)
+
+
+def _obey(parent: int) -> None:
+    """End by a SIGTERM of the worker only, not by one that goes to every process at once.
+
+    The worker needs its loader until it has left the job.
+    """
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 def _close_network_sockets() -> None:
