@@ -83,12 +83,14 @@ def decide(
         dead: workers proven dead, whether or not their session still lives, with the proof.
 
     A dead worker that has a seat is given up at once: then every daemon cuts the ring that it is
-    in, and nobody waits for it.
+    in, and nobody waits for it. Not so a leaver that has taken back its own node: it has left as
+    agreed, and the others are about to close that ring anyway.
     """
     decision = _decide(now, term, ages, limits, frozenset(dead))
     current = None if now.job.state.over else now.generation
     seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
-    lost = {w: dead[w] for w in sorted(dead) if w in seated and w not in now.evicted}
+    agreed = set(current.left) - {member.id for member in now.members} if current else set()
+    lost = {w: dead[w] for w in sorted(dead) if w in seated - agreed and w not in now.evicted}
     return replace(decision, evict={**decision.evict, **lost}) if lost else decision
 
 

@@ -125,14 +125,18 @@ class Ordeal(Job):
         expected = sum(len(group) for group in self.groups)
         self.wait(lambda _: self.struck == expected, f"{expected} faults struck", timeout_s)
 
-    def prove(self) -> list[dict[str, Any]]:
+    def prove(self, code: int = 0) -> list[dict[str, Any]]:
         """Wait for the end; then each sample was counted once an epoch, and nothing is left.
+
+        Args:
+            code: that `edl run` ends with.
 
         Returns:
             The reports of the workers that trained to the end.
         """
         self.hurry()
-        assert self.end(self.end_s) == 0, self.story("it failed")
+        ended = self.end(self.end_s)
+        assert ended == code, self.story(f"edl run ended with {ended}")
         reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
         story = self.story(f"the counts are wrong: {reports}")
         assert reports, story

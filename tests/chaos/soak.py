@@ -45,7 +45,7 @@ ACTIONS = {
 }
 # What the median of the last third may have more than that of the first: share, and absolute.
 ALLOWED = {"rss_mb": (0.05, 8.0), "fds": (0.0, 4.0), "threads": (0.0, 3.0), "nodes": (0.0, 25.0)}
-END_S = 600.0
+END_S = 1200.0
 
 
 @dataclass
@@ -224,7 +224,7 @@ def main() -> None:
             np=WORKERS,
             max_np=WORKERS,
             step_delay_s=0.05,
-            epochs=max(10, round(8 * args.minutes)),
+            epochs=max(10, round(10 * args.minutes)),
             end_s=END_S,
             environment={"EDL_CHAOS": "1"},
         ) as job:

@@ -337,6 +337,14 @@ def test_a_failed_build_of_the_next_ring_counts_too() -> None:
     assert (new.members, new.sync_root, new.joined) == ((0, 1, 2), 0, (2,))
 
 
+def test_a_leaver_that_is_gone_as_agreed_is_not_given_up() -> None:
+    """It has removed its node; one that was killed has not, and others may wait for it."""
+    gone = announced((worker(0),), seats=(0,), left=(1,), joined=())
+    assert decided(gone, dead=(1,)).evict == {}
+    killed = announced((worker(0), worker(1)), seats=(0,), left=(1,), joined=())
+    assert decided(killed, dead=(1,)).evict == {1: "its port is refused"}
+
+
 def test_a_leaver_saves_the_state_when_all_who_stay_die() -> None:
     now = announced((broke(worker(0), 40), NEW), seats=(1, 2), left=(0,))
     new = made(decided(now))
