@@ -86,6 +86,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    stall_limit_s: Annotated[
+        float | None,
+        typer.Option(
+            "--stall-limit",
+            metavar="SECONDS",
+            help="Give up a worker that holds the others up this long. Default: never.",
+            show_default=False,
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Train COMMAND with -np workers; others may join and leave while it runs.
@@ -97,6 +106,7 @@ def run(
         address=address,
         zookeeper=zookeeper,
         elastic_timeout_s=elastic_timeout_s,
+        stall_limit_s=stall_limit_s,
         resume=str(resume_from.absolute()) if resume_from else ("1" if resume else None),
     )
     if resume_from is not None and not resume_from.is_dir():
@@ -125,6 +135,7 @@ def run(
         cwd=str(cwd),
         resume=settings.resume,
         elastic_timeout_s=settings.elastic_timeout_s,
+        stall_limit_s=settings.stall_limit_s or 0.0,
         chaos=chaos or settings.chaos,
     )
     reachable = own_address(settings.address, hosts)
@@ -165,6 +176,7 @@ def worker_environment(job: Job, hosts: str, here: Host, secret: str) -> dict[st
         "EDL_ADDRESS": here.address,
         "EDL_RESUME": job.resume,
         "EDL_ELASTIC_TIMEOUT_S": repr(job.elastic_timeout_s),
+        "EDL_STALL_LIMIT_S": repr(job.stall_limit_s) if job.stall_limit_s else "",
         "EDL_CHAOS": "1" if job.chaos else "0",
         "PYTHONUNBUFFERED": "1",
     }

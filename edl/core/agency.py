@@ -33,6 +33,7 @@ FINISH_S = 600.0  # for what a script does after its training: evaluate, save, u
 BACKOFF_MAX_S = 30.0
 SAVE_S = 60.0  # for the last checkpoint before the end; as save_timeout_s of the workers
 RESTARTS = 3  # how often a job may lose all its workers without a new checkpoint in between
+UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
 
 
@@ -92,7 +93,7 @@ class Own:
 
     host: str
     token: str  # every launch of this agent begins with it
-    processes: tuple[Process, ...]
+    processes: tuple[Process, ...]  # started by it, or adopted from an earlier agent
     state_since: float  # since when the job has its present state
     start_timeout_s: float
     backoff_max_s: float = BACKOFF_MAX_S
@@ -155,7 +156,7 @@ def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tup
 
 def record_loss(
     losses: tuple[Loss, ...],
-    processes: Iterable[Process],
+    processes: Sequence[Process],
     snapshot: Snapshot,
     token: str,
     now: float,
@@ -184,11 +185,15 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
 
 def exit_status(code: int) -> int:
     """A shell's exit status for a process's exit code: 128 + n for signal n."""
+    if code == UNKNOWN_EXIT:
+        return 1
     return 128 - code if code < 0 else code
 
 
 def how(code: int) -> str:
     """An exit code in words."""
+    if code == UNKNOWN_EXIT:
+        return "ended (an earlier agent had started it, so how is not known)"
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
@@ -215,14 +220,21 @@ def _observe(process: Process, member: Member | None, snapshot: Snapshot, now: f
     told = process.told
     if told is None and not process.alive and worker in snapshot.evicted:
         told = now  # it has obeyed the leader
+    code = process.exit_code
+    if code == UNKNOWN_EXIT and (leaving or snapshot.job.state not in _ENDS_BADLY):
+        code = 0  # it was about to end
     return replace(
         process,
+        exit_code=code,
         worker=worker,
         seated=seated,
         ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
         departing=since if leaving else None,
         told=told,
     )
+
+
+_ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
 
 def _wind_down(snapshot: Snapshot, own: Own, now: float) -> Decision:
@@ -326,11 +338,11 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     return None
 
 
-def _dead_ring(snapshot: Snapshot, processes: Iterable[Process], token: str) -> tuple[Process, ...]:
+def _dead_ring(snapshot: Snapshot, processes: Sequence[Process], token: str) -> tuple[Process, ...]:
     """This agent's processes of the current ring, when the whole ring has exited; else none."""
     members = snapshot.generation.members if snapshot.generation else ()
     mine = tuple(p for p in processes if p.worker in members)
-    others = {m.id for m in snapshot.members if not m.launch.startswith(token)}
+    others = {m.id for m in _foreign(snapshot, processes, token)}
     return () if any(p.alive for p in mine) or others & set(members) else mine
 
 
@@ -426,8 +438,15 @@ def _end(processes: Iterable[Process], now: float, reason: str) -> tuple[Ending,
 
 
 def _others(snapshot: Snapshot, own: Own) -> list[Member]:
-    """Members that this agent did not start."""
-    return [m for m in snapshot.members if not m.launch.startswith(own.token)]
+    return _foreign(snapshot, own.processes, own.token)
+
+
+def _foreign(snapshot: Snapshot, processes: Iterable[Process], token: str) -> list[Member]:
+    """Members that this agent has neither started nor adopted."""
+    adopted = {p.launch for p in processes}
+    return [
+        m for m in snapshot.members if not m.launch.startswith(token) and m.launch not in adopted
+    ]
 
 
 def _all_how(failed: Sequence[Process]) -> str:

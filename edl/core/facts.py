@@ -82,6 +82,7 @@ class Job(Record):
     exit_code: int = 0
     resume: str = ""  # as Config.resume; "" begins afresh
     elastic_timeout_s: float = 600.0  # as in Config
+    stall_limit_s: float = 0.0  # as in Config; 0: none
     checkpoint: str = ""
     saved_step: int = -1
     chaos: bool = False  # its workers open the door for `edl chaos`

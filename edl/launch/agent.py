@@ -37,6 +37,7 @@ from edl.core.agency import exit_status as status_of
 from edl.core.facts import Event, Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
 from edl.errors import CoordinationError, JobFailed, UnknownJob, UsageError
+from edl.launch.adoption import has_died
 from edl.launch.command import title
 from edl.launch.output import Output
 from edl.launch.story import tell
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2  # at the latest, for workers that have ended
 READ_S = 1.0  # at the latest, for the facts; changes wake the agent earlier
+FORMER_S = 60.0  # for the session of an agent that was killed to end
 AWAY_S = 120.0  # without ZooKeeper and without a living worker there is nothing to wait for
 KILLED = 130  # exit code after a second signal, as a shell's after Ctrl-C
 
@@ -125,6 +127,7 @@ class Agent:
         clean = False
         try:
             with self._signal_handlers(), self._output:
+                self._await_former()
                 while (code := self._turn(time.monotonic())) is None:
                     self._wake.wait(POLL_S)
                     self._wake.clear()
@@ -133,6 +136,30 @@ class Agent:
         finally:
             if not clean:
                 self._workers.kill_all()
+
+    def _await_former(self) -> None:
+        """Wait until ZooKeeper knows that an agent of this host that was killed is gone."""
+        deadline = time.monotonic() + FORMER_S
+        while time.monotonic() < deadline and not self._signals:
+            try:
+                hosts = {host.name: host for host in self._store.snapshot().hosts}
+            except CoordinationError:
+                return
+            former = hosts.get(self._host.name)
+            if former is None or not has_died(former, self._host):
+                return
+            self._note_once(f"waiting for the end of the session of agent {former.pid}, which died")
+            self._wake.wait(POLL_S)
+
+    def _adopt(self, now: float) -> None:
+        """Take over the workers that an earlier agent of this host has left behind."""
+        for one in self._workers.adopt():
+            log = self._workers.log_of(one.launch)
+            if log.exists():
+                self._output.follow(one.launch, log, one.slot, from_now=True)
+            process = Process(one.slot, one.launch, now - one.age_s)
+            self._processes = (*self._processes, process)
+            self._output.note(f"took over the worker in slot {one.slot}, process {one.pid}")
 
     def _turn(self, now: float) -> int | None:
         self._reap(now)
@@ -153,6 +180,13 @@ class Agent:
             logger.info("%s", error)
             self._changed.set()
             return None
+        except UsageError as error:
+            if not self._epoch:
+                raise
+            # It was away for so long that another one has taken its place, and its workers.
+            self._workers.release()
+            self._output.note(f"{error}; this agent ends, the workers train on")
+            return 1
         return self._result(snapshot.job) if decision.end else None
 
     # --- facts
@@ -174,6 +208,8 @@ class Agent:
         if self._epoch != session.epoch:
             epoch = session.epoch
             self._put_host()
+            if not self._epoch:
+                self._adopt(now)
             self._epoch = epoch
             self._note_once(self._greeting)
         if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:

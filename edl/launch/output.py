@@ -6,6 +6,7 @@ The agent follows the files. Nothing here raises when the terminal or the pipe i
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -26,11 +27,13 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright
 class _Tail:
     """Follows one log file."""
 
-    def __init__(self, path: Path, slot: int) -> None:
+    def __init__(self, path: Path, slot: int, from_now: bool) -> None:
         self.slot = slot
         self.prefix = f"[slot {slot}]"
         self.last_line = ""
         self._file = path.open("rb")
+        if from_now:
+            self._file.seek(0, os.SEEK_END)
         self._rest = b""
 
     def lines(self, finish: bool) -> list[str]:
@@ -100,10 +103,10 @@ class Output:
         if self._live is not None:
             self._guard(self._live.stop)
 
-    def follow(self, launch: str, path: Path, slot: int) -> None:
-        """Show what appears in the log of a start of a worker."""
+    def follow(self, launch: str, path: Path, slot: int, from_now: bool = False) -> None:
+        """Show what appears in the log of a start of a worker, or (``from_now``) what comes."""
         with self._lock:
-            self._tails[launch] = _Tail(path, slot)
+            self._tails[launch] = _Tail(path, slot, from_now)
 
     def name(self, launch: str, name: str) -> None:
         """From now on its lines begin with ``[name]``."""

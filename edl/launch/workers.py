@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.errors import JobFailed
+from edl.launch.adoption import Found, find
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Exit:
 
 
 class Workers:
-    """All worker processes that this agent has started and that still run."""
+    """All worker processes that this agent has started, or adopted, and that still run."""
 
     def __init__(
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
@@ -42,7 +43,7 @@ class Workers:
         self._cwd = cwd
         self._environment = dict(environment)
         self._logs = logs
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, subprocess.Popen[bytes] | Found] = {}
 
     def start(self, launch: str, slot: int) -> Path:
         """Start the command in ``slot``; the path of its log.
@@ -50,7 +51,7 @@ class Workers:
         Raises:
             JobFailed: the operating system cannot start it.
         """
-        path = self._logs / f"{launch}.log"
+        path = self.log_of(launch)
         environment = {**self._environment, "EDL_SLOT": str(slot), "EDL_LAUNCH": launch}
         try:
             with path.open("ab") as log:
@@ -69,26 +70,39 @@ class Workers:
         logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
         return path
 
+    def adopt(self) -> tuple[Found, ...]:
+        """Take over the workers that an earlier agent of this job and host has left."""
+        orphans = tuple(one for one in find(self._environment) if one.launch not in self._running)
+        self._running |= {one.launch: one for one in orphans}
+        return orphans
+
+    def release(self) -> None:
+        """Forget all workers; they go on."""
+        self._running.clear()
+
+    def log_of(self, launch: str) -> Path:
+        return self._logs / f"{launch}.log"
+
     def reap(self) -> list[Exit]:
         """The processes that have ended since the last call."""
         exits = []
         for launch, process in list(self._running.items()):
-            if _has_exited(process.pid):
-                _signal_group(process.pid, signal.SIGKILL)  # its helpers; itself is gone
-                exits.append(Exit(launch, process.wait()))
+            code = process.poll() if isinstance(process, Found) else _wait(process)
+            if code is not None:
+                exits.append(Exit(launch, code))
                 del self._running[launch]
         return exits
 
     def end(self, launch: str, kill: bool) -> None:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
         process = self._running.get(launch)
-        if process is not None:
+        if process is not None and (isinstance(process, subprocess.Popen) or _lives(process)):
             _signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float = 5.0) -> list[Exit]:
         """Kill every worker at once, and wait until they are gone."""
-        for process in self._running.values():
-            _signal_group(process.pid, signal.SIGKILL)
+        for launch in self._running:
+            self.end(launch, kill=True)
         exits, deadline = self.reap(), time.monotonic() + timeout_s
         while self._running and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -126,9 +140,20 @@ def _prune(jobs: Path) -> None:
             shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
 
 
-def _has_exited(pid: int) -> bool:
-    """Whether a child has ended; it stays a zombie, so that its number is not given away."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+def _wait(child: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a child that has ended; then its helpers are killed.
+
+    Until then it stays a zombie, so that its number is not given away.
+    """
+    if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        return None
+    _signal_group(child.pid, signal.SIGKILL)
+    return child.wait()
+
+
+def _lives(orphan: Found) -> bool:
+    """Whether it can be signalled: once it has ended its number may be another's."""
+    return orphan.poll() is None
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -103,8 +103,9 @@ def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
 
 
 def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: str) -> None:
-    limits = {"EDL_STALL_S": "2", "EDL_STALL_LIMIT_S": "4"}
-    with trial(tmp_path, zk_hosts, np=2, environment=limits) as job:
+    limit = ("--stall-limit", "4")
+    soon = {"EDL_STALL_S": "2"}
+    with trial(tmp_path, zk_hosts, np=2, environment=soon, options=limit) as job:
         job.wait_for_step(5)
         job.stuck.write_text(job.process("w0").environ()["EDL_SLOT"])
         told = given_up(job)

@@ -15,14 +15,16 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-from jobs import SCRIPTS, Job, Status
+from jobs import EDL, SCRIPTS, Job, Status
 
 COUNTING = SCRIPTS / "counting.py"
 SESSION_S = 2.0
@@ -36,6 +38,7 @@ class Trial(Job):
     batch_size = 4
     step_delay_s = 0.2
     script = COUNTING
+    options: Sequence[str] = ()  # of `edl run`
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.slow = self.directory / "slow"
@@ -49,7 +52,9 @@ class Trial(Job):
             "EDL_LOG": "INFO",
             **self.environment,
         }
-        self.run(self.script, *self.words(), np=np, min_np=min_np, max_np=max_np)
+        self.run(
+            self.script, *self.words(), np=np, min_np=min_np, max_np=max_np, options=self.options
+        )
 
     def words(self) -> list[str]:
         options = {
@@ -62,6 +67,25 @@ class Trial(Job):
             "--stuck": self.stuck,
         }
         return [str(word) for option in options.items() for word in option]
+
+    def rejoin(self) -> None:
+        """`edl join` on the same host, in the place of `edl run`, whose process has ended."""
+        assert self._process is not None
+        assert self._process.poll() is not None
+        self._watcher.join(10)
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [EDL, "join", "--job", self.name],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        self._newest = None
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
 
     # --- faults ---
 
@@ -85,6 +109,23 @@ class Trial(Job):
         """The process of `edl run`."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
+
+    @property
+    def agent_pid(self) -> int:
+        assert self._process is not None
+        self._process.poll()  # or it would stay a zombie
+        return self._process.pid
+
+    def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A verb for this job that may fail."""
+        return subprocess.run(
+            [EDL, verb, self.name, *arguments],
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=self.directory,
+            timeout=60,
+        )
 
     def plain(self) -> str:
         """The name of a worker that does not lead."""

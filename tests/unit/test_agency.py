@@ -13,6 +13,7 @@ from edl.core.agency import (
     SETTLE_S,
     STOP_S,
     TRAINED_S,
+    UNKNOWN_EXIT,
     Decision,
     Loss,
     Own,
@@ -125,6 +126,38 @@ def test_workers_of_an_earlier_agent_count_and_keep_their_slots() -> None:
     assert slots(decide(snapshot(2, members=(earlier,)), own(), NOW)) == [1]
     leaving = replace(earlier, stage=Stage.LEAVING)
     assert slots(decide(snapshot(2, members=(leaving,)), own(), NOW)) == [1, 2]
+
+
+def test_adopted_workers_are_its_own() -> None:
+    adopted = [trainer(0, launch="x-0"), trainer(1, launch="x-1")]
+    now = snapshot(3, generation(0, 1), members=(member(0, "x-0"), member(1, "x-1")))
+    decision = decide(now, own(*adopted), NOW)
+    assert slots(decision) == [2]
+    assert decision.reason == "2 of 3 workers run on a"
+
+
+def test_an_adopted_worker_that_vanishes_is_replaced() -> None:
+    gone = trainer(1, launch="x-1", exit_code=UNKNOWN_EXIT, exited=NOW - 5)
+    now = snapshot(2, generation(0, 1), members=(member(0, "x-0"),))
+    seen = observe([trainer(0, launch="x-0"), gone], now, NOW)
+    assert [p.exit_code for p in seen] == [None, UNKNOWN_EXIT]
+    assert slots(decide(now, own(*seen), NOW)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("ring", "job"),
+    [(generation(0), JOB), (generation(0, 1), state(JobState.FINISHED))],
+    ids=["taken out", "finished"],
+)
+def test_an_adopted_worker_that_was_to_end_has_ended_well(ring: Generation, job: Job) -> None:
+    gone = trainer(1, launch="x-1", exit_code=UNKNOWN_EXIT, exited=NOW)
+    (seen,) = observe([gone], snapshot(1, ring, job=job), NOW)
+    assert (seen.exit_code, seen.failed) == (0, False)
+
+
+def test_an_unknown_end_in_words_and_as_a_code() -> None:
+    assert how(UNKNOWN_EXIT) == "ended (an earlier agent had started it, so how is not known)"
+    assert exit_status(UNKNOWN_EXIT) == 1
 
 
 def test_members_on_other_hosts_do_not_count() -> None:

@@ -1,0 +1,188 @@
+"""Agents that are killed, and terminals that are closed: no worker is lost, none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from cli_shell import STANDIN, WAIT_S, Shell, shell, until
+from trial import trial
+
+pytestmark = pytest.mark.integration
+__all__ = ["shell"]
+
+RUN = ("run", "-np", "2", "--max-np", "3", "--job", "j", "--host", "a")
+
+
+@pytest.mark.slow
+def test_workers_train_on_without_their_agent_and_the_next_one_takes_them_over(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3) as job:
+        job.wait_for_step(5)
+        before = job.members("w0", "w1")
+        job.agent().kill()
+        job.until(lambda: not psutil.pid_exists(job.agent_pid), "the agent's end")
+        step = job.status()["step"]
+        job.until(lambda: job.status()["step"] >= step + 5, "steps without an agent")
+        job.rejoin()  # at once: ZooKeeper may still have the killed agent
+        job.wait(lambda now: now["hosts"], "an agent")
+        job.until(lambda: job.output().count("took over the worker") == 2, "adoption")
+        job.wait_for_progress()
+        assert job.members("w0", "w1") == before
+        psutil.Process(before["w1"]["pid"]).kill()
+        job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
+        job.wait_for_size(2)
+        after = job.members("w0")
+        assert after["w0"] == before["w0"] | {"rank": 0}
+        assert "w1" not in after
+        ended = f"w1 on {before['w1']['host']} ended (an earlier agent had started it"
+        assert ended in job.output()
+        job.prove(workers=2)
+
+
+@pytest.mark.slow
+def test_a_job_without_an_agent_stops_and_says_so_by_itself(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2) as job:
+        job.wait_for_step(3)
+        job.agent().kill()
+        job.until(lambda: job.status()["hosts"] == {}, "the agent's session to end")
+        # The command only asks, and is gone before the job has ended.
+        asked = job.try_edl("stop", "--timeout", "0.01")
+        assert (asked.returncode, "has not ended within" in asked.stderr) == (1, True), asked
+        job.until(lambda: job.status()["state"] == "stopped", "the job's own end")
+        assert job.status()["reason"] == "edl stop"
+        job.until(lambda: not job.processes(), "an end of all processes")
+
+
+def test_an_agent_that_wakes_up_in_the_place_of_another_leaves_its_workers(shell: Shell) -> None:
+    first = shell.start(*RUN, sys.executable, STANDIN)
+    before = shell.until_size(2)
+    os.kill(first.process.pid, signal.SIGSTOP)
+    until(lambda: shell.status()["hosts"] == {}, WAIT_S)
+    second = shell.start("join", "--job", "j", "--host", "a", "--slots", "3")
+    second.expect("took over the worker in slot 1")
+    os.kill(first.process.pid, signal.SIGCONT)
+    assert first.wait() == 1
+    assert "belongs to another agent" in first.output
+    assert shell.until_size(2)["members"] == before["members"]
+    assert shell.edl("stop").returncode == 0
+    assert second.wait() == 0
+
+
+def test_an_adopted_worker_that_does_not_end_is_killed(shell: Shell) -> None:
+    first = shell.start(*RUN, sys.executable, STANDIN, "--deaf")
+    shell.until_size(2)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = shell.start("join", "--job", "j", "--host", "a")
+    second.expect("took over the worker in slot 1")
+    second.signal(signal.SIGINT)
+    second.expect("cannot leave job j")
+    second.signal(signal.SIGINT)
+    assert second.wait() == 130
+    until(lambda: not shell.processes(), WAIT_S)
+
+
+class Terminal:
+    """`edl` in a terminal of its own."""
+
+    def __init__(self, shell: Shell, *words: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edl.cli.main", *words],
+            cwd=shell.directory,
+            env={**shell.environment, "TERM": "xterm"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        os.set_blocking(self.master, False)
+        self.open = True
+        self.output = b""
+
+    def close(self) -> None:
+        if self.open:
+            os.close(self.master)
+        self.open = False
+
+    def read(self) -> bytes:
+        """What was shown so far. Unread, it would fill the terminal and hold `edl` up."""
+        with contextlib.suppress(OSError):  # nothing at the moment, or the other end is closed
+            while self.open and (part := os.read(self.master, 65536)):
+                self.output += part
+        return self.output
+
+    def press_control_c(self) -> None:
+        os.write(self.master, b"\x03")
+
+    def expect(self, text: bytes) -> None:
+        until(lambda: text in self.read(), WAIT_S, lambda: f"no {text!r} in {self.output!r}")
+
+
+def close(terminal: Terminal) -> tuple[int, ...]:
+    terminal.close()
+    return (0,)
+
+
+def control_c(terminal: Terminal) -> tuple[int, ...]:
+    terminal.press_control_c()
+    return (0,)
+
+
+def control_c_twice(terminal: Terminal) -> tuple[int, ...]:
+    terminal.press_control_c()
+    terminal.expect(b"again kills its workers")
+    terminal.press_control_c()
+    return (0, 130)  # the job may have ended before
+
+
+@pytest.mark.parametrize(
+    ("end", "deaf"), [(close, False), (control_c, False), (control_c_twice, True)]
+)
+def test_the_end_of_a_terminal_leaves_no_orphan(
+    end: Callable[[Terminal], tuple[int, ...]], deaf: bool, shell: Shell
+) -> None:
+    """``deaf`` workers ignore SIGTERM and the end of their job."""
+    words = [*RUN, sys.executable, STANDIN, *(["--deaf"] if deaf else [])]
+    terminal = Terminal(shell, *words)
+    try:
+        shell.until_size(2)
+        codes = end(terminal)
+        until(
+            lambda: (terminal.read(), terminal.process.poll())[1] is not None,
+            2 * WAIT_S,
+            lambda: f"it did not end: {terminal.output!r}",
+        )
+        assert terminal.process.returncode in codes
+        until(lambda: not shell.processes(), WAIT_S)
+        assert shell.status()["state"] == "stopped"
+    finally:
+        terminal.close()
+
+
+def test_a_killed_agent_leaves_a_job_that_can_be_stopped(shell: Shell) -> None:
+    terminal = Terminal(shell, *RUN, sys.executable, STANDIN)
+    try:
+        shell.until_size(2)
+        terminal.process.kill()
+        terminal.process.wait(WAIT_S)
+    finally:
+        terminal.close()
+    assert len(shell.processes()) == 2
+    assert shell.edl("stop").returncode == 0
+    assert shell.status()["state"] == "stopped"
+    until(lambda: not shell.processes(), WAIT_S)
