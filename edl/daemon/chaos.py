@@ -2,7 +2,7 @@
 
 ``POST /chaos/expire`` has ZooKeeper end this worker's session; ``POST /chaos/cut`` cuts its
 connections in the ring. The door is there only in a job that was started with ``edl run --chaos``
-(EDL_CHAOS=1).
+(EDL_CHAOS=1), and for those who know the job's secret.
 """
 
 from __future__ import annotations
@@ -43,4 +43,4 @@ def open_door(server: DaemonServer, session: Session, ring: Ring) -> None:
         threading.Thread(target=act, name="edl-chaos", daemon=True).start()
         return 200, b""
 
-    server.add_route(PREFIX, answer)
+    server.add_route(PREFIX, answer, changes=True)

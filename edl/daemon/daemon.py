@@ -29,6 +29,7 @@ from edl.errors import ConfigError, CoordinationError, Deposed, UnknownJob
 from edl.ring.client import REFUSED, ask
 from edl.ring.http import DaemonServer
 from edl.ring.ring import Ring
+from edl.ring.signing import Guard, http_key
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class Daemon:
             Access(config.job, config.secret),
         )
         self._store = JobStore(self._session, config.job)
-        self._server = DaemonServer(config.address, health=self._health)
+        self._guard = Guard(http_key(config.secret, config.job))
+        self._server = DaemonServer(config.address, health=self._health, guard=self._guard)
         if config.chaos:
             chaos.open_door(self._server, self._session, ring)
         self._watch = Watch()
@@ -100,7 +102,7 @@ class Daemon:
         _job, generation, _evicted, self._leader = self._store.watch_generation(self._wake.set)
         self._server.start()
         worker = self._store.new_worker_id()
-        self._mailbox.worker = worker
+        self._mailbox.worker = self._guard.worker = worker
         self._member = Member(
             id=worker,
             host=config.host,
@@ -259,9 +261,8 @@ class Daemon:
             self._resign()
         if generation is not None and generation.number > self._newest:
             self._newest = generation.number
-            # Whoever still waits in an older rendezvous waits in vain: fail them now.
-            if self._scope:
-                self._server.close_scope(self._scope)
+            # Whoever still waits in an older rendezvous waits in vain: this fails them now.
+            self._server.announce(generation.scope)
             self._scope = generation.scope
             self._mailbox.announce(generation)
         self._mailbox.job_is(job.state, job.reason)

@@ -7,7 +7,6 @@ nothing that its successor would miss, except how long things have stood as they
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from edl.core.stall import Activity
 from edl.daemon import points
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.witness import Witness
+from edl.ring.rendezvous import new_scope
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Lead:
         """Give a new generation a place in the rendezvous store that nobody can guess."""
         if decision.generation is None:
             return decision
-        scope = f"g{decision.generation.number}-{secrets.token_hex(8)}"
+        scope = new_scope(decision.generation.number)
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
     def _tell(self, decision: Decision) -> None:

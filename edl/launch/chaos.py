@@ -26,6 +26,7 @@ from edl.core.chaos import Action, Order, Plan, Worker, choose
 from edl.core.facts import Event, JobState, Member, Snapshot, Stage
 from edl.errors import CoordinationError, EdlError, RingError, UsageError
 from edl.ring import client
+from edl.ring.signing import http_key
 
 POLL_S = 0.05
 HEALTH_S = 1.0
@@ -159,8 +160,11 @@ class Chaos:
 
     def _do(self, action: Action, member: Member) -> None:
         if action in DOORS:
-            status, _ = client.post(
-                member.address, member.port, f"/chaos/{DOORS[action]}", HEALTH_S
+            access = self._store.session.access
+            assert access is not None
+            key, path = http_key(access.secret, access.job), f"/chaos/{DOORS[action]}"
+            status, _ = client.change(
+                key, member.id, "POST", member.address, member.port, path, HEALTH_S
             )
             if status != 200:
                 raise EdlError(

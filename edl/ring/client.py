@@ -8,9 +8,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl.errors import RendezvousFailed
+from edl.ring.signing import SCHEME, authorization
 
 ASK_AT_ONCE = 32
 
@@ -38,19 +39,38 @@ def fetch(
         ConnectionRefusedError: nobody listens there: the process is gone.
         RendezvousFailed: no complete answer in time.
     """
-    return _request("GET", address, port, path, None, timeout_s, generation)
+    return _request("GET", address, port, path, None, timeout_s, generation)[:2]
 
 
 def put(
     address: str, port: int, path: str, body: bytes, timeout_s: float, generation: int = 0
 ) -> tuple[int, bytes]:
     """PUT: the status and the body of the answer. Raises as :func:`fetch`."""
-    return _request("PUT", address, port, path, body, timeout_s, generation)
+    return _request("PUT", address, port, path, body, timeout_s, generation)[:2]
 
 
-def post(address: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """POST without a body: the status and the body of the answer. Raises as :func:`fetch`."""
-    return _request("POST", address, port, path, b"", timeout_s, 0)
+def change(
+    key: str,
+    worker: int,
+    method: str,
+    address: str,
+    port: int,
+    path: str,
+    timeout_s: float,
+    body: bytes = b"",
+) -> tuple[int, bytes]:
+    """A signed request that changes something in ``worker``: status and body of the answer.
+
+    ``key``: :func:`edl.ring.signing.http_key`. 401: it is another one's, or another worker's port.
+    Raises as :func:`fetch`.
+    """
+    response = _request(method, address, port, path, body, timeout_s, 0)
+    scheme, _, nonce = response.challenge.partition(" ")
+    if response.status != 401 or scheme != SCHEME:
+        return response[:2]
+    signed = authorization(key, nonce, worker, method, path, body)
+    response = _request(method, address, port, path, body, timeout_s, 0, signed)
+    return response[:2]
 
 
 @dataclass(frozen=True)
@@ -124,6 +144,12 @@ def rendezvous_path(port: int, scope: str, key: str) -> str:
     return f"/{scope}:{port}/{key}"
 
 
+class _Response(NamedTuple):
+    status: int
+    body: bytes
+    challenge: str  # WWW-Authenticate
+
+
 def _request(
     method: str,
     address: str,
@@ -132,12 +158,15 @@ def _request(
     body: bytes | None,
     timeout_s: float,
     generation: int,
-) -> tuple[int, bytes]:
+    signed: str = "",
+) -> _Response:
     connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
     try:
-        connection.request(method, path, body=body)
+        headers = {"Authorization": signed} if signed else {}
+        connection.request(method, path, body=body, headers=headers)
         response = connection.getresponse()
-        return response.status, response.read()
+        challenge = response.getheader("WWW-Authenticate", "")
+        return _Response(response.status, response.read(), challenge)
     except ConnectionRefusedError:
         raise
     except (OSError, http.client.HTTPException) as error:

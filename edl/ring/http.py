@@ -4,11 +4,10 @@ Serves, on its own thread with an asyncio loop:
 
 - ``/<scope>:<port>/<horovod scope>/<key>``: the rendezvous store (see :mod:`edl.ring.rendezvous`);
 - ``GET /health``: JSON from a callable;
-- further path prefixes, added with :meth:`DaemonServer.add_route`.
+- further path prefixes, added with :meth:`DaemonServer.add_route`; those that change anything
+  need a signature (see :mod:`edl.ring.signing`).
 
-One request a connection, HTTP/1.1, origin-form or absolute-form target, bodies by
-Content-Length. Whatever is malformed, too large or too slow is answered 4xx and closed; no
-request can raise in the loop. It listens with a deep backlog: all ranks of a ring connect at once.
+It listens with a deep backlog: all ranks of a ring connect at once.
 """
 
 from __future__ import annotations
@@ -24,44 +23,28 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import httptools
-
 from edl.errors import RingError
+from edl.ring.connection import Answer, Connection, Request
 from edl.ring.rendezvous import RendezvousStore
+from edl.ring.signing import Guard
+
+__all__ = ["DaemonServer", "Handler", "Request"]
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s (facts.md)
-TARGET_BYTES = 8 << 10
-HEADER_BYTES = 32 << 10
-BODY_BYTES = 16 << 20
-REQUEST_S = 30.0  # for a request to arrive completely
 CLOSE_S = 5.0  # for the thread to end
 
-_PHRASES = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    410: "Gone",
-    413: "Content Too Large",
-    414: "URI Too Long",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 _RENDEZVOUS = re.compile(r"/([^/:]+):\d+/(.+)")
 
 
 @dataclass(frozen=True)
-class Request:
-    """A complete HTTP request. ``path`` as sent, without query; nothing is percent-decoded."""
+class Route:
+    """Who answers a path prefix, and whether only those may ask who know the job's secret."""
 
-    method: str
-    path: str
-    query: str
-    body: bytes
+    handler: Handler
+    content_type: str
+    changes: bool
 
 
 Handler = Callable[[Request], tuple[int, bytes]]
@@ -77,16 +60,18 @@ class DaemonServer:
         port: int = 0,
         health: Callable[[], Mapping[str, Any]] | None = None,
         store: RendezvousStore | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.address = address
         self.store = store or RendezvousStore()
         self._wanted_port = port
         self._health = health
-        self._routes: dict[str, tuple[Handler, str]] = {}
+        self._guard = guard
+        self._routes: dict[str, Route] = {}
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[Connection] = set()
         if health is not None:
             self.add_route("/health", self._answer_health, "application/json")
 
@@ -145,10 +130,22 @@ class DaemonServer:
         return int(self._socket.getsockname()[1]) if self._socket and self._thread else 0
 
     def add_route(
-        self, prefix: str, handler: Handler, content_type: str = "application/json"
+        self,
+        prefix: str,
+        handler: Handler,
+        content_type: str = "application/json",
+        changes: bool = False,
     ) -> None:
-        """Let ``handler`` answer ``prefix`` and every path below it. The longest prefix wins."""
-        self._routes = {**self._routes, prefix.rstrip("/"): (handler, content_type)}
+        """Let ``handler`` answer ``prefix`` and every path below it. The longest prefix wins.
+
+        With ``changes`` each request must be signed; without, the handler sees GET and HEAD only.
+        """
+        route = Route(handler, content_type, changes)
+        self._routes = {**self._routes, prefix.rstrip("/"): route}
+
+    def announce(self, scope: str) -> None:
+        """Serve the rendezvous of a new generation, and no earlier one. From any thread."""
+        self._in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
         """Give up a rendezvous: those who are held in it, and latecomers, are told 410.
@@ -172,7 +169,11 @@ class DaemonServer:
     ) -> None:
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
-            loop.create_server(lambda: _Connection(self, loop), sock=listener, backlog=BACKLOG)
+            loop.create_server(
+                lambda: Connection(self.answer, self._connections, loop),
+                sock=listener,
+                backlog=BACKLOG,
+            )
         )
         loop.call_soon(ready.set)
         try:
@@ -196,33 +197,49 @@ class DaemonServer:
             connection.abort()
         await asyncio.sleep(0)
 
-    async def answer(self, request: Request) -> tuple[int, bytes, str]:
-        """Status, body and content type for a request."""
+    async def answer(self, request: Request) -> Answer:
+        """What to send back for a request."""
         route = self._route(request.path)
         if route is not None:
-            handler, content_type = route
-            try:
-                status, body = handler(request)
-            except Exception:
-                logger.exception("the handler of %s failed", request.path)
-                return 500, b"", content_type
-            return status, body, content_type
+            return self._refusal(route, request) or self._answer_route(route, request)
         match = _RENDEZVOUS.fullmatch(request.path)
-        status, body = (
-            (404, b"") if match is None else await self._rendezvous(request, *match.groups())
-        )
-        return status, body, "application/octet-stream"
+        if match is None:
+            return Answer(404)
+        return Answer(*await self._rendezvous(request, *match.groups()))
+
+    def _refusal(self, route: Route, request: Request) -> Answer | None:
+        """Why a request does not get to its handler; None: it may."""
+        if not route.changes:
+            return None if request.method in ("GET", "HEAD") else Answer(405)
+        guard = self._guard
+        if guard is None:
+            return Answer(401)
+        given, target = request.authorization, request.target
+        if guard.accepts(given, request.method, target, request.body):
+            return None
+        if given:
+            logger.warning("%s %s was refused: it is not signed", request.method, request.path)
+        return Answer(401, nonce=guard.nonce())
+
+    @staticmethod
+    def _answer_route(route: Route, request: Request) -> Answer:
+        try:
+            status, body = route.handler(request)
+        except Exception:
+            logger.exception("the handler of %s failed", request.path)
+            return Answer(500, content_type=route.content_type)
+        return Answer(status, body, route.content_type)
 
     async def _rendezvous(self, request: Request, scope: str, key: str) -> tuple[int, bytes]:
         if request.method == "GET":
             return await self.store.get(scope, key)
         if request.method == "PUT":
-            return self.store.put(scope, key, request.body), b""
+            return await self.store.put(scope, key, request.body), b""
         if request.method == "DELETE":
             return self.store.delete(scope, key), b""
         return 405, b""
 
-    def _route(self, path: str) -> tuple[Handler, str] | None:
+    def _route(self, path: str) -> Route | None:
         prefix = path.rstrip("/")
         while prefix:
             if prefix in self._routes:
@@ -231,119 +248,5 @@ class DaemonServer:
         return None
 
     def _answer_health(self, request: Request) -> tuple[int, bytes]:
-        if request.method != "GET":
-            return 405, b""
         assert self._health is not None
         return 200, json.dumps(self._health()).encode() + b"\n"
-
-
-class _TooLarge(Exception):
-    def __init__(self, status: int) -> None:
-        self.status = status
-
-
-class _Connection(asyncio.Protocol):
-    """One connection: one request, one answer, closed. The names on_* are httptools'."""
-
-    def __init__(self, server: DaemonServer, loop: asyncio.AbstractEventLoop) -> None:
-        self._server = server
-        self._loop = loop
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._target = b""
-        self._header_bytes = 0
-        self._body = bytearray()
-        self._complete = False
-        self._task: asyncio.Task[None] | None = None
-        self._timer = loop.call_later(REQUEST_S, self._too_slow)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._server._connections.add(self)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._server._connections.discard(self)
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        if self._complete:
-            return  # more than one request: the first is answered, then we close
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400)
-        except httptools.HttpParserError as error:
-            cause = error.__context__
-            self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
-
-    def on_url(self, part: bytes) -> None:
-        self._target += part
-        if len(self._target) > TARGET_BYTES:
-            raise _TooLarge(414)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > HEADER_BYTES:
-            raise _TooLarge(431)
-        if name.lower() == b"content-length" and value.isdigit() and int(value) > BODY_BYTES:
-            raise _TooLarge(413)
-
-    def on_body(self, part: bytes) -> None:
-        self._body += part
-        if len(self._body) > BODY_BYTES:
-            raise _TooLarge(413)
-
-    def on_message_complete(self) -> None:
-        if self._complete:
-            return
-        if not self._parser.get_http_version().startswith("1."):
-            self._refuse(400)
-            return
-        self._complete = True
-        self._timer.cancel()
-        path, _, query = _origin_form(self._target.decode("latin-1")).partition("?")
-        method = self._parser.get_method().decode("latin-1")
-        request = Request(method, path, query, bytes(self._body))
-        self._task = self._loop.create_task(self._answer(request))
-
-    async def _answer(self, request: Request) -> None:
-        status, body, content_type = await self._server.answer(request)
-        self._send(status, body, content_type, head=request.method == "HEAD")
-
-    def _refuse(self, status: int) -> None:
-        if self._task is None:
-            self._complete = True
-            self._send(status, b"", "text/plain")
-
-    def _too_slow(self) -> None:
-        self._refuse(408)
-
-    def _send(self, status: int, body: bytes, content_type: str, head: bool = False) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        lines = (
-            f"HTTP/1.1 {status} {_PHRASES.get(status, 'Unknown')}\r\n"
-            f"Content-Length: {len(body)}\r\nContent-Type: {content_type}\r\n"
-            "Connection: close\r\n\r\n"
-        )
-        self._transport.write(lines.encode("latin-1") + (b"" if head else body))
-        self._transport.close()
-
-
-def _origin_form(target: str) -> str:
-    """The path of a target that may be absolute: "http://host:port/path" -> "/path"."""
-    if target.startswith("/"):
-        return target
-    _, scheme, rest = target.partition("://")
-    return "/" + rest.partition("/")[2] if scheme else target

@@ -4,27 +4,40 @@ Horovod's C++ client asks over plain HTTP, one connection a request: PUT, GET an
 ``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held* until it arrives, so
 nobody polls (8 ranks: 5.6 s -> 0.65 s, facts.md 4).
 
-Each generation has its own unguessable *scope* in front of that path, without a change to
-Horovod: it builds its URL as ``http://ADDR:PORT/<horovod scope>/<key>`` and takes the host to end
-at the first slash. So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks
-127.0.0.1:4711 for ``/SCOPE:4711/<horovod scope>/<key>``.
+Horovod's client cannot authenticate itself. So each generation has its own unguessable *scope* in
+front of that path, which only those learn who may read the generation, and a daemon serves no
+scope but that of the newest generation that it knows. It needs no change to Horovod: that builds
+its URL as ``http://ADDR:PORT/<horovod scope>/<key>`` and takes the host to end at the first slash.
+So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks 127.0.0.1:4711 for
+``/SCOPE:4711/<horovod scope>/<key>``.
 
-A scope that was closed answers 410 for ever, at once to those who are held: our edited Horovod
-gives up on 410 (edit "gone-is-final"), a stock one after three tries.
+A member may come here before this daemon has heard of its generation: then its request is held
+until that has happened. A scope that was closed, or is of an earlier generation, answers 410 for
+ever, at once to those who are held: our edited Horovod gives up on 410 (edit "gone-is-final"), a
+stock one after three tries.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import hmac
+import re
+import secrets
+import sys
 from dataclasses import dataclass, field
 
-OK, NOT_FOUND, GONE, TOO_LARGE = 200, 404, 410, 413
+OK, NOT_FOUND, GONE, TOO_LARGE, UNAVAILABLE = 200, 404, 410, 413, 503
 
 HOLD_S = 20.0  # then 404, which makes the client ask again; below Gloo's own time-out of 30 s
 SCOPE_BYTES = 64 << 20  # an address is some 100 bytes, a rank publishes one for each other rank
-OPEN_SCOPES = 32  # one generation needs one; the longest unused makes room
-CLOSED_SCOPES = 1024  # remembered, so that latecomers are told to give up
+EARLY = 1024  # requests held for a generation that this daemon does not know yet
+
+_SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
+
+
+def new_scope(generation: int) -> str:
+    """A name for the rendezvous of ``generation`` that nobody can guess."""
+    return f"g{generation}-{secrets.token_hex(16)}"
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
@@ -43,18 +56,36 @@ class _Scope:
 
 
 class RendezvousStore:
-    """Scopes of keys. A scope opens by its first use. To be used on one event loop only."""
+    """The keys of the newest generation's scope. To be used on one event loop only."""
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self.hold_s = hold_s
-        self._open: OrderedDict[str, _Scope] = OrderedDict()  # longest unused first
-        self._closed: OrderedDict[str, None] = OrderedDict()
+        self._newest = 0  # generation
+        self._scope = ""
+        self._room: _Scope | None = None  # None: closed
+        self._early: set[asyncio.Future[None]] = set()
 
-    def put(self, scope: str, key: str, value: bytes) -> int:
-        """Store a value and answer all who are held for it; 200, 410, or 413 when full."""
-        room = self._use(scope)
-        if room is None:
-            return GONE
+    def announce(self, scope: str) -> None:
+        """Serve ``scope`` from now on, and none of an earlier generation any more."""
+        number = _generation(scope)
+        if number is None or number <= self._newest:
+            return
+        self.close(self._scope)
+        self._newest, self._scope, self._room = number, scope, _Scope()
+        self._look_again()
+
+    async def put(self, scope: str, key: str, value: bytes) -> int:
+        """Store a value and answer all who are held for it; 200, 410, or 413 when full.
+
+        503 when no such generation came up for ``hold_s``: Horovod would take 404 for success.
+        """
+        try:
+            async with asyncio.timeout(self.hold_s):
+                room = await self._enter(scope)
+        except TimeoutError:
+            return UNAVAILABLE
+        if isinstance(room, int):
+            return room
         size = room.size + len(value) - len(room.values.get(key, b""))
         if size > SCOPE_BYTES:
             return TOO_LARGE
@@ -66,62 +97,91 @@ class RendezvousStore:
 
     async def get(self, scope: str, key: str) -> tuple[int, bytes]:
         """200 and the value, waiting for it up to ``hold_s``, then 404; 410 once closed."""
-        room = self._use(scope)
-        if room is None:
-            return GONE, b""
-        if key in room.values:
-            return OK, room.values[key]
-        future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        room.held.setdefault(key, set()).add(future)
         try:
             async with asyncio.timeout(self.hold_s):
-                value = await future
+                room = await self._enter(scope)
+                if isinstance(room, int):
+                    return room, b""
+                value = room.values[key] if key in room.values else await _arrival(room, key)
         except TimeoutError:
             return NOT_FOUND, b""
-        finally:
-            waiting = room.held.get(key)
-            if waiting is not None:
-                waiting.discard(future)
-                if not waiting:
-                    del room.held[key]
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
-        """Forget a key; 200 whether it was there or not, 410 when closed."""
-        room = self._use(scope)
+        """Forget a key; 200 whether it was there or not, 410 when closed, 404 when not open."""
+        room = self._find(scope)
+        if isinstance(room, int):
+            return room
         if room is None:
-            return GONE
+            return NOT_FOUND
         room.size -= len(room.values.pop(key, b""))
         return OK
 
     def close(self, scope: str) -> None:
         """Give a scope up: frees its memory, and everyone is told 410. Idempotent."""
-        self._closed[scope] = None
-        self._closed.move_to_end(scope)
-        while len(self._closed) > CLOSED_SCOPES:
-            self._closed.popitem(last=False)
-        room = self._open.pop(scope, None)
-        for future in [f for held in room.held.values() for f in held] if room else ():
+        if scope != self._scope or self._room is None:
+            return
+        room, self._room = self._room, None
+        for future in [future for held in room.held.values() for future in held]:
             if not future.done():
                 future.set_result(None)
 
     def close_all(self) -> None:
-        """Give all scopes up."""
-        for scope in list(self._open):
-            self.close(scope)
+        """Give all scopes up, those to come too."""
+        self.close(self._scope)
+        self._newest, self._scope = sys.maxsize, ""
+        self._look_again()
 
     @property
-    def scopes(self) -> tuple[str, ...]:
-        """The open scopes, longest unused first."""
-        return tuple(self._open)
+    def held(self) -> int:
+        """How many requests wait for a key, or for a generation to be announced."""
+        waiting = self._room.held.values() if self._room is not None else ()
+        return len(self._early) + sum(map(len, waiting))
 
-    def _use(self, scope: str) -> _Scope | None:
-        """The scope, opened if need be; None when it was closed."""
-        if scope in self._closed:
+    def _find(self, scope: str) -> _Scope | int | None:
+        """The scope, or how to answer; None when its generation is not known yet."""
+        number = _generation(scope)
+        if number is None:
+            return NOT_FOUND
+        if number > self._newest:
             return None
-        if scope not in self._open:
-            while len(self._open) >= OPEN_SCOPES:
-                self.close(next(iter(self._open)))
-            self._open[scope] = _Scope()
-        self._open.move_to_end(scope)
-        return self._open[scope]
+        if self._room is None or not hmac.compare_digest(scope, self._scope):
+            return GONE
+        return self._room
+
+    async def _enter(self, scope: str) -> _Scope | int:
+        """The scope, waiting for its generation without a limit, or how to answer."""
+        while (room := self._find(scope)) is None:
+            if len(self._early) >= EARLY:
+                return UNAVAILABLE
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._early.add(future)
+            try:
+                await future
+            finally:
+                self._early.discard(future)
+        return room
+
+    def _look_again(self) -> None:
+        for future in self._early:
+            if not future.done():
+                future.set_result(None)
+
+
+async def _arrival(room: _Scope, key: str) -> bytes | None:
+    """The value of ``key`` as soon as it comes; None when the scope is closed before."""
+    future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+    room.held.setdefault(key, set()).add(future)
+    try:
+        return await future
+    finally:
+        waiting = room.held.get(key)
+        if waiting is not None:
+            waiting.discard(future)
+            if not waiting:
+                del room.held[key]
+
+
+def _generation(scope: str) -> int | None:
+    match = _SCOPE.fullmatch(scope)
+    return int(match[1]) if match else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
@@ -13,18 +14,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from edl.errors import RendezvousFailed, RingError
-from edl.ring.client import ALIVE, REFUSED, SILENT, fetch, probe, put, rendezvous_path
-from edl.ring.http import BODY_BYTES, DaemonServer, Request
-from edl.ring.rendezvous import OPEN_SCOPES, RendezvousStore, rendezvous_environment
+from edl.ring.client import ALIVE, REFUSED, SILENT, change, fetch, probe, put, rendezvous_path
+from edl.ring.connection import BODY_BYTES
+from edl.ring.http import DaemonServer, Request
+from edl.ring.rendezvous import EARLY, RendezvousStore, new_scope, rendezvous_environment
+from edl.ring.signing import Guard, authorization, http_key
 
 pytestmark = pytest.mark.integration
 
 HERE = "127.0.0.1"
+SCOPE, NEXT = new_scope(1), new_scope(2)
+KEY = http_key("0123456789abcdef" * 4, "digits")
 
 
 @pytest.fixture
 def server() -> Iterator[DaemonServer]:
-    with DaemonServer(HERE, health=lambda: {"worker": 3}) as one:
+    guard = Guard(KEY)
+    guard.worker = 3
+    with DaemonServer(HERE, health=lambda: {"worker": 3}, guard=guard) as one:
+        one.announce(SCOPE)
         yield one
     assert not [t for t in threading.enumerate() if t.name == "edl-http"]
 
@@ -38,7 +46,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 class Client:
     """What Horovod does with a scope."""
 
-    def __init__(self, server: DaemonServer, scope: str = "s3cret") -> None:
+    def __init__(self, server: DaemonServer, scope: str = SCOPE) -> None:
         self.port, self.scope = server.port, scope
 
     def path(self, key: str) -> str:
@@ -68,9 +76,8 @@ def client(server: DaemonServer) -> Client:
     return Client(server)
 
 
-def held(server: DaemonServer, scope: str = "s3cret") -> int:
-    room = server.store._open.get(scope)
-    return sum(map(len, room.held.values())) if room else 0
+def held(server: DaemonServer) -> int:
+    return server.store.held
 
 
 class TestStore:
@@ -99,16 +106,58 @@ class TestStore:
 
     def test_a_key_that_does_not_come_is_404_so_that_the_client_asks_again(self) -> None:
         with DaemonServer(HERE, store=RendezvousStore(hold_s=0.1)) as server:
+            server.announce(SCOPE)
             assert Client(server).get("global/9") == (404, b"")
             assert held(server) == 0
 
-    def test_scopes_know_nothing_of_each_other(self, server: DaemonServer) -> None:
-        one, two = Client(server, "one"), Client(server, "two")
+    def test_the_next_generation_ends_the_one_before(self, server: DaemonServer) -> None:
+        one, two = Client(server), Client(server, NEXT)
         one.put("global/0", b"1")
+        server.announce(NEXT)
         two.put("global/0", b"2")
-        server.close_scope("one")
-        assert one.get("global/0")[0] == 410
+        server.announce(SCOPE)  # late, so it counts for nothing
+        assert one.get("global/0") == one.get("global/1") == (410, b"")
         assert two.get("global/0") == (200, b"2")
+
+    def test_who_comes_before_the_generation_is_known_is_held(
+        self, server: DaemonServer, pool: ThreadPoolExecutor, wait_until: Callable[..., None]
+    ) -> None:
+        early = Client(server, NEXT)
+        answer, stored = pool.submit(early.get, "g/0"), pool.submit(early.put, "g/0", b"here")
+        wait_until(lambda: held(server) == 2)
+        server.announce(NEXT)
+        assert (stored.result(10), answer.result(10)) == (200, (200, b"here"))
+
+    def test_a_scope_of_a_generation_that_does_not_come_is_refused(self) -> None:
+        with DaemonServer(HERE, store=RendezvousStore(hold_s=0.1)) as server:
+            client = Client(server)
+            assert client.get("global/0") == (404, b"")
+            assert client.put("global/0", b"x") == 503  # Horovod takes 404 for success
+            assert (
+                client.send(f"DELETE {client.path('g/0')} HTTP/1.1\r\n\r\n".encode())[9:12]
+                == b"404"
+            )
+
+    @pytest.mark.parametrize("scope", ["", "one", "g1", "g1-", "1-ab", "gx-ab", "g1-xyz", "g-1-ab"])
+    def test_what_is_no_scope_is_not_found(self, server: DaemonServer, scope: str) -> None:
+        assert Client(server, scope).get("global/0") == (404, b"")
+
+    def test_a_guess_is_gone_and_does_no_harm(self, client: Client, server: DaemonServer) -> None:
+        client.put("global/0", b"mine")
+        for guess in (new_scope(1), SCOPE[:-1], SCOPE + "0", f"g01{SCOPE[2:]}"):
+            assert Client(server, guess).put("global/0", b"another's") == 410
+        assert client.get("global/0") == (200, b"mine")
+
+    def test_those_who_come_early_are_bounded(self) -> None:
+        """On the loop itself: a thousand connections would tell nothing more."""
+        store = RendezvousStore(hold_s=0.2)
+
+        async def flood() -> list[int]:
+            puts = [store.put(NEXT, "g/0", b"") for _ in range(EARLY + 3)]
+            return sorted(await asyncio.gather(*puts))
+
+        assert asyncio.run(flood()) == [503] * (EARLY + 3)
+        assert store.held == 0
 
     def test_a_closed_scope_frees_those_who_wait_at_once_and_for_ever(
         self,
@@ -126,14 +175,8 @@ class TestStore:
         assert time.monotonic() - began < 2.0
         assert client.get("global/0") == (410, b"")
         assert client.put("global/0", b"x") == 410
-        assert client.scope not in server.store.scopes
-
-    def test_the_longest_unused_scope_makes_room(self, server: DaemonServer) -> None:
-        for number in range(OPEN_SCOPES + 1):
-            assert Client(server, f"g{number}").put("global/0", b"x") == 200
-        assert len(server.store.scopes) == OPEN_SCOPES
-        assert Client(server, "g0").get("global/0")[0] == 410
-        assert Client(server, "g1").get("global/0")[0] == 200
+        server.announce(client.scope)
+        assert client.get("global/0") == (410, b"")
 
     def test_a_client_that_goes_away_is_not_waited_for(
         self, client: Client, server: DaemonServer, wait_until: Callable[..., None]
@@ -187,9 +230,50 @@ class TestServer:
 
         server.add_route("/echo", echo, "text/plain")
         server.add_route("/echo/fail", fail)
-        assert put(HERE, server.port, "/echo/a?b=c", b"body", 5.0) == (200, b"PUT /echo/a b=c body")
+        assert fetch(HERE, server.port, "/echo/a?b=c", 5.0) == (200, b"GET /echo/a b=c ")
         assert fetch(HERE, server.port, "/echo/fail", 5.0) == (500, b"")
         assert fetch(HERE, server.port, "/health", 5.0)[0] == 200
+        assert put(HERE, server.port, "/echo/a", b"body", 5.0) == (405, b"")
+
+    def test_a_change_must_be_signed_and_counts_once(
+        self, server: DaemonServer, client: Client
+    ) -> None:
+        done: list[bytes] = []
+
+        def act(request: Request) -> tuple[int, bytes]:
+            done.append(request.body)
+            return 200, request.target.encode()
+
+        server.add_route("/act", act, changes=True)
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            text = f"{method} /act/x?y=1 HTTP/1.1\r\nContent-Length: 1\r\n\r\n1"
+            refused = client.send(text.encode())
+            assert refused.startswith(b"HTTP/1.1 401 ")
+        assert done == []
+
+        ask = (HERE, server.port, "/act/x?y=1", 5.0, b"body")
+        assert change(KEY, 3, "POST", *ask) == (200, b"/act/x?y=1")
+        assert done.pop() == b"body"
+        for key, worker in ((http_key("f" * 64, "digits"), 3), (KEY, 4)):
+            assert change(key, worker, "POST", *ask)[0] == 401
+
+        nonce = refused.split(b"WWW-Authenticate: EDL ")[1].split(b"\r\n")[0].decode()
+        signature = authorization(KEY, nonce, 3, "PUT", "/act", b"abc")
+        for body, method, path, status in (
+            (b"abd", "PUT", "/act", b"401"),
+            (b"abc", "POST", "/act", b"401"),
+            (b"abc", "PUT", "/act/x", b"401"),
+            (b"abc", "PUT", "/act", b"200"),
+            (b"abc", "PUT", "/act", b"401"),  # a replay
+        ):
+            head = f"{method} {path} HTTP/1.1\r\nContent-Length: 3\r\nAuthorization: {signature}"
+            assert client.send(head.encode() + b"\r\n\r\n" + body)[9:12] == status
+        assert done == [b"abc"]
+
+    def test_a_server_without_a_key_lets_nobody_change_anything(self) -> None:
+        with DaemonServer(HERE) as server:
+            server.add_route("/act", lambda request: (200, b""), changes=True)
+            assert change(KEY, 3, "POST", HERE, server.port, "/act", 5.0) == (401, b"")
 
     def test_a_port_tells_whether_its_process_lives(self) -> None:
         with DaemonServer(HERE) as server:
@@ -206,6 +290,7 @@ class TestServer:
     ) -> None:
         server = DaemonServer(HERE)
         server.start()
+        server.announce(SCOPE)
         client = Client(server)
         answer = pool.submit(client.get, "global/0")
         wait_until(lambda: held(server) == 1)
@@ -230,7 +315,7 @@ class TestServer:
             (b"PUT /s:1/g/0 HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_BYTES + 1), b"413"),
             (b"GET /%s HTTP/1.1\r\n\r\n" % (b"a" * 9000), b"414"),
             (b"GET / HTTP/1.1\r\nX: %s\r\n\r\n" % (b"a" * 40_000), b"431"),
-            (b"PATCH /s:1/g/0 HTTP/1.1\r\n\r\n", b"405"),
+            (b"PATCH /g1-a:1/g/0 HTTP/1.1\r\n\r\n", b"405"),
             (b"POST /health HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"405"),
             (b"GET http://10.0.0.1:99/health HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
             (b"GET http://10.0.0.1:99 HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
