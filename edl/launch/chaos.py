@@ -160,12 +160,7 @@ class Chaos:
 
     def _do(self, action: Action, member: Member) -> None:
         if action in DOORS:
-            access = self._store.session.access
-            assert access is not None
-            key, path = http_key(access.secret, access.job), f"/chaos/{DOORS[action]}"
-            status, _ = client.change(
-                key, member.id, "POST", member.address, member.port, path, HEALTH_S
-            )
+            status = knock(self._store, member, action)
             if status != 200:
                 raise EdlError(
                     f"w{member.id} refused --{action} with HTTP {status}; "
@@ -307,6 +302,18 @@ def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -
     if action in (Action.KILL, Action.TERM):
         return worker not in current.members
     return True
+
+
+def knock(store: JobStore, member: Member, action: Action) -> int:
+    """Have a worker do ``action`` (one of DOORS) to itself; the HTTP status of its answer.
+
+    Raises:
+        ConnectionRefusedError, RendezvousFailed: it is gone, or does not answer.
+    """
+    access = store.session.access
+    assert access is not None
+    key, path = http_key(access.secret, access.job), f"/chaos/{DOORS[action]}"
+    return client.change(key, member.id, "POST", member.address, member.port, path, HEALTH_S)[0]
 
 
 def send(member: Member, number: signal.Signals) -> None:

@@ -19,7 +19,7 @@ from edl.coordination.store import JobStore
 from edl.core.chaos import Action, Order, Worker, choose
 from edl.core.facts import JobState, Member, Snapshot, Stage
 from edl.errors import CoordinationError, RingError
-from edl.launch.chaos import DOORS, is_process_of, send
+from edl.launch.chaos import DOORS, is_process_of, knock, send
 from edl.ring import client
 
 POLL_S = 0.05
@@ -125,9 +125,7 @@ class Striker:
 
     def _do(self, action: Action, member: Member, for_s: float) -> None:
         if action in DOORS:
-            status, _ = client.post(
-                member.address, member.port, f"/chaos/{DOORS[action]}", HEALTH_S
-            )
+            status = knock(self.store, member, action)
             assert status == 200, f"w{member.id} answered {status}"
         elif action is Action.FREEZE:
             send(member, signal.SIGSTOP)
