@@ -33,7 +33,7 @@ def test_every_named_point_has_its_death() -> None:
 def test_leader_worker_and_newcomer(tmp_path: Path, zk_hosts: str) -> None:
     """One at a time; the ring is whole again in between."""
     faults = [[fault("reduced", "leader")], [fault("broadcast", "new")], [fault("gradient")]]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults) as job:
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
         job.wait_for_strikes()
         job.prove()
 
@@ -135,7 +135,7 @@ AT_ONCE: dict[str, Groups] = {
 def test_several_at_once(faults: Groups, tmp_path: Path, zk_hosts: str) -> None:
     joins = any(one["role"] == "new" for group in faults for one in group)
     np = 3 if joins else 4
-    with ordeal(tmp_path, zk_hosts, np=np, max_np=4, faults=faults) as job:
+    with ordeal(tmp_path, zk_hosts, np=np, max_np=4, faults=faults, epochs=4) as job:
         job.wait_for_step(5)
         if joins:
             job.scale(4)

@@ -1,0 +1,63 @@
+"""`edl chaos` on a job that trains: each fault is told with its recovery, and harms nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from jobs import EDL
+from ordeal import Ordeal, ordeal
+
+OPEN = {"EDL_CHAOS": "1"}
+
+pytestmark = [pytest.mark.chaos, pytest.mark.chaos_short]
+
+
+def test_faults_and_what_they_caused(tmp_path: Path, zk_hosts: str) -> None:
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, epochs=4, environment=OPEN) as job:
+        before = job.wait_for_size(3)
+        (kill,) = struck(job, "--kill", f"leader@step={before['step'] + 5}")
+        assert kill["leader"]
+        assert kill["step"] >= before["step"] + 5
+        assert kill["worker"] == before["leader"]
+        assert kill["generation"] > before["generation"]
+        assert {"wait_s", "init_s", "broadcast_s"} <= kill["parts"].keys()
+        assert kill["stall_s"] > 0
+
+        every = ["--every", "500ms", "--count", "4", "--seed", "5", "--for", "1s"]
+        what = ["--cut", "worker", "--expire-session", "leader", "--freeze", "worker"]
+        faults = struck(job, *what, *every)
+        assert len(faults) == 4
+        assert {fault["action"] for fault in faults} <= {"cut", "expire-session", "freeze"}
+        job.prove()
+
+
+def struck(job: Ordeal, *words: str) -> list[dict[str, object]]:
+    """What `edl chaos` tells of its faults, all of which the job must recover from."""
+    told = [json.loads(line) for line in job.edl("chaos", "--json", *words).splitlines()]
+    assert all(fault["recovered"] for fault in told), job.story(f"{told}")
+    return told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nobody-has-this-job", "--kill", "boss"], "--kill 'boss' names nobody: write leader"),
+        (["nobody-has-this-job"], "nothing to do; give at least one of --kill"),
+        (["nobody-has-this-job", "--kill", "w1", "--count", "2"], "--count needs --every"),
+        (["nobody-has-this-job", "--kill", "w1", "--limit", "now"], "--limit 'now' is no duration"),
+        (["nobody-has-this-job", "--kill", "w1"], "there is no job named 'nobody-has-this-job'"),
+    ],
+)
+def test_what_cannot_be_done_gets_a_sentence(
+    words: list[str], message: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    environment = Ordeal(tmp_path, zk_hosts).environment
+    done = subprocess.run(
+        [EDL, "chaos", *words], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"edl: {message}"), done.stderr
+    assert done.stderr.count("\n") == 1
