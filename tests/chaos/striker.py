@@ -51,16 +51,18 @@ class Striker:
         before = len(self.struck)
         while count is None or len(self.struck) - before < count:
             pause = self._random.uniform(0, 2 * self.mean_pause_s)
-            action = self._random.choices(*zip(*self.actions.items(), strict=True))[0]
-            order = Order(action, self._random.choice(TARGETS))
+            order = Order(self._action(), self._random.choice(TARGETS))
             if not self._wait(time.monotonic() + pause, deadline):
                 break
             while not self._once(order, *self._facts()):
                 if not self._wait(time.monotonic() + POLL_S, deadline):
                     return len(self.struck) - before
-                if order.target == "newcomer":  # there may be none for long
-                    order = Order(action, "worker")
+                # There may be no newcomer for long, and the leader may be a veteran.
+                order = Order(self._action(), self._random.choice(TARGETS))
         return len(self.struck) - before
+
+    def _action(self) -> Action:
+        return self._random.choices(list(self.actions), list(self.actions.values()))[0]
 
     def thaw_all(self) -> None:
         """Nobody stays frozen."""
