@@ -11,7 +11,8 @@ applies decides:
    one before it, with those who were to leave.
 4. A generation that was announced is adopted by all its members before the next one. Only the
    death of one of its newcomers replaces it earlier: they hold no state, so nothing is lost.
-   Leavers whose replacement died stay.
+   Leavers whose replacement died stay. At a start and after a break there is no ring to go on
+   meanwhile: then the others fail to build theirs, and report it.
 5. Workers that are asked to leave, that the plan no longer wants, or that are ready, change
    places in one switch. Newcomers that come up together are waited for, briefly. Nobody is
    dropped for being absent from ZooKeeper: either it comes back, or the ring breaks.
@@ -116,7 +117,7 @@ def _decide(now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozense
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
     lost = tuple(w for w in current.joined if w not in alive)
     breaking = any(s.id not in (*alive, *absent, *lost) for s in ring)  # it will report
-    if lost and not breaking and not _switched(now, current):
+    if lost and current.previous and not breaking and not _switched(now, current):
         return _replace_newcomers(now, current, alive, lost, term)
     if waiting:
         return Decision(f"generation {current.number} waits for {_names(waiting)} to switch")
@@ -268,17 +269,13 @@ def _replace_newcomers(
     leavers.sort(key=lambda w: alive[w].stage is Stage.LEAVING)
     back = leavers[: max(0, short)]
     seats = (
-        (
-            *(seat for seat in current.previous if seat.id in old or seat.id in back),
-            *(seat for seat in current.seats if seat.id in joined),
-        )
-        if current.previous
-        else tuple(seat for seat in current.seats if seat.id not in lost)
+        *(seat for seat in current.previous if seat.id in old or seat.id in back),
+        *(seat for seat in current.seats if seat.id in joined),
     )
     reason = f"{_names(lost)} died before joining generation {current.number}"
     if back:
         reason += f"; {_names(back)} cannot leave yet"
-    root = current.sync_root if current.sync_root not in lost else seats[0].id
+    root = current.sync_root  # an old member
     left = tuple(worker for worker in current.left if worker not in back)
     return Decision(
         reason,

@@ -357,10 +357,16 @@ def test_a_report_that_is_answered_does_not_count_again() -> None:
     waits(decided(now), "generation 8 waits for w0, w1 to switch")
 
 
-def test_who_was_behind_and_dies_in_the_repair_is_left_out() -> None:
-    repair = ring(A, B, number=8, joined=(1,))
-    new = made(decided(job_of(broke(A, 40), broke(B, 39), generation=repair), dead=(1,)))
-    assert (new.number, new.members, new.joined, new.previous) == (9, (0,), (), ())
+def test_without_a_ring_to_go_on_a_death_is_a_break() -> None:
+    """Some may have built the ring and taken a step in it: only a roll-call can tell."""
+    start = ring(A, B, C, number=8, joined=(0, 1, 2))
+    now = job_of(newcomer(0), newcomer(1), newcomer(2), generation=start)
+    decision = decided(now, dead=(2,))
+    assert decision.generation is None
+    assert decision.evict == {2: "its port is refused"}, "which cuts the ring that is being built"
+    reports = (broke(newcomer(0), 0, 8), broke(newcomer(1), 1, 8))
+    new = made(decided(replace(now, members=reports, evicted=decision.evict)))
+    assert (new.members, new.sync_root, new.joined) == ((0, 1), 1, (0,))
 
 
 # --- 5. planned changes ---
