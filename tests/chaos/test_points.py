@@ -143,6 +143,15 @@ def test_several_at_once(faults: Groups, tmp_path: Path, zk_hosts: str) -> None:
         job.prove()
 
 
+def test_below_min_np(tmp_path: Path, zk_hosts: str) -> None:
+    """The survivors complete their step and pause until a replacement has joined; then again."""
+    faults = [[fault("reduced", size=3)], [fault("gradient", "leader", size=3)]]
+    with ordeal(tmp_path, zk_hosts, np=3, min_np=3, max_np=3, faults=faults, epochs=2) as job:
+        job.wait_for_strikes()
+        reports = job.prove()
+    assert all(ring["size"] == 3 for report in reports for ring in report["rings"][-1:])
+
+
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_at_the_end_of_training(role: str, tmp_path: Path, zk_hosts: str) -> None:
     """The job has finished. That a worker died before its script's last line is told all the same,

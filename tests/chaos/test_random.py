@@ -14,6 +14,7 @@ from edl.core.chaos import Action
 pytestmark = [pytest.mark.chaos]
 
 FAULTS = 25
+EPOCHS = 80  # divided by the workers: the fewer there are, the longer the wait for a newcomer
 LIMIT_S = 400.0  # for all faults of a run to strike; newcomers come up slowly on a busy machine
 ACTIONS = {Action.KILL: 0.7, Action.FREEZE: 0.15, Action.TERM: 0.1, Action.CUT: 0.05}
 SHORT = (9, 3, 0, (0.1, 2.0))
@@ -65,7 +66,7 @@ def endure(
         max_np=workers,
         num_workers=num_workers,
         step_delay_s=0.05,
-        epochs=15 if faults == FAULTS else 6,
+        epochs=EPOCHS // workers if faults == FAULTS else 6,
         environment={"EDL_CHAOS": "1"},
     ) as job:
         job.wait_for_step(3)
