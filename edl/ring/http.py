@@ -13,6 +13,7 @@ It listens with a deep backlog: all ranks of a ring connect at once.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import re
@@ -94,6 +95,12 @@ class DaemonServer:
                 f"cannot listen on {self.address}:{self._wanted_port}: {error.strerror}; "
                 "check EDL_ADDRESS, it must be an address of this machine"
             ) from error
+        if ipaddress.ip_address(listener.getsockname()[0]).is_unspecified:
+            listener.close()
+            raise RingError(
+                f"{self.address!r} means every network of this machine; set EDL_ADDRESS to the one "
+                "address at which the other workers of the job reach it"
+            )
         self._socket = listener
         self._loop = asyncio.new_event_loop()
         ready = threading.Event()

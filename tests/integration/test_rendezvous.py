@@ -304,6 +304,12 @@ class TestServer:
         with pytest.raises(RingError, match="cannot listen on"):
             DaemonServer(HERE, server.port).start()
 
+    @pytest.mark.parametrize("address", ["", "0", "0.0.0.0", "::"])
+    def test_it_never_listens_on_every_network(self, address: str) -> None:
+        with pytest.raises(RingError, match="every network of this machine"):
+            DaemonServer(address).start()
+        gc.collect()
+
     @pytest.mark.parametrize(
         ("text", "status"),
         [
