@@ -15,7 +15,7 @@ demo: setup ## a job on real data that grows and shrinks while it trains
 	@$(PYTHON_BIN) examples/demo.py
 
 test: setup lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
-	$(PYTEST) $(wildcard tests/unit tests/property tests/integration)
+	$(PYTEST) $(wildcard tests/unit tests/property tests/integration) -m "not chaos"
 	$(PYTEST) tests/chaos -m chaos_short
 
 lint: setup ## ruff: rules and formatting
@@ -40,6 +40,7 @@ integration: setup ## real ZooKeeper, real Horovod, real processes
 
 chaos: setup ## kills, stops and cuts at chosen and at seeded random moments
 	$(PYTEST) tests/chaos
+	$(PYTEST) tests/integration -m chaos
 
 soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5" for a shorter one
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)

@@ -53,6 +53,8 @@ class Job:
             "XDG_CACHE_HOME": str(directory / "cache"),
             "OMP_NUM_THREADS": "1",
         }
+        self.here: Sequence[str] = ()  # words before `edl run`: where it runs
+        self.there: Sequence[str] = ()  # the same for all other verbs
         self._output = directory / f"{self.name}.output"
         self._process: subprocess.Popen[bytes] | None = None
         self._newest: Status | None = None
@@ -73,7 +75,7 @@ class Job:
     ) -> None:
         """`edl run` with more ``options``; returns at once."""
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
-        verb = [EDL, "run", *limits, *options, "--job", self.name]
+        verb = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
         command = [*verb, sys.executable, script, *arguments]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -90,7 +92,7 @@ class Job:
     def edl(self, verb: str, *arguments: str) -> str:
         """Another verb for this job, which must succeed; its standard output."""
         done = subprocess.run(
-            [EDL, verb, self.name, *arguments],
+            [*self.there, EDL, verb, self.name, *arguments],
             capture_output=True,
             text=True,
             env=self.environment,
@@ -130,7 +132,7 @@ class Job:
         environment = {k: v for k, v in self.environment.items() if k != MARK}
         while not self._closing and self._process is not None and self._process.poll() is None:
             with subprocess.Popen(
-                [EDL, "status", self.name, "--watch", "--json"],
+                [*self.there, EDL, "status", self.name, "--watch", "--json"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # at first the job is not written down yet
                 text=True,

@@ -119,7 +119,7 @@ class Trial(Job):
     def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A verb for this job that may fail."""
         return subprocess.run(
-            [EDL, verb, self.name, *arguments],
+            [*self.there, EDL, verb, self.name, *arguments],
             capture_output=True,
             text=True,
             env=self.environment,

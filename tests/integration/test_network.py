@@ -1,0 +1,162 @@
+"""Workers on hosts of their own, and a network that cuts, delays and loses what they say.
+
+ZooKeeper is on a host of its own, so a host that is cut off is cut off from it, too. A cut is
+silence: no reset tells anybody that a connection is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import EDL
+from net import Net
+from trial import Trial, trial
+from zoo import Server
+
+from edl.errors import RingError
+from edl.ring.client import fetch
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+HOSTS = ("a", "b", "c")
+SESSION_S = 3.0
+
+
+@contextmanager
+def hosts_that_train(
+    directory: Path, session_s: float = SESSION_S, **settings: Any
+) -> Iterator[tuple[Net, Trial]]:
+    """One worker on each of three hosts, which train."""
+    with Net("zk", *HOSTS) as net:
+        server = Server(
+            directory / "zookeeper",
+            2181,
+            net.address("zk"),
+            enter=net.enter("zk"),
+            inside=lambda function: net.inside("zk", function),
+        )
+        options = ["--host", "a", "--address", net.address("a"), "--slots", "1"]
+        environment = {"EDL_SESSION_TIMEOUT_S": str(session_s)}
+        with (
+            server,
+            trial(
+                directory,
+                server.hosts,
+                np=1,
+                max_np=3,
+                here=net.enter("a"),
+                there=net.enter("zk"),
+                options=options,
+                environment=environment,
+                **settings,
+            ) as job,
+        ):
+            job.wait_for_step(1)
+            agents = [join(net, job, host) for host in HOSTS[1:]]
+            try:
+                job.wait(lambda now: len(now["hosts"]) == 3, "3 hosts")
+                job.scale(3)
+                job.wait_for_size(3)
+                yield net, job
+            finally:
+                job.close()
+                for agent in agents:
+                    agent.wait(10)
+
+
+def join(net: Net, job: Trial, host: str) -> subprocess.Popen[bytes]:
+    """`edl join` on ``host``. Its address is found by the way to ZooKeeper."""
+    words = [EDL, "join", "--job", job.name, "--host", host, "--slots", "1"]
+    with (job.directory / f"{host}.output").open("wb") as output:
+        return subprocess.Popen(
+            [*net.enter(host), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=job.environment,
+            cwd=job.directory,
+            start_new_session=True,
+        )
+
+
+def health(net: Net, host: str) -> dict[str, Any]:
+    """What the worker on ``host`` says of itself, asked there."""
+
+    def look() -> dict[str, Any]:
+        for address, port in sorted(net.listening(host)):
+            with contextlib.suppress(OSError, RingError, ValueError):  # Gloo's speak no HTTP
+                _, body = fetch(address, port, "/health", 2.0)
+                return dict(json.loads(body))
+        raise AssertionError(f"no worker on {host} answers")
+
+    return net.inside(host, look)
+
+
+CUTS = [
+    pytest.param("leader", {}, id="leader-both-ways"),
+    pytest.param("plain", {"into": False}, id="plain-out", marks=pytest.mark.chaos),
+    pytest.param("plain", {"out": False}, id="plain-into", marks=pytest.mark.chaos),
+]
+
+
+@pytest.mark.parametrize(("role", "way"), CUTS)
+def test_a_host_that_is_cut_off_does_not_train_and_comes_back(
+    role: str, way: dict[str, bool], tmp_path: Path
+) -> None:
+    with hosts_that_train(tmp_path) as (net, job):
+        for host in HOSTS:
+            assert {address for address, _ in net.listening(host)} == {net.address(host)}
+        name = job.leader() if role == "leader" else job.plain()
+        host = job.members(name)[name]["host"]
+        net.cut(host, **way)
+        now = job.wait(lambda now: now["given_up"], "a worker given up")
+        assert list(now["given_up"]) == [name]
+        assert f"{name} (rank " in now["given_up"][name]
+        assert f"host {host}) left ZooKeeper" in now["given_up"][name]
+        job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
+        job.wait_for_progress()
+        stood = health(net, host)
+        job.wait_for_progress()
+        assert (stood["worker"], stood["step"]) == (name, health(net, host)["step"])
+        net.heal()
+        job.wait_for_size(3)
+        others = job.prove(workers=3)
+        told = (tmp_path / f"{host}.output").read_text() if host != "a" else job.output()
+        assert f"worker {name} was given up by the leader" in told
+    gaps = [pause["seconds"] for r in others if len(r["rings"]) > 3 for pause in r["pauses"]]
+    print(f"cut off ({role}, {way}): longest pauses {sorted(gaps)[-3:]}, session {SESSION_S:g} s")
+
+
+@pytest.mark.chaos
+def test_a_short_cut_changes_nothing(tmp_path: Path) -> None:
+    with hosts_that_train(tmp_path, session_s=20.0) as (net, job):
+        before = job.wait_for_progress(1)
+        net.cut("b")
+        time.sleep(3.0)
+        net.heal()
+        job.wait_for_progress()
+        assert job.status()["generation"] == before["generation"]
+        job.prove(workers=3)
+        assert not job.events("evicted")
+
+
+@pytest.mark.chaos
+def test_a_slow_network_that_loses_packets(tmp_path: Path) -> None:
+    with hosts_that_train(tmp_path, session_s=6.0, samples=240, epochs=10) as (net, job):
+        net.every_link(delay_s=0.05, loss=0.01)
+        job.slow.unlink()
+        job.scale(2)
+        job.wait_for_size(2)
+        job.scale(3)
+        job.wait_for_size(3)
+        reports = job.prove(workers=3)
+        assert not job.events("evicted")
+    print(f"50 ms and 1 %: {[len(report['pauses']) for report in reports]} pauses")

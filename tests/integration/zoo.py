@@ -1,0 +1,141 @@
+"""ZooKeeper servers that a test may kill, freeze, start again and put where it likes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from edl.coordination.local_server import _command
+
+START_S = 60.0
+CONFIGURATION = """\
+tickTime=500
+initLimit=20
+syncLimit=10
+maxSessionTimeout=60000
+dataDir={directory}
+clientPort={port}
+clientPortAddress={address}
+maxClientCnxns=0
+admin.enableServer=false
+4lw.commands.whitelist=ruok,srvr
+"""
+
+
+class Server:
+    """One ZooKeeper server; a context manager. ``peers``: the ``server.N`` lines of an ensemble.
+
+    ``enter``: words before its command; ``inside``: calls a function where it can be reached.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        port: int,
+        address: str = "127.0.0.1",
+        number: int = 1,
+        peers: Sequence[str] = (),
+        enter: Sequence[str] = (),
+        inside: Callable[[Callable[[], str]], str] = lambda function: function(),
+    ) -> None:
+        self.hosts = f"{address}:{port}"
+        self._directory, self._address, self._port = directory, address, port
+        self._enter, self._inside = enter, inside
+        directory.mkdir()
+        (directory / "myid").write_text(str(number))
+        lines = [CONFIGURATION.format(directory=directory, port=port, address=address), *peers]
+        self._configuration = directory / "zoo.cfg"
+        self._configuration.write_text("\n".join(lines) + "\n")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.kill()
+
+    def start(self, wait: bool = True) -> None:
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._enter, *_command(os.environ, self._directory), str(self._configuration)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._directory,
+            )
+        if wait:
+            self.wait_until_it_serves()
+
+    def wait_until_it_serves(self) -> None:
+        deadline = time.monotonic() + START_S
+        while "Mode:" not in self._inside(self._ask):
+            assert time.monotonic() < deadline, (self._directory / "log").read_text()[-3000:]
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End it as `kill -9` does; what it wrote stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def leads(self) -> bool:
+        return "Mode: leader" in self._inside(self._ask)
+
+    def _ask(self) -> str:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((self._address, self._port), timeout=1) as connection,
+        ):
+            connection.sendall(b"srvr")
+            parts = []
+            while part := connection.recv(4096):
+                parts.append(part)
+            return b"".join(parts).decode(errors="replace")
+        return ""
+
+
+@contextmanager
+def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
+    """So many servers that together are one ZooKeeper; one alone is a standalone server."""
+    ports = iter(_free_ports(3 * size))
+    clients = [next(ports) for _ in range(size)]
+    peers = [
+        f"server.{number}=127.0.0.1:{next(ports)}:{next(ports)}" for number in range(1, size + 1)
+    ]
+    servers = [
+        Server(directory / f"zoo{number}", port, number=number, peers=peers if size > 1 else ())
+        for number, port in enumerate(clients, 1)
+    ]
+    with ExitStack() as stack:
+        for server in servers:
+            server.start(wait=False)
+            stack.push(server)
+        for server in servers:
+            server.wait_until_it_serves()
+        yield tuple(servers)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
