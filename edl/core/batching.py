@@ -24,7 +24,7 @@ def average_correction(batch_size: int, size: int, total: int) -> float:
     """b * size / N: what all workers multiply Horovod's average by afterwards.
 
     Raises:
-        DataError: N is 0; such a step must not happen, for an epoch ends with its last sample.
+        DataError: N is 0; such a step has no update.
     """
     if total <= 0:
         raise DataError(f"a step of {size} workers has {total} samples")

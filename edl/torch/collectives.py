@@ -90,9 +90,10 @@ class TorchCollectives:
 
 
 @waits("exchanging the state with the others")
-def broadcast_in_place(tensor: torch.Tensor, root: int, name: str) -> None:
-    """Overwrite ``tensor`` with that of the rank ``root``."""
-    guarded(hvd.broadcast_, tensor, root, name=name)
+def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
+    """Start overwriting ``tensor`` with that of the rank ``root``; then :func:`finish`."""
+    handle: int = guarded(hvd.broadcast_async_, tensor, root, name=name)
+    return handle
 
 
 def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
@@ -115,7 +116,7 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
 
 
 @waits("waiting for the gradients of the others")
-def average_finish(handle: int) -> torch.Tensor:
-    """Wait for :func:`average_start`; returns its output."""
+def finish(handle: int) -> torch.Tensor:
+    """Wait for what was started; returns its output."""
     output: torch.Tensor = guarded(hvd.synchronize, handle)
     return output

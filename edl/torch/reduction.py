@@ -22,7 +22,7 @@ from edl.daemon import points
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
-from edl.torch.collectives import WIRE_DTYPE, average_finish, average_start
+from edl.torch.collectives import WIRE_DTYPE, average_start, finish
 
 
 @dataclass
@@ -78,8 +78,7 @@ class GradientReduction:
                 superseded = worker.recover(error)
                 self._forget_flights()
                 if superseded:
-                    for parameter in self._names:
-                        parameter.grad = None
+                    self._drop()
                     break
         self._done_step = worker.begun
         points.reached("reduced")
@@ -88,8 +87,11 @@ class GradientReduction:
         """Average all gradients over the ring, or change none of them."""
         worker = self._worker
         records = worker.records()
+        total = global_samples(records)
         if worker.ring.alone:
-            return  # the mean over the batch is what backward has computed
+            if total == 0:
+                self._drop()
+            return  # else the mean over the batch is what backward has computed
         self._send_missing()
         if self._broken is not None:
             raise self._broken
@@ -97,15 +99,26 @@ class GradientReduction:
         for parameter, average in averages.items():
             self._take_over(parameter, average)
         self._in_flight.clear()
-        correction = average_correction(worker.batch_size, len(records), global_samples(records))
+        if total == 0:
+            self._drop()
+            return
+        correction = average_correction(worker.batch_size, len(records), total)
         if correction != 1.0:
             torch._foreach_mul_([p.grad for p in averages if p.grad is not None], correction)
+
+    def _drop(self) -> None:
+        """Leave no gradient, so that the optimizer changes nothing.
+
+        For a step that others have completed, or in which those who had samples have died.
+        """
+        for parameter in self._names:
+            parameter.grad = None
 
     def _forget_flights(self) -> None:
         """Let Horovod forget what was under way in a ring that is gone."""
         for flight in self._in_flight.values():
             with contextlib.suppress(CollectiveFailed):
-                average_finish(flight.handle)
+                finish(flight.handle)
         self._in_flight.clear()
         self._broken = None
 
@@ -174,7 +187,7 @@ class GradientReduction:
                 self._send(parameter)
 
     def _wait(self, flight: _InFlight) -> torch.Tensor:
-        average: torch.Tensor = self._guard(average_finish, flight.handle)
+        average: torch.Tensor = self._guard(finish, flight.handle)
         return average
 
     def _take_over(self, parameter: torch.nn.Parameter, average: torch.Tensor) -> None:

@@ -18,10 +18,10 @@ from edl.daemon.position import Receive
 from edl.errors import CheckpointError, RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.torch.capture import Copier, check_model, to_tensors
-from edl.torch.collectives import broadcast_in_place
+from edl.torch.collectives import broadcast_start, finish
 from edl.torch.reduction import optimizer_parameters
 
-PIECE_BYTES = 64 * 2**20
+LARGE_BYTES = 2**18  # a tensor of this size is worth a collective of its own
 
 
 @runtime_checkable
@@ -91,13 +91,11 @@ class TorchReplica:
         description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
         references = sorted(_references(description), key=lambda reference: reference.index)
         try:
-            if sending:
-                _broadcast(references, tensors, root, sending=True)
-                return
-            received = _broadcast(references, None, root, sending=False)
+            keep = receive is not Receive.NOTHING
+            received = _broadcast(references, tensors if sending else None, root, keep)
         except CollectiveFailed as error:
             raise RingBroken(ring.generation, str(error)) from error
-        if receive is not Receive.NOTHING:
+        if keep and not sending:
             self._load(_fill(description, received), receive)
 
     def capture(self) -> Any:
@@ -203,42 +201,66 @@ def _broadcast(
     references: Iterable[_Reference],
     tensors: list[torch.Tensor] | None,
     root: int,
-    sending: bool,
+    keep: bool,
 ) -> dict[int, torch.Tensor]:
-    """Send or receive the tensors as bytes, many in one piece; returns them by index."""
-    received: dict[int, torch.Tensor] = {}
-    for number, piece in enumerate(_pieces(references)):
-        device = _own_device(piece[0].device)
-        if sending:
-            assert tensors is not None
-            flat = torch.cat([_as_bytes(tensors[reference.index]) for reference in piece])
+    """Send ``tensors``, or take part; returns those received by index, if they are to be kept.
+
+    Everything is under way at once. A large tensor goes as it is, without a copy on either
+    side; small ones share a piece. Who has the state already lets all of it run into one
+    scratch buffer: touching new memory would cost it more than the transfer.
+    """
+    pieces = list(_pieces(references))
+    buffers: list[torch.Tensor] = []
+    handles: list[int] = []
+    scratch: dict[str, torch.Tensor] = {}
+    for number, piece in enumerate(pieces):
+        size, kind = sum(_size(reference) for reference in piece), piece[0].device
+        if tensors is not None:
+            parts = [_as_bytes(tensors[reference.index]) for reference in piece]
+            flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        elif keep:
+            flat = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
         else:
-            flat = torch.empty(sum(_size(r) for r in piece), dtype=torch.uint8, device=device)
-        broadcast_in_place(flat, root, f"edl.state.{number}")
+            if kind not in scratch or len(scratch[kind]) < size:
+                scratch[kind] = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
+            flat = scratch[kind][:size]
+        buffers.append(flat)
+        handles.append(broadcast_start(flat, root, f"edl.state.{number}"))
+    failures: list[CollectiveFailed] = []
+    for handle in handles:  # all of them, so that Horovod lets go of all buffers
+        try:
+            finish(handle)
+        except CollectiveFailed as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    received: dict[int, torch.Tensor] = {}
+    for piece, flat in zip(pieces, buffers, strict=True) if keep and tensors is None else ():
         start = 0
-        for reference in piece if not sending else ():
+        for reference in piece:
             stop = start + _size(reference)
-            # A copy of its own: a view must be aligned to its type, and would keep the piece alive.
-            own = flat[start:stop].clone()
+            # In a shared piece a copy of its own: a view must be aligned to its type.
+            own = flat if len(piece) == 1 else flat[start:stop].clone()
             received[reference.index] = own.view(reference.dtype).reshape(reference.shape)
             start = stop
     return received
 
 
 def _pieces(references: Iterable[_Reference]) -> Iterator[list[_Reference]]:
-    """Group non-empty tensors of one device into pieces of about PIECE_BYTES."""
-    piece: list[_Reference] = []
+    """Large tensors alone, the others together; empty ones are not sent."""
+    small: list[_Reference] = []
     size = 0
     for reference in sorted(references, key=lambda r: (r.device, r.index)):
-        if _size(reference) == 0:
-            continue
-        if piece and (size + _size(reference) > PIECE_BYTES or piece[0].device != reference.device):
-            yield piece
-            piece, size = [], 0
-        piece.append(reference)
-        size += _size(reference)
-    if piece:
-        yield piece
+        if _size(reference) >= LARGE_BYTES:
+            yield [reference]
+        elif _size(reference) > 0:
+            if small and (size >= LARGE_BYTES or small[0].device != reference.device):
+                yield small
+                small, size = [], 0
+            small.append(reference)
+            size += _size(reference)
+    if small:
+        yield small
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
