@@ -34,6 +34,7 @@ from edl.ring.signing import Guard, http_key
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.5  # how often facts are read although no watch has fired
+GATHER_S = 0.005  # news comes in bursts: one look for all of it
 BREAKING_PERIOD_S = 0.05  # the same while the ring is broken
 PROBE_TIMEOUT_S = 0.5
 
@@ -208,7 +209,8 @@ class Daemon:
     def _run(self) -> None:
         away_since: float | None = None
         while not self._stopping:
-            self._wake.wait(self._period_s)
+            if self._wake.wait(self._period_s):
+                time.sleep(GATHER_S)
             self._wake.clear()
             try:
                 self._turn()

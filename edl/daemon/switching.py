@@ -367,13 +367,15 @@ class Switching:
         points.reached("built")
         self.generation = generation
         self._position.adopt(generation.members)
-        self._daemon.set_stage(Stage.ACTIVE, generation.number)
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False
             else:
                 self._synchronise(generation)
-        return built, time.monotonic()
+        synchronised = time.monotonic()
+        # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
+        self._daemon.set_stage(Stage.ACTIVE, generation.number)
+        return built, synchronised
 
     def _synchronise(self, generation: Generation) -> None:
         """Bring everybody to the sync root's position, and those who need it to its state.

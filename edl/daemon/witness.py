@@ -24,6 +24,7 @@ from edl.errors import CoordinationError
 from edl.ring.client import ALIVE, REFUSED, SILENT, Health, ask_all
 
 ASK_TIMEOUT_S = 0.5
+SWITCH_S = 0.5  # a switch in which nobody has failed takes less
 FROZEN_S = 1.0  # no step for this long, and for this many usual steps: the ring stands still
 FROZEN_STEPS = 5
 
@@ -38,6 +39,7 @@ class Witness:
         self._mailbox = mailbox
         self._worker = worker
         self._since = time.monotonic()
+        self._announced = (0, 0.0)  # the newest generation and when it was first seen
         self._own_activity = activity
 
     def dead(self, snapshot: Snapshot) -> dict[int, str]:
@@ -51,6 +53,8 @@ class Witness:
         seats = _seats(snapshot.generation)
         if not _settled(snapshot.generation, members):
             asked |= {seat.id: (seat.address, seat.port) for seat in seats.values()}
+            if self._just_announced(snapshot.generation) and not _in_doubt(seats, members):
+                asked = {w: at for w, at in asked.items() if w not in seats}
         for worker in (self._worker, *snapshot.evicted):
             asked.pop(worker, None)
         dead: dict[int, str] = {}
@@ -94,6 +98,13 @@ class Witness:
         ]
         return stall.judge(reports, quiet_s, progress.step, self._config.stall_limit_s)
 
+    def _just_announced(self, generation: Generation | None) -> bool:
+        """Whether a switch is so young that to ask its members would only slow it down."""
+        number = generation.number if generation is not None else 0
+        if number != self._announced[0]:
+            self._announced = (number, time.monotonic())
+        return time.monotonic() - self._announced[1] < SWITCH_S
+
     def _placed(self, worker: int, snapshot: Snapshot) -> str:
         seat = _seats(snapshot.generation).get(worker)
         rank = snapshot.generation.rank_of(worker) if snapshot.generation else None
@@ -111,6 +122,15 @@ class Witness:
 
 def _seats(generation: Generation | None) -> dict[int, Seat]:
     return {s.id: s for s in (*generation.seats, *generation.previous)} if generation else {}
+
+
+def _in_doubt(seats: Mapping[int, Seat], members: Mapping[int, Member]) -> bool:
+    """Whether somebody has left ZooKeeper, or reports a ring as broken that it is in."""
+    return any(
+        worker not in members
+        or ((broken := members[worker].broken) and broken.generation >= members[worker].generation)
+        for worker in seats
+    )
 
 
 def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bool:
