@@ -6,6 +6,7 @@ survives a ZooKeeper that is away, and the workers survive it: they train on wit
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -196,6 +197,11 @@ class Agent:
             last_line = self._output.finish(ended.launch)
             self._update(ended.launch, exit_code=ended.exit_code, exited=now, last_line=last_line)
             self._changed.set()  # judge it by what ZooKeeper says now
+            gone = next((p.worker for p in self._processes if p.launch == ended.launch), None)
+            if gone is not None:
+                # It is dead, whatever its session says: the leader need not wait for that.
+                with contextlib.suppress(CoordinationError, UnknownJob):
+                    self._store.remove_member(gone)
 
     def _read(self, now: float) -> Snapshot | None:
         """The facts, read anew when they may have changed; None while ZooKeeper is away."""
@@ -427,7 +433,15 @@ class Agent:
         self._output.note(f"job {job.name} {job.state}: {job.reason or 'no reason given'}")
         if job.state is JobState.FAILED:
             return job.exit_code or 1
-        late = [p for p in self._processes if p.failed and p.exit_code]
+        # Who died while it trained was replaced, or was not needed any more: that is no failure.
+        late = [
+            p
+            for p in self._processes
+            if p.failed
+            and p.exit_code
+            and p.seated
+            and (p.departing is not None or (p.exited or 0.0) >= self._state_since)
+        ]
         if job.state is JobState.FINISHED and late:
             code = late[0].exit_code or 1
             self._output.note(f"after that, {late[0].name} {how(code)}")

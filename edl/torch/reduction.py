@@ -63,13 +63,13 @@ class GradientReduction:
             UsageError: no batch was handed out for this step.
         """
         worker = self._worker
-        if self._reduced or worker.rehearsing:
-            return
         if not worker.step_open:
             raise UsageError(
                 "optimizer.step() was called without a batch from the edl loader; take each "
                 "training batch from edl.DataLoader, and call optimizer.step() once for it"
             )
+        if self._reduced or worker.rehearsing:
+            return
         while True:
             try:
                 self._reduce()

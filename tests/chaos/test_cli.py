@@ -12,7 +12,7 @@ from ordeal import Ordeal, ordeal
 
 OPEN = {"EDL_CHAOS": "1"}
 
-pytestmark = [pytest.mark.chaos, pytest.mark.chaos_short]
+pytestmark = pytest.mark.chaos
 
 
 def test_faults_and_what_they_caused(tmp_path: Path, zk_hosts: str) -> None:

@@ -25,7 +25,7 @@ def given_up(job: Trial) -> dict[str, str]:
     return given
 
 
-@pytest.mark.parametrize("role", ["plain", "leader"])
+@pytest.mark.parametrize("role", ["plain", pytest.param("leader", marks=pytest.mark.chaos)])
 def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
     role: str, tmp_path: Path, zk_hosts: str
 ) -> None:
@@ -102,6 +102,7 @@ def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
         assert not job.events("evicted")
 
 
+@pytest.mark.chaos
 def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: str) -> None:
     limit = ("--stall-limit", "4")
     soon = {"EDL_STALL_S": "2"}
