@@ -86,8 +86,8 @@ def size() -> int:
 def local_rank() -> int:
     """This worker's slot on its host, for choosing a device; constant while the process lives.
 
-    Unlike Horovod's it does not close ranks when another worker leaves, so no two workers of a
-    host ever share it.
+    Unlike Horovod's it does not close ranks when another worker leaves. Two workers of a host
+    share it only while one replaces the other and no slot is free.
     """
     return current_worker().local_rank
 
