@@ -111,6 +111,14 @@ WRONG_USES = {
         "edl.init(); loader = edl.DataLoader(data)\nfor _ in loader.epochs(1): list(loader)",
         "took a batch without calling optimizer.step()",
     ),
+    "backward twice": (
+        (
+            "edl.init(); loader = edl.DataLoader(data); opt = edl.Optimizer(sgd, model)\n"
+            "for _ in loader.epochs(1):\n for _ in loader:\n"
+            "  for _ in range(2): model(torch.ones(1, 1)).sum().backward()"
+        ),
+        "was computed twice in one step",
+    ),
     "bad setting": ("edl.init(session_timeout_s=-1.0)", "session_timeout_s is -1"),
 }
 
