@@ -15,7 +15,7 @@ demo: setup ## a job on real data that grows and shrinks while it trains
 	@$(PYTHON_BIN) examples/demo.py
 
 test: setup lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
-	$(PYTEST) $(wildcard tests/unit tests/property tests/integration) -m "not chaos"
+	HYPOTHESIS_PROFILE=ci $(PYTEST) tests/unit tests/property tests/integration -m "not chaos"
 	$(PYTEST) tests/chaos -m chaos_short
 
 lint: setup ## ruff: rules and formatting
@@ -32,7 +32,7 @@ format: setup ## let ruff format and mend what it can
 unit: setup ## exact decisions; no processes, no sleeping
 	$(PYTEST) tests/unit
 
-property: setup ## hypothesis over ledger, membership and step records
+property: setup ## hypothesis over ledger, membership and step records; other examples each time
 	$(PYTEST) tests/property
 
 integration: setup ## real ZooKeeper, real Horovod, real processes
