@@ -4,6 +4,8 @@
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
+# Most of a test's time is waiting: for a session to end, for a newcomer to start.
+SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -15,8 +17,8 @@ demo: setup ## a job on real data that grows and shrinks while it trains
 	@$(PYTHON_BIN) examples/demo.py
 
 test: setup lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
-	HYPOTHESIS_PROFILE=ci $(PYTEST) tests/unit tests/property tests/integration -m "not chaos"
-	$(PYTEST) tests/chaos -m chaos_short
+	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/property tests/integration -m "not chaos"
+	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos -m chaos_short
 
 lint: setup ## ruff: rules and formatting
 	$(PYTHON_BIN) -m ruff check .
@@ -39,8 +41,8 @@ integration: setup ## real ZooKeeper, real Horovod, real processes
 	$(PYTEST) tests/integration
 
 chaos: setup ## kills, stops and cuts at chosen and at seeded random moments
-	$(PYTEST) tests/chaos
-	$(PYTEST) tests/integration -m chaos
+	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos
+	$(PYTEST) $(SIDE_BY_SIDE) tests/integration -m chaos
 
 soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5" for a shorter one
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)

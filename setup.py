@@ -28,6 +28,7 @@ setup(
             "matplotlib>=3.8,<4",
             "mypy>=1.10,<3",
             "pytest>=8,<10",
+            "pytest-xdist>=3.5,<4",
             "ruff>=0.6,<1",
             "types-psutil",
         ],
