@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -75,9 +75,8 @@ def stock(job: StockJob, module: str) -> Crash:
         job.stop()
 
 
-def edl(job: EdlJob, module: str, faults: Sequence[str]) -> list[tuple[str, Crash]]:
+def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, Crash]]:
     """Do ``faults`` (PLAIN, LEADER or FROZEN) one after the other to a job of three."""
-    found: list[tuple[str, Crash]] = []
     struck_s = None
     try:
         job.start(module, WORKERS)
@@ -92,10 +91,9 @@ def edl(job: EdlJob, module: str, faults: Sequence[str]) -> list[tuple[str, Cras
             os.kill(victim, signal.SIGSTOP if fault == FROZEN else signal.SIGKILL)
             survivors = _survivors(job, victim, struck_s)
             parts = slowest_parts(job.told("events"), status["generation"])
-            found.append((fault, crash(survivors, struck_s, parts)))
+            yield fault, crash(survivors, struck_s, parts)
     finally:
         job.stop()
-    return found
 
 
 def crash(
