@@ -19,12 +19,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
+from benchmarks import parts
 from benchmarks.jobs import SECOND_HOST, EdlJob, Job, Steps, StockJob
 
 WORKERS = 3
@@ -32,7 +32,6 @@ WARM = 40  # steps of each worker in the full ring before a fault
 BASELINE = 30  # the last of them: the median step is taken from these
 SETTLED = 15  # steps of each survivor after it
 RECOVERY_S = 120.0
-PARTS = ("detect", "election", "roll_call", "close", "init", "broadcast", "first_step")
 
 PLAIN, LEADER, FROZEN = "worker killed", "leader killed", "worker frozen"
 SESSION_S = 2.0  # EDL_SESSION_TIMEOUT_S for those that are frozen
@@ -58,7 +57,7 @@ class Crash:
     median_step_s: float  # before the fault, in the full ring
     redone: int  # steps, the most of any survivor
     gaps_s: Mapping[int, float]  # of each survivor, by process id
-    parts_s: Mapping[str, float]  # PARTS of the slowest survivor; empty for stock Horovod
+    parts_s: Mapping[str, float]  # of the slowest survivor; empty for stock Horovod
 
 
 def stock(job: StockJob, module: str) -> Crash:
@@ -90,8 +89,13 @@ def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, 
             struck_s = time.monotonic()
             os.kill(victim, signal.SIGSTOP if fault == FROZEN else signal.SIGKILL)
             survivors = _survivors(job, victim, struck_s)
-            parts = slowest_parts(job.told("events"), status["generation"])
-            yield fault, crash(survivors, struck_s, parts)
+            before = status["generation"]
+            told = parts.slowest(
+                job.told("events"),
+                lambda switch, before=before: switch["generation"] > before,
+                parts.REPAIR,
+            )
+            yield fault, crash(survivors, struck_s, told)
     finally:
         job.stop()
 
@@ -110,21 +114,6 @@ def crash(
         highest = np.maximum.accumulate(steps.step)
         redone.append(int(np.sum(steps.step[first:] <= highest[first - 1 : -1])))
     return Crash(max(gaps.values()), median(medians), max(redone), gaps, parts_s or {})
-
-
-def slowest_parts(events: Iterable[Mapping[str, Any]], generation: int) -> dict[str, float]:
-    """PARTS of the first switch after ``generation``, of the worker with the longest stall.
-
-    ``close`` is what election and roll-call leave of the wait. Empty when there was no switch.
-    """
-    switches = [e for e in events if e["kind"] == "switch" and e["generation"] > generation]
-    if not switches:
-        return {}
-    workers = min(switches, key=lambda e: int(e["generation"]))["workers"]
-    slowest = max(workers.values(), key=lambda told: float(told["stall_s"]))
-    told = {name.removesuffix("_s"): s for name, s in slowest.items() if name.endswith("_s")}
-    told["close"] = told["wait"] - told["election"] - told["roll_call"]
-    return {name: float(told[name]) for name in PARTS}
 
 
 def _warm(job: Job, after: float | None, steps: int = WARM) -> None:

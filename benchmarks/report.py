@@ -68,6 +68,7 @@ def resize_rows(repetitions: Repetitions) -> list[Row]:
                 _spread([s.median_step_s for s in ours]),
             )
         )
+        rows.append(Row("its parts, in edl's event log", "", _parts([s.parts_s for s in ours])))
     return rows
 
 
@@ -108,10 +109,7 @@ def crash_rows(crashes: Crashes) -> list[Row]:
     stock_step = _spread([c.median_step_s for c in stock]) if stock else ""
     rows.append(Row("the median step before", stock_step, _spread(step_s)))
     for name in ASKED_GAP:
-        told = [c.parts_s for c in crashes[name] if c.parts_s]
-        parts = {part: median(p[part] for p in told) for part in crash.PARTS} if told else {}
-        shown = ", ".join(f"{p.replace('_', '-')} {_time(s)}" for p, s in parts.items() if s)
-        rows.append(Row(f"parts, {name}", "", shown))
+        rows.append(Row(f"parts, {name}", "", _parts([c.parts_s for c in crashes[name]])))
     return rows
 
 
@@ -130,6 +128,13 @@ def crash_notes(crashes: Crashes) -> list[str]:
         "What is left of the gap is the step's own forward and backward."
     )
     return [faults, parts]
+
+
+def _parts(told: Sequence[Mapping[str, float]]) -> str:
+    """The median of each part, those that are always 0 left out."""
+    given = [parts for parts in told if parts]
+    medians = {name: median(parts[name] for parts in given) for name in (given or [{}])[0]}
+    return ", ".join(f"{n.replace('_', '-')} {_time(s)}" for n, s in medians.items() if s)
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -249,7 +254,7 @@ def _draw_crashes(panel: Axes, crashes: Crashes) -> None:
         typical = runs[len(runs) // 2]
         left = max(0.0, typical.gap_s - sum(typical.parts_s.values()))
         panel.barh(place, left, color="0.85", label="its own step" if place == 0 else None)
-        for index, part in enumerate(crash.PARTS if typical.parts_s else ()):
+        for index, part in enumerate(typical.parts_s):
             label = part if place == 0 else None
             panel.barh(place, typical.parts_s[part], left=left, color=f"C{index}", label=label)
             left += typical.parts_s[part]

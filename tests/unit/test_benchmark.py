@@ -25,6 +25,12 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.parts")
+
+
+@pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.report")
@@ -92,13 +98,13 @@ def test_steps_that_are_trained_twice_are_redone(crash: ModuleType) -> None:
     assert found.redone == 3
 
 
-def told(generation: int, **workers: dict[str, float]) -> dict[str, object]:
-    zero = dict.fromkeys(("detect_s", "roll_call_s", "init_s", "broadcast_s", "first_step_s"), 0.0)
-    full = {name: {"election_s": 0.0, **zero, **parts} for name, parts in workers.items()}
+def told(generation: int, **workers: dict[str, object]) -> dict[str, object]:
+    zero = dict.fromkeys(("wait_s", "detect_s", "election_s", "roll_call_s", "init_s"), 0.0)
+    full = {name: {"role": "old", **zero, **parts} for name, parts in workers.items()}
     return {"kind": "switch", "generation": generation, "workers": full}
 
 
-def test_the_parts_are_those_of_the_repair_and_of_its_slowest_worker(crash: ModuleType) -> None:
+def test_the_parts_are_those_of_the_slowest_worker(parts: ModuleType) -> None:
     events = [
         {"kind": "generation", "generation": 5},
         told(6, w3={"wait_s": 9.0, "stall_s": 9.0}),
@@ -106,18 +112,22 @@ def test_the_parts_are_those_of_the_repair_and_of_its_slowest_worker(crash: Modu
             5,
             w1={"wait_s": 0.1, "stall_s": 0.2},
             w2={"wait_s": 0.25, "election_s": 0.0625, "roll_call_s": 0.125, "stall_s": 0.5},
+            w4={"role": "new", "wait_s": 8.0, "stall_s": 9.0},
         ),
         told(4, w3={"wait_s": 9.0, "stall_s": 9.0}),
     ]
-    parts = crash.slowest_parts(events, 4)
-    assert tuple(parts) == crash.PARTS
-    assert (parts["election"], parts["roll_call"], parts["close"]) == (0.0625, 0.125, 0.0625)
-    assert crash.slowest_parts(events, 6) == {}
+
+    def after(generation: int) -> dict[str, float]:
+        names = ("detect", "election", "roll_call", "close")
+        return parts.slowest(events, lambda switch: switch["generation"] > generation, names)
+
+    assert after(4) == {"detect": 0.0, "election": 0.0625, "roll_call": 0.125, "close": 0.0625}
+    assert after(6) == {}
 
 
 def test_a_gap_beyond_what_was_asked_is_not_reached(crash: ModuleType, report: ModuleType) -> None:
     def cost(gap_s: float, redone: int = 0) -> object:
-        return crash.Crash(gap_s, 0.1, redone, {1: gap_s}, dict.fromkeys(crash.PARTS, 0.0))
+        return crash.Crash(gap_s, 0.1, redone, {1: gap_s}, {"detect": 0.0125, "close": 0.0})
 
     crashes = {
         "stock": [cost(30.2, 3), cost(30.6, 7)],
@@ -131,6 +141,7 @@ def test_a_gap_beyond_what_was_asked_is_not_reached(crash: ModuleType, report: M
     assert rows[0].stock.startswith("30.40 s")
     (redone,) = [row for row in rows if "redone" in row.what]
     assert (redone.stock, redone.edl, redone.reached) == ("3 to 7", "0", True)
+    assert rows[-1].edl == "detect 12 ms"
 
 
 def test_the_interval_of_a_median_holds_it(step_time: ModuleType) -> None:
