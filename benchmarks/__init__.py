@@ -8,5 +8,6 @@ train_stock.py   the script under stock Horovod Elastic      train_edl.py   the 
 train_plain.py   the script under plain Horovod, for the step time
 jobs.py          starting, resizing and ending a job of either kind
 resize.py        stalls of a resize      step_time.py   step times, interleaved
+crash.py         what a death costs      parts.py       where edl says that the time went
 report.py        figures -> table and picture
 """

@@ -8,19 +8,31 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks import report, resize, step_time
-from benchmarks.jobs import ROOT, BenchmarkError, EdlJob, Job, PlainJob, StockJob
+from benchmarks import crash, report, resize, step_time
+from benchmarks.jobs import (
+    ROOT,
+    BenchmarkError,
+    EdlJob,
+    Job,
+    PlainJob,
+    StockJob,
+    TwoHostsStockJob,
+)
 from edl.coordination.local_server import start_local, stop_local
 
+AnyJob = TypeVar("AnyJob", bound=Job)
+
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-parser.add_argument("--only", choices=["resize", "step-time"], help="a part of it")
-parser.add_argument("--repetitions", type=int, default=3, help="of the resizes")
+parser.add_argument("--only", choices=["resize", "crash", "step-time"], help="a part of it")
+parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
 parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks of the step time")
 parser.add_argument("--block", type=int, default=40, help="steps in a block")
 parser.add_argument("--no-control", action="store_true", help="leave out plain beside plain")
+parser.add_argument("--no-stock-crash", action="store_true", help="leave out stock's crashes")
 parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
 
 
@@ -55,6 +67,8 @@ class Bench:
         results: dict[str, Any] = {"machine": report.machine()}
         if args.only in (None, "resize"):
             results["resize"] = self.resizes(args.repetitions)
+        if args.only in (None, "crash"):
+            results["crash"] = self.crashes(args.repetitions, not args.no_stock_crash)
         if args.only in (None, "step-time"):
             shape = (args.rounds, args.block)
             results["step_time"] = self.step_times("edl beside plain", EdlJob, *shape)
@@ -79,6 +93,33 @@ class Bench:
                 say(f"repetition {repetition + 1}, {system}: {told}")
         return found
 
+    def crashes(self, repetitions: int, beside_stock: bool) -> dict[str, list[crash.Crash]]:
+        """By scenario. Stock and edl by turns, as in :meth:`resizes`."""
+        found: dict[str, list[crash.Crash]] = {}
+        told: list[tuple[str, crash.Crash]]
+        for repetition in range(repetitions):
+            told = []
+            for name, settings in crash.STOCK.items() if beside_stock else ():
+                job = self._job(TwoHostsStockJob, settings)
+                told.append((name, crash.stock(job, "benchmarks.train_stock")))
+                self._say_crash(repetition, *told[-1])
+            for faults, settings in crash.EDL:
+                job = self._job(EdlJob, settings)
+                for name, one in crash.edl(job, "benchmarks.train_edl", faults):
+                    told.append((name, one))
+                    self._say_crash(repetition, name, one)
+            for name, one in told:
+                found.setdefault(name, []).append(one)
+        return found
+
+    @staticmethod
+    def _say_crash(repetition: int, name: str, one: crash.Crash) -> None:
+        parts = ", ".join(f"{part} {s:.3f}" for part, s in one.parts_s.items() if s)
+        say(
+            f"repetition {repetition + 1}, {name}: {one.gap_s:.3f} s (median step "
+            f"{one.median_step_s:.3f} s), {one.redone} steps redone{f'; {parts}' if parts else ''}"
+        )
+
     def step_times(
         self, what: str, other: type[Job], rounds: int, block: int
     ) -> step_time.Comparison:
@@ -93,25 +134,28 @@ class Bench:
         )
         return comparison
 
-    def _job(self, kind: type[Job]) -> Job:
+    def _job(self, kind: type[AnyJob], settings: Mapping[str, str] | None = None) -> AnyJob:
         self._jobs += 1
         directory = self._scratch / f"job-{self._jobs}"
         directory.mkdir()
-        if kind is EdlJob:
-            return EdlJob(directory, f"bench-{self._jobs}", self._zookeeper)
-        return kind(directory)
+        own = {"EDL_ZOOKEEPER": self._zookeeper} if kind is EdlJob else {}
+        return kind(directory, {**own, **(settings or {})})
 
 
 def write(out: Path, results: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     stalls, steps = results.get("resize"), results.get("step_time")
     rows = report.resize_rows(stalls) if stalls else []
+    crashes = results.get("crash")
     notes = []
     if stalls:
         count = len(stalls[report.EDL])
         notes.append(f"{count} repetitions, stock and edl by turns: median (least to greatest).")
         notes.append("Stock is Horovod's own elastic mode on the same Horovod build as edl.")
         notes.append("torchft heals a newcomer beside the running step in 0.11 s: to be beaten.")
+    if crashes:
+        rows += report.crash_rows(crashes)
+        notes += report.crash_notes(crashes)
     if steps:
         rows += report.step_time_rows(steps, results.get("control"))
         notes.append(
@@ -122,7 +166,7 @@ def write(out: Path, results: dict[str, Any]) -> None:
         )
     text = report.markdown(rows, notes)
     (out / "README.md").write_text(text)
-    report.picture(out / "figures.png", stalls, steps)
+    report.picture(out / "figures.png", stalls, crashes, steps)
     raw = json.dumps(results, default=dataclasses.asdict, indent=1)
     (out / "results.json").write_text(raw + "\n")
     print(text)

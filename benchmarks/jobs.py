@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+SECOND_HOST = "127.0.0.1"  # this machine by another name
 
 
 class BenchmarkError(Exception):
@@ -38,8 +41,9 @@ class Job:
 
     kind = ""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
         self.directory = directory
+        self.settings = dict(settings or {})  # environment of launcher and workers
         self.steps_directory = directory / "steps"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -53,6 +57,7 @@ class Job:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
+            **self.settings,
         }
 
     def start(self, module: str, size: int, *arguments: str) -> None:
@@ -135,10 +140,21 @@ class StockJob(Job):
     def resize(self, size: int) -> None:
         self._write_hosts(size)
 
+    def hosts(self, size: int) -> str:
+        """What the discovery script prints."""
+        return f"localhost:{size}\n"
+
     def _write_hosts(self, size: int) -> None:
         fresh = self.directory / "hosts.new"
-        fresh.write_text(f"localhost:{size}\n")
+        fresh.write_text(self.hosts(size))
         fresh.rename(self.directory / "hosts")  # the driver never reads half a file
+
+
+class TwoHostsStockJob(StockJob):
+    """One worker on a second host, which is this machine too: stock bars the host of a dead one."""
+
+    def hosts(self, size: int) -> str:
+        return f"localhost:{size - 1}\n{SECOND_HOST}:1\n"
 
 
 class PlainJob(Job):
@@ -151,20 +167,30 @@ class PlainJob(Job):
 
 
 class EdlJob(Job):
-    """edl, started with `edl run`; ZooKeeper is the benchmark's own (zookeeper.py)."""
+    """edl, started with `edl run`; its settings name the benchmark's own ZooKeeper."""
 
     kind = "edl"
 
-    def __init__(self, directory: Path, name: str, zookeeper: str) -> None:
-        super().__init__(directory)
-        self.name, self.zookeeper = name, zookeeper
-
-    def environment(self) -> dict[str, str]:
-        return super().environment() | {"EDL_ZOOKEEPER": self.zookeeper}
+    @property
+    def name(self) -> str:
+        return self.directory.name
 
     def command(self, script: list[str], size: int) -> list[str]:
         limits = ["-np", str(size), "--min-np", "1", "--max-np", "16", "--job", self.name]
         return [str(BIN / "edl"), "run", *limits, *script]
+
+    def told(self, verb: str) -> list[dict[str, Any]]:
+        """What `edl VERB --json` prints, a line each."""
+        done = subprocess.run(
+            [str(BIN / "edl"), verb, self.name, "--json"],
+            capture_output=True,
+            text=True,
+            env=self.environment(),
+            timeout=60,
+        )
+        if done.returncode:
+            raise BenchmarkError(f"edl {verb} ended with {done.returncode}: {done.stderr}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
     def resize(self, size: int) -> None:
         """Asks from a process of its own, whose start-up is no part of what is measured."""

@@ -11,7 +11,10 @@ from statistics import median
 
 import matplotlib as mpl
 import psutil
+from matplotlib.axes import Axes
 
+from benchmarks import crash
+from benchmarks.crash import Crash
 from benchmarks.resize import Stall
 from benchmarks.step_time import Comparison
 
@@ -21,6 +24,7 @@ import matplotlib.pyplot as plt
 STOCK, EDL = "stock Horovod Elastic", "edl"
 COLOURS = {STOCK: "#b4552d", EDL: "#1f6f8b"}
 
+Crashes = Mapping[str, Sequence[Crash]]  # by scenario
 Repetitions = Mapping[str, Sequence[Mapping[str, Stall]]]  # system -> one entry a repetition
 
 
@@ -64,7 +68,78 @@ def resize_rows(repetitions: Repetitions) -> list[Row]:
                 _spread([s.median_step_s for s in ours]),
             )
         )
+        rows.append(Row("its parts, in edl's event log", "", _parts([s.parts_s for s in ours])))
     return rows
+
+
+# Scenario -> what was asked of the gap, and how much of it is the session time-out.
+ASKED_GAP = {
+    crash.PLAIN: ("≤ 0.5 s", 0.5, 0.0),
+    crash.LEADER: ("≤ 1.5 s", 1.5, 0.0),
+    crash.FROZEN: ("≤ the time-out + 1 s", 1.0, crash.SESSION_S),
+}
+
+
+def crash_rows(crashes: Crashes) -> list[Row]:
+    """The gap of each scenario, then what was redone, then the parts."""
+    stock = next((crashes[name] for name in crash.STOCK if name in crashes), [])
+    rows = []
+    for name, (asked, limit_s, timeout_s) in ASKED_GAP.items():
+        gaps = [c.gap_s for c in crashes[name]]
+        beside = stock if name == crash.PLAIN else []
+        what = f"**{name}**, one of {crash.WORKERS}: longest gap between two steps of a survivor"
+        rows.append(
+            Row(
+                f"{what} (session time-out {timeout_s:g} s)" if timeout_s else what,
+                _spread([c.gap_s for c in beside]) if beside else "",
+                _spread(gaps),
+                f"{median(gaps) / median(c.gap_s for c in beside):.3f}" if beside else "",
+                asked,
+                max(gaps) <= timeout_s + limit_s,
+            )
+        )
+    for name in list(crash.STOCK)[1:]:
+        if name in crashes:
+            gap = _spread([c.gap_s for c in crashes[name]])
+            rows.append(Row(f"**worker killed**, {name} Gloo time-out", gap, ""))
+    ours = [c.redone for name in ASKED_GAP for c in crashes[name]]
+    redone = _range([c.redone for c in stock]) if stock else ""
+    rows.append(Row("steps redone, all of these", redone, _range(ours), "", "0", max(ours) == 0))
+    step_s = [c.median_step_s for name in ASKED_GAP for c in crashes[name]]
+    stock_step = _spread([c.median_step_s for c in stock]) if stock else ""
+    rows.append(Row("the median step before", stock_step, _spread(step_s)))
+    for name in ASKED_GAP:
+        rows.append(Row(f"parts, {name}", "", _parts([c.parts_s for c in crashes[name]])))
+    return rows
+
+
+def crash_notes(crashes: Crashes) -> list[str]:
+    """How the rows of crashes are to be read."""
+    count = ", ".join(f"{len(found)} of {name}" for name, found in crashes.items())
+    faults = (
+        f"Crashes: {count}. Median (least to greatest); what was asked is compared with the "
+        "greatest. Stock bars the host of a dead worker, so its job has two hosts, both this "
+        "machine; it goes back to its last commit, made every 100 steps."
+    )
+    parts = (
+        "Parts of a recovery: medians of what the slowest survivor tells in the event log. "
+        "detect: waiting for the others before it knew; close: until the old ring was closed, "
+        "beyond election and roll-call; first-step: until the interrupted step was complete. "
+        "What is left of the gap is the step's own forward and backward."
+    )
+    return [faults, parts]
+
+
+def _parts(told: Sequence[Mapping[str, float]]) -> str:
+    """The median of each part, those that are always 0 left out."""
+    given = [parts for parts in told if parts]
+    medians = {name: median(parts[name] for parts in given) for name in (given or [{}])[0]}
+    return ", ".join(f"{n.replace('_', '-')} {_time(s)}" for n, s in medians.items() if s)
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low} to {high}" if low < high else str(low)
 
 
 def step_time_rows(comparison: Comparison, control: Comparison | None) -> list[Row]:
@@ -119,10 +194,15 @@ def machine() -> str:
     return f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}, {versions}"
 
 
-def picture(path: Path, repetitions: Repetitions | None, comparison: Comparison | None) -> None:
-    """One panel a change, and one for the step times."""
+def picture(
+    path: Path,
+    repetitions: Repetitions | None,
+    crashes: Crashes | None,
+    comparison: Comparison | None,
+) -> None:
+    """One panel a change, one for the crashes, and one for the step times."""
     changes = list(repetitions[STOCK][0]) if repetitions else []
-    count = len(changes) + (comparison is not None)
+    count = len(changes) + (crashes is not None) + (comparison is not None)
     figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 3.8), squeeze=False)
     panels = iter(axes[0])
     for change in changes:
@@ -146,6 +226,8 @@ def picture(path: Path, repetitions: Repetitions | None, comparison: Comparison 
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter("")
         panel.legend(loc="upper right", fontsize=8)
+    if crashes is not None:
+        _draw_crashes(next(panels), crashes)
     if comparison is not None:
         panel = next(panels)
         panel.axhspan(0.97, 1.03, color="0.92", zorder=0)
@@ -163,6 +245,28 @@ def picture(path: Path, repetitions: Repetitions | None, comparison: Comparison 
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _draw_crashes(panel: Axes, crashes: Crashes) -> None:
+    """A bar a scenario: the typical fault's gap, and in it the parts of the recovery."""
+    for place, name in enumerate(ASKED_GAP):
+        runs = sorted(crashes[name], key=lambda c: c.gap_s)
+        typical = runs[len(runs) // 2]
+        left = max(0.0, typical.gap_s - sum(typical.parts_s.values()))
+        panel.barh(place, left, color="0.85", label="its own step" if place == 0 else None)
+        for index, part in enumerate(typical.parts_s):
+            label = part if place == 0 else None
+            panel.barh(place, typical.parts_s[part], left=left, color=f"C{index}", label=label)
+            left += typical.parts_s[part]
+        panel.annotate(f" {typical.gap_s:.2f} s", (left, place), va="center")
+    stock = next((crashes[name] for name in crash.STOCK if name in crashes), None)
+    title = "a worker is lost: a survivor's gap"
+    if stock:
+        title += f"\n(stock Horovod Elastic: {median(c.gap_s for c in stock):.1f} s)"
+    panel.set(title=title, xlabel="seconds", yticks=range(len(ASKED_GAP)), yticklabels=ASKED_GAP)
+    panel.invert_yaxis()
+    panel.margins(x=0.15)
+    panel.legend(fontsize=8)
 
 
 def _time(seconds: float) -> str:

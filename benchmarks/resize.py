@@ -14,7 +14,8 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.jobs import Job, Steps
+from benchmarks import parts
+from benchmarks.jobs import EdlJob, Job, Steps
 
 WARM = 80  # steps of each worker before the first request
 SETTLED = 30  # steps of each old worker after a change
@@ -30,6 +31,7 @@ class Stall:
     median_step_s: float  # before the request
     gaps_s: Mapping[int, float]  # the longest gap of each old worker, by process id
     timeline: tuple[tuple[float, float], ...]  # of the worst: (time since request, gap)
+    parts_s: Mapping[str, float]  # of the switch, of the slowest old worker; empty for stock
 
 
 def measure(job: Job, module: str) -> dict[str, Stall]:
@@ -55,7 +57,8 @@ def measure(job: Job, module: str) -> dict[str, Stall]:
             )
             steps = job.steps()
             old = _settled(steps, present, asked_s, after)
-            found[name] = stall((steps[worker] for worker in old), asked_s, after)
+            told = _parts(job, after)
+            found[name] = stall((steps[worker] for worker in old), asked_s, after, told)
     finally:
         job.stop()
     return found
@@ -72,7 +75,16 @@ def _settled(
     ]
 
 
-def stall(old: Iterable[Steps], asked_s: float, size: int) -> Stall:
+def _parts(job: Job, size: int) -> dict[str, float]:
+    if not isinstance(job, EdlJob):
+        return {}
+    events = job.told("events")
+    return parts.slowest(events, lambda switch: switch["world_size"] == size, parts.PLANNED)
+
+
+def stall(
+    old: Iterable[Steps], asked_s: float, size: int, parts_s: Mapping[str, float] | None = None
+) -> Stall:
     """The stall of a change to ``size`` workers that was asked for at ``asked_s``."""
     gaps, medians, lines = {}, [], {}
     for steps in old:
@@ -88,4 +100,4 @@ def stall(old: Iterable[Steps], asked_s: float, size: int) -> Stall:
         before = steps.time_s[:first][steps.size[:first] == ring][-BASELINE:]
         medians.append(np.median(np.diff(before)))
     worst = max(gaps, key=lambda worker: gaps[worker])
-    return Stall(gaps[worst], float(median(medians)), gaps, lines[worst])
+    return Stall(gaps[worst], float(median(medians)), gaps, lines[worst], parts_s or {})

@@ -18,7 +18,7 @@ from edl.cli.common import (
     connected,
 )
 from edl.core.facts import Event
-from edl.launch.story import stalls_ms
+from edl.launch.story import cost
 
 
 def events(
@@ -61,5 +61,5 @@ def aligned(event: Event) -> str:
     line = (
         f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} {event.reason}"
     )
-    stalls = ", ".join(f"{worker} {ms:.0f} ms" for worker, ms in stalls_ms(event).items())
-    return f"{line}  [stall {stalls}]" if stalls else line
+    told = cost(event)
+    return f"{line}  [{told}]" if told else line

@@ -23,8 +23,70 @@ from edl.errors import RingError
 Table = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SwitchTimes:
+    """The parts of a worker's last switch, in microseconds of its own clock.
+
+    Planned: the old members meet (``wait``), leave the old ring (``shutdown``), build the new one
+    (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a newcomer
+    ``wait`` is before the switch and no part of ``stall``.
+
+    A repair: the worker waits in a call that will fail (``detect``; a bound from above, for a part
+    of it would have been waited in a whole ring too), then learns of a new leader, if the old one
+    is gone (``election``), then of the generation of the survivors (``roll_call``). When several
+    failures followed each other, these three tell of the last. ``wait`` is from the first failure
+    known until the last rebuild begins: election, roll-call, closing the old ring beside them, and
+    rebuilds that failed. ``stall`` does not include ``detect``.
+
+    ``first_step`` is from the end of the switch until the next step is complete; ``median_step``
+    is this worker's usual step before the switch.
+    """
+
+    detect_us: int = 0
+    election_us: int = 0
+    roll_call_us: int = 0
+    wait_us: int = 0
+    shutdown_us: int = 0
+    init_us: int = 0
+    broadcast_us: int = 0
+    stall_us: int = 0
+    first_step_us: int = 0
+    median_step_us: int = 0
+
+    def seconds(self) -> dict[str, float]:
+        """The parts as the event log has them: ``detect_s``, ..."""
+        return {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
+
+
+PARTS = tuple(field.name for field in fields(SwitchTimes))
+
+
+def us(seconds: float) -> int:
+    """Microseconds, for the step record."""
+    return round(seconds * 1e6)
+
+
+def repair_times(waiting_since: float, known: float, led_since: float, heard: float) -> SwitchTimes:
+    """What went before a rebuild, from readings of one worker's clock, in seconds.
+
+    Args:
+        waiting_since: it began to wait in the call that failed.
+        known: it knew that the ring is broken.
+        led_since: it heard of the term of the present leader. That may have been long before the
+            failure, or after the repair was decided in an earlier term.
+        heard: it heard of the generation that repairs; before ``known`` when that made it fail.
+    """
+    heard = max(known, heard)
+    elected = max(known, min(led_since, heard))
+    return SwitchTimes(
+        detect_us=us(known - waiting_since),
+        election_us=us(elected - known),
+        roll_call_us=us(heard - elected),
+    )
+
+
 @dataclass(frozen=True)
-class StepRecord:
+class StepRecord(SwitchTimes):
     """One worker's row. All fields are integers; times in microseconds.
 
     ``samples`` is how many samples of this worker enter the step, taken from the front of its
@@ -33,8 +95,8 @@ class StepRecord:
     ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
     ``ledger`` is the digest of its ledger before this step.
     ``known`` is the newest generation it knows to be prepared (its own when there is none).
-    The ``*_us`` fields describe its last step (``compute_us``), its usual one (``median_us``)
-    and the parts of its last switch; all rows of a table together report that switch.
+    ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
+    a table together report that switch.
     """
 
     generation: int
@@ -47,20 +109,13 @@ class StepRecord:
     known: int
     ledger: int
     compute_us: int = 0
-    wait_us: int = 0
-    shutdown_us: int = 0
-    init_us: int = 0
-    broadcast_us: int = 0
-    stall_us: int = 0
-    first_step_us: int = 0
-    median_us: int = 0
 
     def encode(self) -> Table:
         """The row, shape ``(1, WIDTH)``."""
         return np.array([[getattr(self, name) for name in FIELDS]], dtype=np.int64)
 
 
-FIELDS = tuple(field.name for field in fields(StepRecord))
+FIELDS = (*(f.name for f in fields(StepRecord) if f.name not in PARTS), *PARTS)
 WIDTH = len(FIELDS)
 
 

@@ -78,7 +78,6 @@ class Daemon:
         self._end: tuple[JobState, str] | None = None  # how the job ended, to be written
         self._election: Election | None = None
         self._lead: Lead | None = None
-        self._leader: Leader | None = None
         self._period_s = PERIOD_S
         self._newest = 0
         self._scope = ""
@@ -100,7 +99,8 @@ class Daemon:
         self._session.start()
         self._session.add_listener(lambda _state: self._wake.set())
         self._session_epoch = self._session.epoch
-        _job, generation, _evicted, self._leader = self._store.watch_generation(self._wake.set)
+        _job, generation, _evicted, leader = self._store.watch_generation(self._wake.set)
+        self._mailbox.leads(leader)
         self._server.start()
         worker = self._store.new_worker_id()
         self._mailbox.worker = self._guard.worker = worker
@@ -192,10 +192,6 @@ class Daemon:
         return True
 
     @property
-    def leader(self) -> Leader | None:
-        return self._leader
-
-    @property
     def away(self) -> bool:
         """ZooKeeper cannot be reached, so nobody is heard and nobody can lead."""
         return not self._session.connected
@@ -257,7 +253,8 @@ class Daemon:
             self.leave_requested = False
             self.set_stage(Stage.LEAVING)
         self._write_own()
-        job, generation, evicted, self._leader = self._store.watch_generation(self._wake.set)
+        job, generation, evicted, leader = self._store.watch_generation(self._wake.set)
+        self._mailbox.leads(leader)
         if self._member is not None and self._member.id in evicted:
             self._mailbox.evict(evicted[self._member.id])
             self._resign()
@@ -341,7 +338,7 @@ class Daemon:
                 self._member.id,
                 self._watch.look,
             )
-            self._leader = Leader(leadership.term, self._member.id)
+            self._mailbox.leads(Leader(leadership.term, self._member.id))
 
     def _change_member(self, **changes: Any) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from edl.core.facts import Event, Generation, JobState
+from edl.core.facts import Event, Generation, JobState, Leader
 from edl.errors import WorkerEvicted
 
 
@@ -29,13 +29,16 @@ class Progress:
 class Mailbox:
     """Latest news in both directions, behind one lock.
 
-    To the training thread: generations, an eviction, the end of the job, the wish to leave.
+    To the training thread: generations, who leads, an eviction, the end of the job.
     To the daemon thread: progress and events to log.
     """
 
     worker: int = -1
     _lock: threading.Condition = field(default_factory=threading.Condition)
     _generations: dict[int, Generation] = field(default_factory=dict)
+    _announced_at: float = 0.0
+    _leader: Leader | None = None
+    _led_since: float = 0.0
     _job_state: JobState = JobState.RUNNING
     _job_reason: str = ""
     _evicted: str | None = None
@@ -48,7 +51,14 @@ class Mailbox:
         """A generation was written by the leader."""
         with self._lock:
             self._generations[generation.number] = generation
+            self._announced_at = time.monotonic()
             self._lock.notify_all()
+
+    def leads(self, leader: Leader | None) -> None:
+        """Who leads, as the daemon sees it now."""
+        with self._lock:
+            if leader != self._leader:
+                self._leader, self._led_since = leader, time.monotonic()
 
     def job_is(self, state: JobState, reason: str = "") -> None:
         with self._lock:
@@ -72,6 +82,23 @@ class Mailbox:
             for old in [n for n in self._generations if n < number]:
                 del self._generations[old]
             return self._generations[number]
+
+    @property
+    def announced_at(self) -> float:
+        """When this worker heard of the newest generation, on the monotonic clock."""
+        with self._lock:
+            return self._announced_at
+
+    @property
+    def leader(self) -> Leader | None:
+        with self._lock:
+            return self._leader
+
+    @property
+    def led_since(self) -> float:
+        """When this worker heard of the leader's term, on the monotonic clock."""
+        with self._lock:
+            return self._led_since
 
     @property
     def job_state(self) -> JobState:

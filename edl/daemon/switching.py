@@ -18,12 +18,12 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from edl.config import Config
 from edl.core.facts import Generation, JobState, Seat, Stage
-from edl.core.steprecord import StepRecord, agreed_generation
+from edl.core.steprecord import StepRecord, SwitchTimes, agreed_generation, repair_times, us
 from edl.daemon import points
 from edl.daemon.checkpoint import Durable
 from edl.daemon.daemon import Daemon
@@ -49,19 +49,6 @@ class Replica(Durable, Protocol):
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Send (rank ``root``), or take over what ``receive`` says."""
-
-
-@dataclass(frozen=True)
-class SwitchTimes:
-    """The parts of one worker's last switch, in microseconds (see the step record)."""
-
-    wait_us: int = 0
-    shutdown_us: int = 0
-    init_us: int = 0
-    broadcast_us: int = 0
-    stall_us: int = 0
-    first_step_us: int = 0
-    median_us: int = 0
 
 
 class Switching:
@@ -106,10 +93,11 @@ class Switching:
         if generation.rank_of(self.worker) is None:
             self._daemon.set_stage(Stage.PREPARING)
             return generation
+        began = time.monotonic()
         try:
             self._enter(generation)
         except RingError as error:
-            self.repair(error, generation.number)
+            self.repair(error, began, generation.number)
         return None
 
     def _wait_for_start(self) -> Generation:
@@ -197,7 +185,7 @@ class Switching:
         """
         generation = self._mailbox.generation(number)
         old_size, began = self._ring.place.size, time.monotonic()
-        median_us = self.median_step_us()
+        median_step_us = self.median_step_us()
         try:
             self._ring.barrier(IDLE)
             arrived = time.monotonic()
@@ -211,7 +199,7 @@ class Switching:
             points.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
-            self.repair(error, generation.number)
+            self.repair(error, began, generation.number)
             return
         self.times = SwitchTimes(
             wait_us=us(arrived - began),
@@ -219,7 +207,7 @@ class Switching:
             init_us=us(built - closed),
             broadcast_us=us(synchronised - built),
             stall_us=us(time.monotonic() - began),
-            median_us=median_us,
+            median_step_us=median_step_us,
         )
         self.on_switch(old_size, self._ring.place.size)
 
@@ -230,11 +218,12 @@ class Switching:
         """
         while not self._synchronised:
             assert self.generation is not None
+            began = time.monotonic()
             try:
                 self._synchronise(self.generation)
                 self._synchronised = True
             except RingError as error:
-                self.repair(error)
+                self.repair(error, began)
 
     def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
         """Pause while fewer workers than min_np are left, until replacements have joined.
@@ -251,10 +240,11 @@ class Switching:
         deadline = time.monotonic() + limit
         logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
         while (size := self._ring.place.size) < min_np:
+            began = time.monotonic()
             try:
                 records = self._ring.finish_record(self._ring.start_record(record()))
             except RingBroken as error:
-                self.repair(error)
+                self.repair(error, began)
                 continue
             target, _ = agreed_generation(records)
             if target is not None:
@@ -273,12 +263,13 @@ class Switching:
     def finish_together(self) -> None:
         """Wait until all have completed the last step: who missed it needs somebody who has it."""
         while True:
+            began = time.monotonic()
             try:
                 self._ring.barrier(IDLE)
                 return
             except RingBroken as error:
                 try:
-                    self.repair(error)
+                    self.repair(error, began)
                 except JobFailed:
                     if self._mailbox.job_state is JobState.FINISHED:
                         return  # the others are through
@@ -286,15 +277,17 @@ class Switching:
 
     # --- after a failure ---
 
-    def repair(self, error: RingError, failed: int = 0) -> None:
+    def repair(self, error: RingError, waiting_since: float, failed: int = 0) -> None:
         """A ring broke, or that of generation ``failed`` was not built: go on with the survivors.
+
+        ``waiting_since``: when this worker began to wait for the others, on the monotonic clock.
 
         Raises:
             WorkerEvicted: the leader has given this worker up.
             JobFailed: no leader made a new generation in time.
         """
         began, old_size = time.monotonic(), self._ring.place.size
-        median_us = self.median_step_us()
+        median_step_us, known = self.median_step_us(), began
         if self.generation is not None:
             failed = max(failed, self.generation.number)
         while True:
@@ -302,18 +295,20 @@ class Switching:
             generation = self._wait_for_repair(failed, error)
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
-            repaired = time.monotonic()
+            heard, repaired = self._mailbox.announced_at, time.monotonic()
             try:
                 built, synchronised = self._enter(generation)
                 break
             except RingError as again:
                 failed, error = generation.number, again
-        self.times = SwitchTimes(
+                waiting_since, known = repaired, time.monotonic()
+        self.times = replace(
+            repair_times(waiting_since, known, self._mailbox.led_since, heard),
             wait_us=us(repaired - began),
             init_us=us(built - repaired),
             broadcast_us=us(synchronised - built),
             stall_us=us(time.monotonic() - began),
-            median_us=median_us,
+            median_step_us=median_step_us,
         )
         self.on_switch(old_size, self._ring.place.size)
 
@@ -423,8 +418,3 @@ class Switching:
     @property
     def worker(self) -> int:
         return self._seat.id
-
-
-def us(seconds: float) -> int:
-    """Microseconds, for the step record."""
-    return round(seconds * 1e6)

@@ -24,6 +24,7 @@ from edl.errors import CoordinationError
 from edl.ring.client import ALIVE, REFUSED, SILENT, Health, ask_all
 
 ASK_TIMEOUT_S = 0.5
+SILENCE_S = 1.0  # for this long after a worker did not answer, it counts as silent
 SWITCH_S = 0.5  # a switch in which nobody has failed takes less
 FROZEN_S = 1.0  # no step for this long, and for this many usual steps: the ring stands still
 FROZEN_STEPS = 5
@@ -41,30 +42,33 @@ class Witness:
         self._since = time.monotonic()
         self._announced = (0, 0.0)  # the newest generation and when it was first seen
         self._own_activity = activity
+        self._silent: dict[int, float] = {}  # when a worker was last asked in vain
 
     def dead(self, snapshot: Snapshot) -> dict[int, str]:
         """Who is proven dead, with the proof.
 
         Only those are asked whose word the leader waits for: members of a ring that is broken or
-        about to change, newcomers that are about to join, and whoever has left ZooKeeper.
+        about to change, newcomers that are about to join, and whoever has left ZooKeeper. When
+        the ring stands still all are asked, so that the session of a frozen one is the last proof
+        to come, and nothing is left to wait for when it ends.
         """
         members = {member.id: member for member in snapshot.members}
         asked = {m.id: (m.address, m.port) for m in snapshot.members if m.stage is Stage.READY}
-        seats = _seats(snapshot.generation)
-        if not _settled(snapshot.generation, members):
+        seats, frozen = _seats(snapshot.generation), self._frozen()
+        if frozen or not _settled(snapshot.generation, members):
             asked |= {seat.id: (seat.address, seat.port) for seat in seats.values()}
             if self._just_announced(snapshot.generation) and not _in_doubt(seats, members):
                 asked = {w: at for w, at in asked.items() if w not in seats}
         for worker in (self._worker, *snapshot.evicted):
             asked.pop(worker, None)
         dead: dict[int, str] = {}
-        for worker, health in sorted(ask_all(asked, ASK_TIMEOUT_S).items()):
+        for worker, health in sorted(self._ask(asked, members).items()):
             place = "{}:{}".format(*asked[worker])
             if health.liveness is REFUSED:
                 dead[worker] = f"its process is gone: {place} refuses connections"
             elif health.told.get("worker") not in (None, f"w{worker}"):
                 dead[worker] = f"its process is gone: on {place} {health.told['worker']} answers"
-            elif health.liveness is SILENT and worker not in members and self._frozen():
+            elif health.liveness is SILENT and worker not in members and frozen:
                 dead[worker] = (
                     f"it is frozen or cut off: {self._placed(worker, snapshot)} left ZooKeeper, "
                     f"{place} does not answer and no step completes for {self._quiet_s():.1f} s; "
@@ -97,6 +101,17 @@ class Witness:
             for seat in seats
         ]
         return stall.judge(reports, quiet_s, progress.step, self._config.stall_limit_s)
+
+    def _ask(
+        self, ports: Mapping[int, tuple[str, int]], members: Mapping[int, Member]
+    ) -> dict[int, Health]:
+        """Ask all workers, except who was silent just before it left ZooKeeper."""
+        since = time.monotonic() - SILENCE_S
+        silent = {w for w, at in self._silent.items() if at > since and w not in members}
+        asked = {worker: at for worker, at in ports.items() if worker not in silent}
+        answers, now = ask_all(asked, ASK_TIMEOUT_S), time.monotonic()
+        self._silent |= {w: now for w, health in answers.items() if health.liveness is SILENT}
+        return answers | {worker: Health(SILENT) for worker in ports if worker in silent}
 
     def _just_announced(self, generation: Generation | None) -> bool:
         """Whether a switch is so young that to ask its members would only slow it down."""

@@ -28,14 +28,14 @@ from typing import Any
 from edl.config import Config
 from edl.core.facts import Event, Generation, JobState, Leader, Stage
 from edl.core.ledger import Ledger
-from edl.core.steprecord import StepRecord, agreed_generation, check
+from edl.core.steprecord import StepRecord, SwitchTimes, agreed_generation, check, us
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
 from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
-from edl.daemon.switching import Replica, Switching, SwitchTimes, us
+from edl.daemon.switching import Replica, Switching
 from edl.errors import RingBroken, RingError, UsageError
 from edl.ring.ring import Collectives, Ring
 
@@ -70,7 +70,7 @@ class Worker:
         self.begun = 0  # how many batches were handed out here, rehearsals included
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
-        self._began = self._ended = time.monotonic()
+        self._began = self._ended = self._waiting_since = self._entered = time.monotonic()
         self._compute_us = self._first_step_us = 0
         self._samples_total = 0
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
@@ -111,7 +111,7 @@ class Worker:
         points.reached("rehearsed")
         self._switching.join()
         self.rehearsing = False
-        self._steps_here = 0
+        self._enter()
 
     def finish(self) -> None:
         """The script has trained all its epochs."""
@@ -178,8 +178,7 @@ class Worker:
 
     @property
     def leader(self) -> Leader:
-        known = self._daemon.leader if self._daemon is not None else None
-        return known or Leader(0, self.id)
+        return self._mailbox.leader or Leader(0, self.id)
 
     @property
     def step(self) -> int:
@@ -297,7 +296,8 @@ class Worker:
             RingError: the workers are not in the same step.
         """
         if self._records is None:
-            self._compute_us = us(time.monotonic() - self._began)
+            self._waiting_since = time.monotonic()
+            self._compute_us = us(self._waiting_since - self._began)
             points.reached("records")
             if isinstance(self._pending, RingBroken):
                 raise self._pending
@@ -319,7 +319,7 @@ class Worker:
         """
         if self._switching is None:
             raise error
-        self._switching.repair(error)
+        self._switching.repair(error, self._waiting_since)
         if not self._position.superseded:
             self._send_record()
         return self._position.superseded
@@ -379,15 +379,18 @@ class Worker:
     # --- telling ---
 
     def _switched(self, old_size: int, new_size: int) -> None:
-        self._steps_here = 0
+        self._enter()
         self._target = None
         for callback in self._on_resize:
             callback(old_size, new_size)
 
+    def _enter(self) -> None:
+        self._steps_here, self._entered = 0, time.monotonic()
+
     def _time_step(self) -> None:
         now = time.monotonic()
         if self._steps_here == 1:
-            self._first_step_us = us(now - self._began)
+            self._first_step_us = us(now - self._entered)
         else:
             self._durations.append(now - self._ended)
         self._ended = now
@@ -421,13 +424,7 @@ class Worker:
         workers = {
             f"w{r.worker}": {
                 "role": "new" if r.worker in generation.joined else "old",
-                "wait_s": r.wait_us / 1e6,
-                "shutdown_s": r.shutdown_us / 1e6,
-                "init_s": r.init_us / 1e6,
-                "broadcast_s": r.broadcast_us / 1e6,
-                "stall_s": r.stall_us / 1e6,
-                "first_step_s": r.first_step_us / 1e6,
-                "median_step_s": r.median_us / 1e6,
+                **r.seconds(),
             }
             for r in records
         }

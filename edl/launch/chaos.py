@@ -230,7 +230,7 @@ class Chaos:
         text = f"generation {number}: {reasons[-1] if reasons else 'no reason logged'}"
         if parts:
             stall = parts.pop("stall_s")
-            told = ", ".join(f"{name.removesuffix('_s')} {s:.2f}" for name, s in parts.items())
+            told = ", ".join(f"{n.removesuffix('_s')} {s:.2f}" for n, s in parts.items() if s)
             details["stall_s"] = stall
             text += f"; it stood still for {stall:.2f} s ({told})"
         return text, details

@@ -7,25 +7,46 @@ from typing import Any
 
 from edl.core.facts import Event
 
+RECOVERY = ("detect", "election", "roll_call", "init", "broadcast")
+
 
 def tell(event: Event) -> str:
-    """Generation, step, kind and reason; for a switch also how long each worker stood still."""
+    """Generation, step, kind and reason; for a switch also what it cost."""
     line = f"generation {event.generation} step {event.step}: {event.kind}: {event.reason}"
-    stalls = stalls_ms(event)
-    if stalls:
-        parts = ", ".join(f"{worker} {ms:.0f} ms" for worker, ms in stalls.items())
-        line += f" (stall: {parts})"
-    return line
+    told = cost(event)
+    return f"{line} ({told})" if told else line
 
 
-def stalls_ms(event: Event) -> dict[str, float]:
-    """Worker -> how long the switch held it up, in milliseconds; empty for other events."""
-    workers = event.details.get("workers")
-    if not isinstance(workers, Mapping):
+def cost(event: Event) -> str:
+    """How long a switch held each worker up; of a repair, also the parts of the longest stall.
+
+    Empty for other events.
+    """
+    workers = _workers(event)
+    if not workers:
+        return ""
+    told = "stall " + ", ".join(f"{name} {_ms(p, 'stall')} ms" for name, p in workers.items())
+    slowest = max(workers, key=lambda name: _seconds(workers[name], "stall"))
+    parts = workers[slowest]
+    if _seconds(parts, "roll_call") == 0.0:
+        return told
+    named = [f"{p.replace('_', '-')} {_ms(parts, p)}" for p in RECOVERY if _seconds(parts, p)]
+    return f"{told}; {slowest}: {', '.join(named)} ms"
+
+
+def _workers(event: Event) -> dict[str, Mapping[str, Any]]:
+    """Worker -> what it tells of a switch, in the order of the workers."""
+    told = event.details.get("workers")
+    if not isinstance(told, Mapping):
         return {}
-    stalls: dict[str, float] = {}
-    for name, parts in sorted(workers.items(), key=lambda item: (len(item[0]), item[0])):
-        value: Any = parts.get("stall_s") if isinstance(parts, Mapping) else None
-        if isinstance(value, int | float):
-            stalls[name] = 1000.0 * value
-    return stalls
+    named = sorted(told.items(), key=lambda item: (len(item[0]), item[0]))
+    return {name: p for name, p in named if isinstance(p, Mapping) and "stall_s" in p}
+
+
+def _seconds(parts: Mapping[str, Any], name: str) -> float:
+    value = parts.get(f"{name}_s", 0.0)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _ms(parts: Mapping[str, Any], name: str) -> str:
+    return f"{1000.0 * _seconds(parts, name):.0f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,10 @@ from edl.ring.ring import CollectiveFailed
 
 FIRST_PIECE_BYTES = 2**15  # of a message; a position, or the description of a small state
 LENGTH_BYTES = 8
+
+# Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
+# longer by a tenth at most, up to half of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms).
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 5e-4, 1.1
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
@@ -65,7 +70,7 @@ class TorchCollectives:
         return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
 
     def allgather_finish(self, handle: Any) -> Table:
-        rows: Table = guarded(hvd.synchronize, handle).numpy()
+        rows: Table = guarded(_synchronize, handle).numpy()
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
@@ -85,7 +90,7 @@ class TorchCollectives:
     @staticmethod
     def _broadcast(data: bytearray, root: int, name: str) -> bytearray:
         tensor = torch.from_numpy(np.frombuffer(data, dtype=np.uint8))  # shares its memory
-        guarded(hvd.broadcast_, tensor, root, name=name)
+        guarded(_synchronize, guarded(hvd.broadcast_async_, tensor, root, name=name))
         return data
 
 
@@ -118,5 +123,18 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
 @waits("waiting for the gradients of the others")
 def finish(handle: int) -> torch.Tensor:
     """Wait for what was started; returns its output."""
-    output: torch.Tensor = guarded(hvd.synchronize, handle)
+    output: torch.Tensor = guarded(_synchronize, handle)
     return output
+
+
+def _synchronize(handle: int) -> Any:
+    """hvd.synchronize that sleeps while it waits; None for what was waited for before.
+
+    Horovod's own (WaitAndClear in torch/mpi_ops_v2.cc) looks again and again and keeps a
+    processor busy, which its own threads need, and the other workers of the machine.
+    """
+    pause_s = FIRST_PAUSE_S
+    while handle in mpi_ops._handle_map and not hvd.poll(handle):
+        time.sleep(pause_s)
+        pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
+    return hvd.synchronize(handle)

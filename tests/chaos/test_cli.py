@@ -23,7 +23,7 @@ def test_faults_and_what_they_caused(tmp_path: Path, zk_hosts: str) -> None:
         assert kill["step"] >= before["step"] + 5
         assert kill["worker"] == before["leader"]
         assert kill["generation"] > before["generation"]
-        assert {"wait_s", "init_s", "broadcast_s"} <= kill["parts"].keys()
+        assert {"detect_s", "election_s", "wait_s", "init_s", "broadcast_s"} <= kill["parts"].keys()
         assert kill["stall_s"] > 0
 
         every = ["--every", "500ms", "--count", "4", "--seed", "5", "--for", "1s"]

@@ -19,6 +19,24 @@ def resize(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def crash(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.crash")
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.parts")
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.report")
+
+
+@pytest.fixture
 def step_time(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.step_time")
@@ -48,6 +66,82 @@ def test_the_worst_old_worker_counts(resize: ModuleType) -> None:
     found = resize.stall([quick, slow], 0.75, 2)
     assert found.gap_s == pytest.approx(0.5)
     assert found.gaps_s == pytest.approx({1: 0.1, 2: 0.5})
+
+
+def survivor(
+    crash: ModuleType, worker: int, gaps: list[float], sizes: list[int], numbers: list[int]
+) -> object:
+    return crash.Steps(worker, np.cumsum(gaps), np.array(numbers), np.array(sizes))
+
+
+def test_a_crash_costs_the_worst_survivor_its_longest_gap(crash: ModuleType) -> None:
+    """A fault at 1.05 s. One survivor still completes its step in the old ring; the long gap
+    after they are back, when the replacement joins, is another matter."""
+    sizes = [3] * 10 + [2] * 5 + [3] * 5
+    gaps = [*[0.1] * 10, 0.45, *[0.1] * 4, 5.0, *[0.1] * 4]
+    one = survivor(crash, 1, gaps, sizes, [*range(20)])
+    sizes = [3] * 11 + [2] * 4 + [3] * 5
+    gaps = [*[0.1] * 11, 0.6, *[0.1] * 3, 5.0, *[0.1] * 4]
+    other = survivor(crash, 2, gaps, sizes, [*range(20)])
+    found = crash.crash([one, other], 1.05)
+    assert found.gap_s == pytest.approx(0.6)
+    assert found.gaps_s == pytest.approx({1: 0.45, 2: 0.6})
+    assert found.median_step_s == pytest.approx(0.1)
+    assert found.redone == 0
+
+
+def test_steps_that_are_trained_twice_are_redone(crash: ModuleType) -> None:
+    """Back to step 7 of 0 to 9; what was redone before the fault is not counted again."""
+    numbers = [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 7, 8, 9, 10, 11]
+    sizes = [3] * 11 + [2] * 5
+    found = crash.crash([survivor(crash, 1, [0.1] * 16, sizes, numbers)], 1.15)
+    assert found.redone == 3
+
+
+def told(generation: int, **workers: dict[str, object]) -> dict[str, object]:
+    zero = dict.fromkeys(("wait_s", "detect_s", "election_s", "roll_call_s", "init_s"), 0.0)
+    full = {name: {"role": "old", **zero, **parts} for name, parts in workers.items()}
+    return {"kind": "switch", "generation": generation, "workers": full}
+
+
+def test_the_parts_are_those_of_the_slowest_worker(parts: ModuleType) -> None:
+    events = [
+        {"kind": "generation", "generation": 5},
+        told(6, w3={"wait_s": 9.0, "stall_s": 9.0}),
+        told(
+            5,
+            w1={"wait_s": 0.1, "stall_s": 0.2},
+            w2={"wait_s": 0.25, "election_s": 0.0625, "roll_call_s": 0.125, "stall_s": 0.5},
+            w4={"role": "new", "wait_s": 8.0, "stall_s": 9.0},
+        ),
+        told(4, w3={"wait_s": 9.0, "stall_s": 9.0}),
+    ]
+
+    def after(generation: int) -> dict[str, float]:
+        names = ("detect", "election", "roll_call", "close")
+        return parts.slowest(events, lambda switch: switch["generation"] > generation, names)
+
+    assert after(4) == {"detect": 0.0, "election": 0.0625, "roll_call": 0.125, "close": 0.0625}
+    assert after(6) == {}
+
+
+def test_a_gap_beyond_what_was_asked_is_not_reached(crash: ModuleType, report: ModuleType) -> None:
+    def cost(gap_s: float, redone: int = 0) -> object:
+        return crash.Crash(gap_s, 0.1, redone, {1: gap_s}, {"detect": 0.0125, "close": 0.0})
+
+    crashes = {
+        "stock": [cost(30.2, 3), cost(30.6, 7)],
+        crash.PLAIN: [cost(0.2), cost(0.6)],
+        crash.LEADER: [cost(1.4)],
+        crash.FROZEN: [cost(crash.SESSION_S + 0.9)],
+    }
+    rows = report.crash_rows(crashes)
+    reached = {row.what: row.reached for row in rows}
+    assert [reached[what] for what in list(reached)[:3]] == [False, True, True]
+    assert rows[0].stock.startswith("30.40 s")
+    (redone,) = [row for row in rows if "redone" in row.what]
+    assert (redone.stock, redone.edl, redone.reached) == ("3 to 7", "0", True)
+    assert rows[-1].edl == "detect 12 ms"
 
 
 def test_the_interval_of_a_median_holds_it(step_time: ModuleType) -> None:

@@ -28,10 +28,11 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
+from edl.core.steprecord import SwitchTimes
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.command import check_command, python_script, title
-from edl.launch.story import tell
+from edl.launch.story import cost, tell
 
 SWITCH = Event(
     time=0.5,
@@ -47,6 +48,22 @@ SWITCH = Event(
         "kind": "hidden",
     },
 )
+REPAIR = Event(
+    time=0.5,
+    kind="switch",
+    generation=3,
+    step=41,
+    reason="w0 died",
+    details={
+        "workers": {
+            "w1": SwitchTimes(stall_us=90_000, roll_call_us=40_000, init_us=50_000).seconds(),
+            "w2": SwitchTimes(
+                detect_us=15_000, election_us=40_000, roll_call_us=20_000, wait_us=60_000,
+                init_us=50_000, broadcast_us=10_000, stall_us=120_000, median_step_us=9_000,
+            ).seconds(),
+        }
+    },
+)  # fmt: skip
 
 
 def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
@@ -278,7 +295,11 @@ def test_events() -> None:
     assert aligned(SWITCH).endswith("[stall w2 125 ms, w10 250 ms]")
     assert tell(SWITCH) == (
         "generation 2 step 40: switch: w2 joined: 2 -> 3 workers, 3 wanted "
-        "(stall: w2 125 ms, w10 250 ms)"
+        "(stall w2 125 ms, w10 250 ms)"
+    )
+    assert cost(REPAIR) == (
+        "stall w1 90 ms, w2 120 ms; "
+        "w2: detect 15, election 40, roll-call 20, init 50, broadcast 10 ms"
     )
     plain = Event(0.0, "leader", 0, 0, "w0 leads in term 1")
     assert tell(plain) == "generation 0 step 0: leader: w0 leads in term 1"

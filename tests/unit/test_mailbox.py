@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from edl.core.facts import Generation, JobState, Seat
+from edl.core.facts import Generation, JobState, Leader, Seat
 from edl.daemon.mailbox import Mailbox
 from edl.errors import WorkerEvicted
 
@@ -32,6 +32,21 @@ def test_whom_nobody_knows_any_more_is_told_so() -> None:
     """A worker that was frozen while the others went on from generation to generation."""
     assert waiting(9, REPAIR, PLANNED, repairs=True) is PLANNED
     assert PLANNED.rank_of(9) is None
+
+
+def test_when_it_was_heard_of() -> None:
+    mailbox = Mailbox(4)
+    began = time.monotonic()
+    mailbox.leads(Leader(1, 4))
+    mailbox.announce(REPAIR)
+    led, heard = mailbox.led_since, mailbox.announced_at
+    assert began <= led <= heard <= time.monotonic()
+    mailbox.leads(Leader(1, 4))  # said again at each look
+    assert (mailbox.leader, mailbox.led_since) == (Leader(1, 4), led)
+    mailbox.leads(Leader(2, 2))
+    mailbox.announce(PLANNED)
+    assert mailbox.led_since > led
+    assert mailbox.announced_at > heard
 
 
 def test_the_evicted_and_the_end_of_the_job() -> None:

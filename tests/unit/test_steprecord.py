@@ -9,12 +9,15 @@ import pytest
 
 from edl.core.steprecord import (
     FIELDS,
+    PARTS,
     WIDTH,
     StepRecord,
+    SwitchTimes,
     agreed_generation,
     check,
     decode,
     global_samples,
+    repair_times,
 )
 from edl.errors import RingError
 
@@ -30,6 +33,34 @@ def test_a_row_is_one_line_of_int64() -> None:
     assert row.dtype == np.int64
     assert row[0, :9].tolist() == [3, 41, 0, 1, 32, 96, 64, 3, 7]
     assert not row[0, 9:].any()
+
+
+def test_a_row_ends_with_the_parts_of_the_last_switch() -> None:
+    times = SwitchTimes(detect_us=1, median_step_us=2_500_000)
+    assert FIELDS[-len(PARTS) :] == PARTS
+    row = replace(ROW, **vars(times)).encode()
+    assert row[0, -len(PARTS) :].tolist() == [1, *[0] * (len(PARTS) - 2), 2_500_000]
+    told = times.seconds()
+    assert (told["detect_s"], told["roll_call_s"], told["median_step_s"]) == (1e-6, 0.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("led_since", "heard", "parts"),
+    [
+        pytest.param(3.0, 10.5, (2.0, 0.0, 0.5), id="the leader lives"),
+        pytest.param(10.25, 10.5, (2.0, 0.25, 0.25), id="a new one since the failure"),
+        pytest.param(10.5, 10.5, (2.0, 0.5, 0.0), id="both heard of in one look"),
+        pytest.param(11.0, 10.5, (2.0, 0.5, 0.0), id="a new one after the repair was decided"),
+        pytest.param(9.0, 9.5, (2.0, 0.0, 0.0), id="the news broke the ring"),
+    ],
+)
+def test_what_went_before_a_rebuild(
+    led_since: float, heard: float, parts: tuple[float, float, float]
+) -> None:
+    """It waited from 8.0 and knew at 10.0 that the ring is broken."""
+    times = repair_times(8.0, 10.0, led_since, heard)
+    told = times.seconds()
+    assert (told["detect_s"], told["election_s"], told["roll_call_s"]) == parts
 
 
 def test_a_table_is_read_in_rank_order() -> None:

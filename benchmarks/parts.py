@@ -1,0 +1,29 @@
+"""The parts of a switch, as edl tells them in its event log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+PLANNED = ("wait", "shutdown", "init", "broadcast", "first_step")
+REPAIR = ("detect", "election", "roll_call", "close", "init", "broadcast", "first_step")
+
+
+def slowest(
+    events: Iterable[Mapping[str, Any]],
+    which: Callable[[Mapping[str, Any]], bool],
+    names: Iterable[str],
+) -> dict[str, float]:
+    """The parts ``names`` of the first switch that is as ``which`` says, in seconds.
+
+    They are those of the old worker that stood still longest. ``close`` is what election and
+    roll-call leave of ``wait``. Empty when there was no such switch.
+    """
+    switches = [event for event in events if event["kind"] == "switch" and which(event)]
+    if not switches:
+        return {}
+    first = min(switches, key=lambda event: int(event["generation"]))
+    old = [told for told in first["workers"].values() if told["role"] == "old"]
+    told = dict(max(old, key=lambda told: float(told["stall_s"])))
+    told["close_s"] = told["wait_s"] - told["election_s"] - told["roll_call_s"]
+    return {name: float(told[f"{name}_s"]) for name in names}

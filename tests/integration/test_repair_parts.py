@@ -1,0 +1,59 @@
+"""The event log says where the time of a recovery went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trial import Trial, trial
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ROUNDING_S = 5e-6  # each part is rounded to a microsecond
+
+
+def test_the_parts_of_a_repair(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=3) as job:
+        job.wait_for_step(5)
+        for role in ("plain", "leader"):
+            job.wait_for_size(3)
+            before = max(event["generation"] for event in job.events("generation"))
+            job.process(job.leader() if role == "leader" else job.plain()).kill()
+            repair, told = repaired(job, before)
+            old_term = max(e["term"] for e in job.events("generation") if e["generation"] <= before)
+            assert len(told) == 2, repair
+            for parts in told.values():
+                check(parts)
+            elections = [parts["election_s"] for parts in told.values()]
+            if repair["term"] == old_term:
+                assert role == "plain"
+                assert elections == [0.0, 0.0]
+            else:
+                assert max(elections) > 0.0
+        job.wait_for_size(3)
+        job.prove()
+
+
+def repaired(job: Trial, before: int) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """The generation that followed ``before``, and what its workers tell of the switch."""
+    switches: list[dict[str, Any]] = []
+
+    def logged() -> bool:
+        switches.extend(e for e in job.events("switch") if e["generation"] > before)
+        return bool(switches)
+
+    job.until(logged, "switch in the event log")
+    number = switches[0]["generation"]
+    (repair,) = [e for e in job.events("generation") if e["generation"] == number]
+    return repair, switches[0]["workers"]
+
+
+def check(parts: dict[str, float]) -> None:
+    assert parts["roll_call_s"] > 0.0, parts
+    assert parts["init_s"] > 0.0, parts
+    assert parts["first_step_s"] > 0.0, parts
+    assert 0.0 <= parts["detect_s"] < 30.0, parts  # Gloo's time-out, which nobody waits for
+    assert parts["election_s"] + parts["roll_call_s"] <= parts["wait_s"] + ROUNDING_S, parts
+    whole = parts["wait_s"] + parts["init_s"] + parts["broadcast_s"]
+    assert whole <= parts["stall_s"] + ROUNDING_S, parts

@@ -1,0 +1,98 @@
+"""Whom a leader asks when its ring stands still, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from edl.config import Config
+from edl.core.facts import Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.stall import Activity
+from edl.daemon import witness
+from edl.daemon.mailbox import Mailbox, Progress
+from edl.daemon.witness import Witness
+from edl.ring.client import ALIVE, REFUSED, SILENT, Health, Liveness
+
+SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
+MEMBERS = tuple(
+    Member(s.id, s.host, s.slot, s.address, s.port, 100 + s.id, f"t-{s.id}", Stage.ACTIVE, 4)
+    for s in SEATS
+)
+WHOLE = Snapshot(
+    job=Job("digits", ("python", "train.py"), 3, 1, 3),
+    members=MEMBERS,
+    generation=Generation(4, 1, SEATS, 0, (), (), "w2 joined"),
+)
+W1_LEFT = replace(WHOLE, members=(MEMBERS[0], MEMBERS[2]))
+
+
+class Asked:
+    """Stands for the network: each worker answers as ``liveness`` says, else it is alive."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.liveness: dict[int, Liveness] = {}
+        self.last: set[int] = set()
+        monkeypatch.setattr(witness, "ask_all", self._ask_all)
+        monkeypatch.setattr(witness, "SWITCH_S", 0.0)  # the generation is no news
+
+    def _ask_all(self, ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
+        self.last = set(ports)
+        return {w: self._answer(w) for w in ports}
+
+    def _answer(self, worker: int) -> Health:
+        if worker in self.liveness:
+            return Health(self.liveness[worker])
+        return Health(ALIVE, {"worker": f"w{worker}"})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+def leader(quiet_s: float) -> Witness:
+    """The witness of w0, whose ring has completed no step for ``quiet_s``."""
+    mailbox = Mailbox(0)
+    mailbox.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
+    busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
+    return Witness(Config(), mailbox, 0, lambda: busy)
+
+
+def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:
+    assert leader(quiet_s=0.0).dead(WHOLE) == {}
+    assert asked.last == set()
+
+
+def test_who_was_silent_when_its_session_ends_is_dead_at_once(asked: Asked) -> None:
+    """Asked beforehand, since the ring stands still: the end of the session is the last proof."""
+    asked.liveness[1] = SILENT
+    eyes = leader(quiet_s=5.0)
+    assert eyes.dead(WHOLE) == {}
+    assert asked.last == {1, 2}
+    assert eyes.dead(W1_LEFT)[1].startswith("it is frozen or cut off: w1 (rank 1, host a) left")
+    assert asked.last == {2}
+
+
+def test_silence_long_ago_proves_nothing(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "SILENCE_S", 0.0)
+    asked.liveness[1] = SILENT
+    eyes = leader(quiet_s=5.0)
+    assert eyes.dead(WHOLE) == {}
+    del asked.liveness[1]
+    assert eyes.dead(W1_LEFT) == {}
+    assert asked.last == {1, 2}
+
+
+def test_silence_proves_nothing_while_steps_complete(asked: Asked) -> None:
+    asked.liveness[1] = SILENT
+    assert leader(quiet_s=0.0).dead(W1_LEFT) == {}
+    assert asked.last == {1, 2}
+
+
+def test_a_ring_that_stands_still_does_not_hide_a_death(asked: Asked) -> None:
+    asked.liveness[1] = REFUSED
+    told = leader(quiet_s=5.0).dead(WHOLE)
+    assert told == {1: "its process is gone: 127.0.0.1:9001 refuses connections"}
