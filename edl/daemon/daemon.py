@@ -372,13 +372,11 @@ class Daemon:
             self._written.notify_all()
 
     def _health(self) -> Mapping[str, Any]:
-        progress, member = self._mailbox.progress, self._member
+        member = self._member
         return {
             "worker": member.name if member else None,
             "stage": member.stage if member else None,
-            "generation": progress.generation,
-            "step": progress.step,
-            "epoch": progress.epoch,
+            **self._mailbox.progress.told(),
             "activity": self._watch.look().to_json(),
         }
 

@@ -73,8 +73,11 @@ class Lead:
         """
         snapshot = self._store.snapshot(wake)
         ages = self._ages(snapshot)
-        dead = self._look_for_stall(snapshot) | self._witness.dead(snapshot)
-        decision = decide(snapshot, self.term, ages, self._limits, dead)
+        self._witness.look(snapshot)
+        dead, _silent = self._witness.dead(snapshot)
+        decision = decide(
+            snapshot, self.term, ages, self._limits, self._look_for_stall(snapshot) | dead
+        )
         if decision.acts:
             decision = self._with_scope(decision)
             points.reached("deciding")
@@ -139,7 +142,7 @@ class Lead:
     def _log(
         self, kind: str, reason: str, generation: int | None = None, **details: object
     ) -> None:
-        progress = self._mailbox.progress
+        progress = self._witness.heard.progress
         number = progress.generation if generation is None else generation
         self._store.add_event(Event(time.time(), kind, number, progress.step, reason, details))
 
@@ -148,7 +151,7 @@ class Lead:
         if now - self._status_at < self._config.status_period_s:
             return
         self._status_at = now
-        progress = self._mailbox.progress
+        told_by, progress = self._witness.heard.worker, self._witness.heard.progress
         reason = self._stall or self._reason
         if progress.generation == 0 and snapshot.status:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
@@ -163,7 +166,7 @@ class Lead:
                 "epoch": progress.epoch,
                 "epoch_done": progress.epoch_done,
                 "epoch_total": progress.epoch_total,
-                "samples_per_s": round(self._rate.of(progress.samples_total, now), 1),
+                "samples_per_s": round(self._rate.of(told_by, progress.samples_total, now), 1),
                 "median_step_s": round(progress.median_step_s, 6),
                 "reason": reason,
                 "time": time.time(),
@@ -174,14 +177,18 @@ class Lead:
 
 
 class _Rate:
-    """Samples per second over the last few seconds."""
+    """Samples per second over the last few seconds, as one worker counts them."""
 
     WINDOW_S = 3.0
 
     def __init__(self) -> None:
+        self._worker = -1
         self._points: list[tuple[float, int]] = []
 
-    def of(self, total: int, now: float) -> float:
+    def of(self, worker: int, total: int, now: float) -> float:
+        if worker != self._worker:
+            self._worker = worker
+            self._points.clear()
         self._points.append((now, total))
         while len(self._points) > 2 and now - self._points[0][0] > self.WINDOW_S:
             self._points.pop(0)
