@@ -16,7 +16,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -92,19 +91,7 @@ class Trial(Job):
         assert self._process is not None
         assert self._process.poll() is not None
         self._watcher.join(10)
-        with self._output.open("ab") as output:
-            self._process = subprocess.Popen(
-                [EDL, "join", "--job", self.name],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                cwd=self.directory,
-                start_new_session=True,
-            )
-        self._newest = None
-        self._watcher = threading.Thread(target=self._watch)
-        self._watcher.start()
+        self._begin([EDL, "join", "--job", self.name])
 
     # --- faults ---
 
