@@ -202,6 +202,14 @@ class Trial(Job):
         super().close()
 
 
+def longest_stall(reports: Sequence[dict[str, Any]]) -> float:
+    """Of those who were in the first ring: the longest pause between two steps, in seconds."""
+    old = [report for report in reports if report["rings"][0]["generation"] == 1]
+    assert old, "nobody was there all the time"
+    pauses = [pause for report in old for pause in report["pauses"]]
+    return max((pause["seconds"] for pause in pauses if pause["step"] > 0), default=0.0)
+
+
 def freeze(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
 
