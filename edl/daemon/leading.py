@@ -57,6 +57,7 @@ class Lead:
             prepare_s=config.prepare_timeout_s,
             gather_s=config.gather_timeout_s,
             leave_grace_s=config.leave_grace_s,
+            notice_s=config.switch_timeout_s,
         )
         self._log("leader", f"w{worker} leads in term {leadership.term}", worker=f"w{worker}")
 
@@ -72,12 +73,10 @@ class Lead:
             CoordinationError: ZooKeeper is away; the next turn tries again.
         """
         snapshot = self._store.snapshot(wake)
-        ages = self._ages(snapshot)
-        self._witness.look(snapshot)
-        dead, _silent = self._witness.dead(snapshot)
-        decision = decide(
-            snapshot, self.term, ages, self._limits, self._look_for_stall(snapshot) | dead
-        )
+        ages = self._ages(snapshot, self._witness.look(snapshot))
+        dead, silent = self._witness.dead(snapshot)
+        dead = self._look_for_stall(snapshot) | dead
+        decision = decide(snapshot, self.term, ages, self._limits, dead, silent)
         if decision.acts:
             decision = self._with_scope(decision)
             points.reached("deciding")
@@ -90,14 +89,15 @@ class Lead:
             logger.info("term %d: %s", self.term, decision.reason)
         self._put_status(snapshot)
 
-    def _ages(self, snapshot: Snapshot) -> Ages:
+    def _ages(self, snapshot: Snapshot, generation_s: float) -> Ages:
         now = time.monotonic()
         for member in snapshot.members:
             if self._stages.get(member.id, (None, 0.0))[0] is not member.stage:
                 self._stages[member.id] = (member.stage, now)
         alive = {member.id for member in snapshot.members}
         self._stages = {w: entry for w, entry in self._stages.items() if w in alive}
-        return Ages(now - self._since, {w: now - at for w, (_, at) in self._stages.items()})
+        stage_s = {w: now - at for w, (_, at) in self._stages.items()}
+        return Ages(now - self._since, stage_s, generation_s)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""

@@ -173,9 +173,9 @@ class Membership(RuleBasedStateMachine):
     def rendezvous_times_out(self, pick: int) -> None:
         self.on(pick, self.world.give_up)
 
-    @rule(host=st.sampled_from(HOSTS), hangs=st.booleans())
-    def surplus_newcomer(self, host: str, hangs: bool) -> None:
-        self.world.spawn(host, hangs)
+    @rule(host=st.sampled_from(HOSTS), how=st.sampled_from(["well", "hangs", "sleeps"]))
+    def another_newcomer(self, host: str, how: str) -> None:
+        self.world.spawn(host, hangs=how == "hangs", sleeps=how == "sleeps")
 
     @rule()
     def new_leader(self) -> None:

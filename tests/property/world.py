@@ -27,7 +27,7 @@ from edl.core.facts import (
 )
 from edl.core.membership import Ages, Decision, Limits, decide
 
-LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30)
+LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10)
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Worker:
 
     member: Member
     hangs: bool = False  # it never gets ready
+    sleeps: bool = False  # ready, it never moves again, though its port answers
     running: bool = True  # the process exists
     frozen: bool = False
     step: int = -1
@@ -73,6 +74,8 @@ class World:
     lead_since: float = 0.0
     stages: dict[int, tuple[Stage, float]] = field(default_factory=dict)  # the leader's memory
     dead: dict[int, str] = field(default_factory=dict)  # the leader's proofs
+    silent: set[int] = field(default_factory=set)  # whose port the leader found silent
+    announced: tuple[int, float] = (0, 0.0)  # when the leader first saw the newest generation
     snapshot: Snapshot | None = None  # what the leader has read and not yet acted on
     total_losses: int = 0
 
@@ -103,19 +106,20 @@ class World:
 
     # --- processes ---
 
-    def spawn(self, host: str, hangs: bool = False) -> None:
+    def spawn(self, host: str, hangs: bool = False, sleeps: bool = False) -> None:
         if len(self.running()) >= 16:
             return
         used = {w.member.slot for w in self.running() if w.member.host == host}
         slot = next(n for n in range(99) if n not in used)
         number = len(self.workers)
         member = Member(number, host, slot, "::1", 1000 + number, number, f"launch{number}")
-        self.workers[number] = Worker(member, hangs)
+        self.workers[number] = Worker(member, hangs, sleeps)
         self.nodes[number] = member
 
     def rehearsed(self, w: Worker) -> None:
         if w.works and not w.hangs and w.member.stage is Stage.PREPARING:
-            w.member = replace(w.member, stage=Stage.READY)
+            known = w.seen.number if w.seen else 0
+            w.member = replace(w.member, stage=Stage.READY, known=known)
 
     def sigterm(self, w: Worker) -> None:
         if w.works and w.member.generation == 0:
@@ -217,6 +221,10 @@ class World:
         elif w.id not in generation.members:
             if w.step >= 0:
                 self.exit(w)
+            elif not w.sleeps:
+                w.member = replace(w.member, known=generation.number)
+        elif w.sleeps and generation.previous and w.step < 0:
+            return
         elif w.step >= 0 or not generation.previous or self._called(generation):
             w.ring, w.target, w.entered = 0, generation.number, True
 
@@ -250,25 +258,31 @@ class World:
     def hopeless(self, number: int) -> bool:
         """Whether a rendezvous can never be complete: somebody will not come."""
 
+        asleep = bool(self.generation(number).previous)
+
         def comes(w: Worker) -> bool:
             here = number in (w.target, w.ring)
+            if asleep and w.sleeps and w.step < 0:
+                return False
             return w.works and (here or w.seen is None or w.failed < number >= w.seen.number)
 
         return not all(comes(self.workers[i]) for i in self.generation(number).members)
 
     def _fail(self, w: Worker, number: int) -> None:
         w.failed, w.ring, w.target, w.entered = number, 0, 0, False
-        w.member = replace(w.member, broken=Broken(number, w.step))
+        known = number if w.step < 0 else w.member.known
+        w.member = replace(w.member, broken=Broken(number, w.step), known=known)
 
     # --- the leader ---
 
     def new_leader(self) -> None:
         self.term += 1
         self.lead_since, self.stages, self.snapshot = self.time, {}, None
-        self.dead = {}
+        self.dead, self.silent, self.announced = {}, set(), (0, 0.0)
 
     def prove(self, w: Worker) -> None:
         """The leader asks its port: nobody is there, or it is frozen and its session is over."""
+        (self.silent.add if w.running and w.frozen else self.silent.discard)(w.id)
         if not w.running:
             self.dead[w.id] = "its port is refused"
         elif w.frozen and w.id not in self.nodes:
@@ -291,13 +305,14 @@ class World:
         now, self.snapshot = self.snapshot, None
         if now is None:
             return None
-        decision = decide(now, self.term, self._ages(now), LIMITS, self.dead)
+        ages = self._ages(now)
+        decision = decide(now, self.term, ages, LIMITS, self.dead, frozenset(self.silent))
         self.decisions.append(decision)
         assert decision.reason
         if decision.plan is not None and now.plan != self.plan:
             return None  # compare-and-set: somebody scaled in between
         if decision.generation is not None:
-            self._check(now, decision, self._ages(now))
+            self._check(now, decision, ages)
             self.generations.append(decision.generation)
             self._count_loss(now, decision.generation)
         if decision.plan is not None:
@@ -314,9 +329,11 @@ class World:
         for m in now.members:
             if m.id not in self.stages or self.stages[m.id][0] is not m.stage:
                 self.stages[m.id] = (m.stage, self.time)
-        return Ages(
-            self.time - self.lead_since, {i: self.time - at for i, (_, at) in self.stages.items()}
-        )
+        number = now.generation.number if now.generation else 0
+        if number != self.announced[0]:
+            self.announced = (number, self.time)
+        stages = {i: self.time - at for i, (_, at) in self.stages.items()}
+        return Ages(self.time - self.lead_since, stages, self.time - self.announced[1])
 
     def _count_loss(self, now: Snapshot, new: Generation) -> None:
         """The state may be lost only when all in the ring who held it died."""
