@@ -6,13 +6,13 @@ It asks, and tells what it heard to :mod:`edl.core.death` and :mod:`edl.core.sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edl.config import Config
 from edl.core import death, stall
 from edl.core.death import Answer, Liveness, Quiet
-from edl.core.facts import Generation, Snapshot
+from edl.core.facts import Seat, Snapshot
 from edl.core.stall import Activity, Report, Stall
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.errors import CoordinationError
@@ -52,15 +52,15 @@ class Witness:
     def look(self, snapshot: Snapshot) -> float:
         """See where the job is; how long ago its present generation was first seen, in seconds.
 
-        A leader that has completed no step itself, a newcomer that leads a ring which trains,
-        asks the members of the ring.
+        A newcomer that leads a ring which trains asks the members of the ring.
         """
         generation = snapshot.generation
         number = generation.number if generation is not None else 0
         if number != self._announced[0]:
             self._announced = (number, time.monotonic())
-        if generation is not None and not self._mailbox.progress.generation:
-            self._listen(generation)
+        ring = (generation.previous or generation.seats) if generation is not None else ()
+        if not self._mailbox.progress.generation and all(s.id != self._worker for s in ring):
+            self._listen(ring)
         return self._age_s
 
     def dead(self, snapshot: Snapshot) -> tuple[dict[int, str], frozenset[int]]:
@@ -103,10 +103,9 @@ class Witness:
         ]
         return stall.judge(reports, quiet_s, progress.step, self._config.stall_limit_s)
 
-    def _listen(self, generation: Generation) -> None:
-        """Take the word of the first member of the ring that has completed a step."""
-        seats = death.seats_of(generation).values()
-        ports = {seat.id: (seat.address, seat.port) for seat in seats if seat.id != self._worker}
+    def _listen(self, ring: Sequence[Seat]) -> None:
+        """Take the word of the first member of ``ring`` that has completed a step."""
+        ports = {seat.id: (seat.address, seat.port) for seat in ring}
         told = {w: _progress(health) for w, health in ask_all(ports, ASK_TIMEOUT_S).items()}
         for worker, progress in told.items():
             if progress is not None and progress.generation:
