@@ -46,7 +46,8 @@ class Config:
     start_timeout_s: float = 120.0  # for the first `np` workers to come up
     prepare_timeout_s: float = 300.0  # for a newcomer, from its registration to ready
     gather_timeout_s: float = 3.0  # how long ready newcomers wait for others that are preparing
-    switch_timeout_s: float = 60.0  # for a leader to repair a broken ring, once it can
+    # for a leader to repair a broken ring, once it can; for a newcomer to take note that it did
+    switch_timeout_s: float = 60.0
     save_timeout_s: float = 60.0  # how long the last checkpoint before an end may take
     elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement

@@ -1,10 +1,20 @@
-"""Hypothesis profiles: `ci` repeats the same examples every time, `quick` is for the desk."""
+"""Hypothesis profiles, and a real ZooKeeper with a place of its own in it for each test.
+
+Profiles: `ci` repeats the same examples every time, `quick` is for the desk.
+"""
 
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+from kazoo.client import KazooClient
+
+from edl.coordination.local_server import start_local, stop_local
 
 SLOW_MACHINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
@@ -34,3 +44,26 @@ settings.register_profile(
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "quick")
 )
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """ "127.0.0.1:PORT" of a ZooKeeper that only this test run uses."""
+    state: Path = tmp_path_factory.mktemp("zookeeper")
+    yield start_local(state)
+    assert stop_local(state)
+
+
+@pytest.fixture
+def zk_hosts(zookeeper: str) -> str:
+    """ "127.0.0.1:PORT/test-...": a chroot of this test. Its jobs' nodes are closed to us, so they
+    stay until the server goes, at the end of the test run."""
+    root = f"/test-{uuid.uuid4().hex[:12]}"
+    client = KazooClient(zookeeper, timeout=10.0)
+    client.start()
+    try:
+        client.create(root)
+    finally:
+        client.stop()
+        client.close()
+    return f"{zookeeper}{root}"

@@ -36,6 +36,14 @@ JobArgument = Annotated[
         show_default=False,
     ),
 ]
+HostOption = Annotated[
+    str | None,
+    typer.Option("--host", help="Name of this host in the job.", show_default=False),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 _NAMED = 5  # ended jobs in a message

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import ZooKeeperOption, choose_job, connected, console
+from edl.cli.common import (
+    AddressOption,
+    HostOption,
+    ZooKeeperOption,
+    choose_job,
+    connected,
+    console,
+)
 from edl.cli.live import LiveLine
 from edl.cli.run import worker_environment
 from edl.coordination.paths import check_name
@@ -40,14 +47,8 @@ def join(
             show_default=False,
         ),
     ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option("--host", help="Name of this host in the job.", show_default=False),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
-    ] = None,
+    host: HostOption = None,
+    address: AddressOption = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(

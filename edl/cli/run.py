@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import ZooKeeperOption, console, open_session
+from edl.cli.common import AddressOption, HostOption, ZooKeeperOption, console, open_session
 from edl.cli.live import LiveLine
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
@@ -53,14 +53,8 @@ def run(
             "--slots", help="Workers that fit on this host. Default: --max-np.", show_default=False
         ),
     ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option("--host", help="Name of this host in the job.", show_default=False),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
-    ] = None,
+    host: HostOption = None,
+    address: AddressOption = None,
     chaos: Annotated[
         bool,
         typer.Option("--chaos", help="Let `edl chaos` expire sessions and cut connections."),

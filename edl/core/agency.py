@@ -9,7 +9,8 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
 4. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. It goes on
    when they were killed and a checkpoint is there: rule 6 brings new workers, which continue from
    it. Not when the script itself ended with errors, or when this happens again without progress.
-5. A worker that the leader has given up is ended.
+5. A worker that the leader has given up is ended, and so is one that was never in a ring and has
+   left ZooKeeper for long: it is frozen, and no leader knows of it.
 6. What the plan lacks is started, each slot with a back-off that grows with its failures.
 
 An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
@@ -34,6 +35,7 @@ BACKOFF_MAX_S = 30.0
 SAVE_S = 60.0  # for the last checkpoint before the end; as save_timeout_s of the workers
 RESTARTS = 3  # how often a job may lose all its workers without a new checkpoint in between
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
+ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
 
 
@@ -49,6 +51,7 @@ class Process:
     ready: bool = False  # its member has been ready, or further
     seated: bool = False  # it has had a seat in a generation
     departing: float | None = None  # since when it leaves, has finished, or was taken out
+    absent: float | None = None  # since when it has no node in ZooKeeper, which it had
     told: float | None = None  # since when it is being ended by the agent
     exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
@@ -214,8 +217,9 @@ def _observe(process: Process, member: Member | None, snapshot: Snapshot, now: f
     seated = process.seated or in_ring or (member is not None and member.generation > 0)
     stage = member.stage if member else None
     leaving = stage in (Stage.LEAVING, Stage.FINISHED) or (
-        seated and generation is not None and not in_ring
+        seated and generation is not None and not in_ring and stage is not Stage.READY
     )
+    gone = member is None and worker is not None and process.alive
     since = process.departing if process.departing is not None else now
     told = process.told
     if told is None and not process.alive and worker in snapshot.evicted:
@@ -230,6 +234,7 @@ def _observe(process: Process, member: Member | None, snapshot: Snapshot, now: f
         seated=seated,
         ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
         departing=since if leaving else None,
+        absent=(process.absent if process.absent is not None else now) if gone else None,
         told=told,
     )
 
@@ -368,11 +373,12 @@ def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
     here = [m for m in foreign if m.stage not in (Stage.LEAVING, Stage.FINISHED)]
     living = [p for p in own.processes if p.alive]
     counted = sum(_counts(p, now) for p in own.processes) + len(here)
-    given_up = [p for p in living if p.worker in snapshot.evicted]
-    endings: list[Ending] = []
-    for process in given_up:
-        assert process.worker is not None
-        endings += _end([process], now, snapshot.evicted[process.worker])
+    evicted = snapshot.evicted
+    given_up = {
+        p: evicted[p.worker] for p in living if p.worker is not None and p.worker in evicted
+    }
+    given_up |= {p: f"it left ZooKeeper {ABSENT_S:g} s ago" for p in living if _vanished(p, now)}
+    endings = [ending for p, reason in given_up.items() for ending in _end([p], now, reason)]
     counted -= sum(_counts(p, now) for p in given_up)
     occupied = {p.slot for p in living} | {m.slot for m in foreign}
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
@@ -394,6 +400,11 @@ def _counts(process: Process, now: float) -> bool:
     if process.alive:
         return process.departing is None or now - process.departing < SETTLE_S
     return process.worker is not None and now - (process.exited or 0.0) < SETTLE_S
+
+
+def _vanished(process: Process, now: float) -> bool:
+    """Whether it was never in a ring, and has been absent from ZooKeeper for too long."""
+    return not process.seated and process.absent is not None and now - process.absent >= ABSENT_S
 
 
 def _starts(

@@ -120,6 +120,7 @@ class Member(Record):
     stage: Stage = Stage.PREPARING
     generation: int = 0  # the ring it is in; 0: none yet
     broken: Broken | None = None
+    known: int = 0  # a newcomer's: it has taken note of this generation, and waits for a later one
 
     @property
     def name(self) -> str:

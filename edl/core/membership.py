@@ -10,12 +10,14 @@ applies decides:
    for the survivors are in the middle of a step. Until a generation is adopted, the ring is the
    one before it, with those who were to leave.
 4. A generation that was announced is adopted by all its members before the next one. Only the
-   death of one of its newcomers replaces it earlier: they hold no state, so nothing is lost.
-   Leavers whose replacement died stay. At a start and after a break there is no ring to go on
-   meanwhile: then the others fail to build theirs, and report it.
+   proven death of one of its newcomers replaces it earlier: they hold no state, so nothing is
+   lost. Leavers whose replacement died stay. At a start and after a break there is no ring to go
+   on meanwhile: then the others fail to build theirs, and report it.
 5. Workers that are asked to leave, that the plan no longer wants, or that are ready, change
    places in one switch. Newcomers that come up together are waited for, briefly. Nobody is
-   dropped for being absent from ZooKeeper: either it comes back, or the ring breaks.
+   dropped for being absent from ZooKeeper: either it comes back, or the ring breaks. A newcomer
+   gets a seat only while it answers, and has taken note of the generation before: so one that is
+   stuck spoils one switch at most, and is given up when it does not come round.
 
 Whatever is decided: a generation's number grows by one, old members keep their relative rank
 order, newcomers follow by id, nobody is both in and out, and the ring never shrinks below what
@@ -26,7 +28,7 @@ member to send them the state; if all old ones are to go, one of them goes with 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -41,6 +43,7 @@ class Limits:
     prepare_s: float  # for a newcomer, from its registration to ready
     gather_s: float  # how long ready newcomers wait for others that are preparing
     leave_grace_s: float  # how long a leaver that is needed waits for its replacement
+    notice_s: float  # for a newcomer to take note of a generation that passed it by
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Ages:
 
     leading_s: float = 0.0
     stage_s: Mapping[int, float] = field(default_factory=dict)  # worker -> time in its stage
+    generation_s: float = 0.0  # since the present generation was first seen
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def decide(
     ages: Ages,
     limits: Limits,
     dead: Mapping[int, str] = MappingProxyType({}),
+    silent: frozenset[int] = frozenset(),
 ) -> Decision:
     """The leader's next act, or none, with the reason.
 
@@ -82,12 +87,13 @@ def decide(
         now: what ZooKeeper says.
         term: the leader's own term.
         dead: workers proven dead, whether or not their session still lives, with the proof.
+        silent: workers whose port has not answered just now; that alone proves nothing.
 
     A dead worker that has a seat is given up at once: then every daemon cuts the ring that it is
     in, and nobody waits for it. Not so a leaver that has taken back its own node: it has left as
     agreed, and the others are about to close that ring anyway.
     """
-    decision = _decide(now, term, ages, limits, frozenset(dead))
+    decision = _decide(now, term, ages, limits, frozenset(dead), silent)
     current = None if now.job.state.over else now.generation
     seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
     agreed = set(current.left) - {member.id for member in now.members} if current else set()
@@ -95,7 +101,14 @@ def decide(
     return replace(decision, evict={**decision.evict, **lost}) if lost else decision
 
 
-def _decide(now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozenset[int]) -> Decision:
+def _decide(
+    now: Snapshot,
+    term: int,
+    ages: Ages,
+    limits: Limits,
+    dead: frozenset[int],
+    silent: frozenset[int],
+) -> Decision:
     """The guards of the module's docstring."""
     alive = {m.id: m for m in now.members if m.id not in dead and m.id not in now.evicted}
     current = now.generation
@@ -115,7 +128,7 @@ def _decide(now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozense
     if any(seat.id in alive and seat.id not in training for seat in ring):
         return Decision("the job has trained to its end")
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
-    lost = tuple(w for w in current.joined if w not in alive)
+    lost = tuple(w for w in current.joined if w in dead or w in now.evicted)
     breaking = any(s.id not in (*alive, *absent, *lost) for s in ring)  # it will report
     if lost and current.previous and not breaking and not _switched(now, current):
         return _replace_newcomers(now, current, alive, lost, term)
@@ -127,7 +140,7 @@ def _decide(now: Snapshot, term: int, ages: Ages, limits: Limits, dead: frozense
             f"{_names(missing)} of generation {current.number} left ZooKeeper; "
             "no change until it comes back or the ring breaks"
         )
-    return _change(now, current, alive, term, ages, limits)
+    return _change(now, current, alive, term, ages, limits, silent)
 
 
 def _ring(now: Snapshot, current: Generation) -> tuple[Seat, ...]:
@@ -292,6 +305,7 @@ def _change(
     term: int,
     ages: Ages,
     limits: Limits,
+    silent: frozenset[int],
 ) -> Decision:
     """A planned change of a ring that runs."""
     active = current.seats
@@ -317,7 +331,11 @@ def _change(
         leaving += here[plan.get(host, 0) :]
 
     # Who comes in: per host as many as the plan lacks; the rest is not wanted any more.
-    evict, joining, preparing = _newcomers(newcomers, active, leaving, plan, ages, limits)
+    behind = {m.id for m in newcomers if m.known < current.number}
+    evict, joining, coming = _newcomers(
+        newcomers, active, leaving, plan, behind, silent, ages, limits
+    )
+    mute = [w for w in coming if alive[w].stage is Stage.READY]
     changed_plan = plan if plan != dict(now.plan) else None
 
     def only(reason: str) -> Decision:
@@ -325,8 +343,8 @@ def _change(
         refused = tuple(answer for answer in answers if not answer.accepted)
         return Decision(reason, None, None if drained else changed_plan, evict, refused)
 
-    if joining and preparing and max(ages.stage_s.get(w, 0.0) for w in joining) < limits.gather_s:
-        return only(f"{_names(joining)} are ready and wait for {_names(preparing)}")
+    if joining and coming and max(ages.stage_s.get(w, 0.0) for w in joining) < limits.gather_s:
+        return only(f"{_names(joining)} are ready and wait for {_names(coming)}")
     room = now.job.max_np - (len(active) - len(leaving))
     joining = joining[: max(0, room)]
     floor = min(len(active), max(sum(plan.values()), now.job.min_np))
@@ -346,8 +364,10 @@ def _change(
         if held:
             return only(f"{_names(held)} leave when their replacements are ready")
         wanted = sum(plan.values())
-        if preparing:
-            return only(f"{_names(preparing)} are preparing; {len(active)} of {wanted} train")
+        if mute:
+            return only(f"{_names(mute)} do not answer; {len(active)} of {wanted} train")
+        if coming:
+            return only(f"{_names(coming)} are preparing; {len(active)} of {wanted} train")
         return only(f"{len(active)} workers train; {wanted} are wanted")
     stay = [seat for seat in active if seat.id not in leaving]
     if joining and not stay:
@@ -411,28 +431,40 @@ def _newcomers(
     active: Sequence[Seat],
     leaving: Sequence[int],
     plan: Mapping[str, int],
+    behind: Collection[int],
+    silent: Collection[int],
     ages: Ages,
     limits: Limits,
 ) -> tuple[dict[int, str], list[int], list[int]]:
-    """Sort newcomers into those given up, those ready and those still preparing."""
+    """Sort newcomers into those given up, those that may join now and those still to come.
+
+    Who is ``silent``, or ``behind`` with taking note of the present generation, may be stuck;
+    who builds a ring with it would wait in vain.
+    """
     evict: dict[int, str] = {}
     joining: list[int] = []
-    preparing: list[int] = []
+    coming: list[int] = []
+    ready = {m.id for m in newcomers if m.stage is Stage.READY}
+    able = ready.difference(behind, silent)
     for host in sorted({m.host for m in newcomers}):
         staying = sum(seat.host == host and seat.id not in leaving for seat in active)
         lacking = max(0, plan.get(host, 0) - staying)
         here = (m for m in newcomers if m.host == host)
-        for member in sorted(here, key=lambda m: (m.stage is not Stage.READY, m.id)):
+        for member in sorted(here, key=lambda m: (m.id not in able, m.id)):
             if lacking == 0:
                 wanted = plan.get(host, 0)
                 evict[member.id] = f"host {host} is planned for {wanted} workers and has them"
-            elif _stuck(member, ages, limits):
+                continue
+            lacking -= 1
+            if _stuck(member, ages, limits):
                 evict[member.id] = f"it was not ready after {limits.prepare_s:g} s"
-                lacking -= 1
+            elif member.id in ready.intersection(behind) and _asleep(member, ages, limits):
+                evict[member.id] = (
+                    f"it was ready and takes no note of what goes on for {limits.notice_s:g} s"
+                )
             else:
-                (joining if member.stage is Stage.READY else preparing).append(member.id)
-                lacking -= 1
-    return evict, joining, preparing
+                (joining if member.id in able else coming).append(member.id)
+    return evict, joining, coming
 
 
 def _seat(member: Member) -> Seat:
@@ -456,6 +488,11 @@ def _stuck(member: Member, ages: Ages, limits: Limits) -> bool:
     """Whether a newcomer has used up its time to prepare."""
     age = ages.stage_s.get(member.id, 0.0)
     return member.stage is Stage.PREPARING and age >= limits.prepare_s
+
+
+def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
+    """Whether a newcomer that is ready has used up its time to take note of a generation."""
+    return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
 
 def _names(workers: Sequence[int]) -> str:

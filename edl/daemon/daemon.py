@@ -139,17 +139,22 @@ class Daemon:
                 self._election = Election(self._session, self._config.job or "", self._member.id)
         self._wake.set()
 
-    def set_stage(self, stage: Stage, generation: int | None = None) -> None:
-        """Make a new stage (and generation) of this worker known, as soon as ZooKeeper allows.
+    def wait_beyond(self, generation: int) -> None:
+        """This newcomer is ready, and has taken note of ``generation``, which is not for it."""
+        self.set_stage(Stage.READY, generation=0, known=generation)
+
+    def set_stage(self, stage: Stage, **changes: int) -> None:
+        """Make a new stage (and ``generation``) of this worker known, as soon as ZooKeeper allows.
 
         Who was asked to leave, and enters another ring on the way out, is leaving there too.
         """
-        changes: dict[str, Any] = {} if generation is None else {"generation": generation}
         with self._lock:
             assert self._member is not None
             leaving = self._member.stage is Stage.LEAVING and stage is Stage.ACTIVE
             self._member = replace(
-                self._member, stage=Stage.LEAVING if leaving else stage, **changes
+                self._member,
+                stage=Stage.LEAVING if leaving else stage,
+                **changes,  # type: ignore[arg-type]
             )
             self._dirty = True
         self._wake.set()
@@ -369,13 +374,11 @@ class Daemon:
             self._written.notify_all()
 
     def _health(self) -> Mapping[str, Any]:
-        progress, member = self._mailbox.progress, self._member
+        member = self._member
         return {
             "worker": member.name if member else None,
             "stage": member.stage if member else None,
-            "generation": progress.generation,
-            "step": progress.step,
-            "epoch": progress.epoch,
+            **self._mailbox.progress.told(),
             "activity": self._watch.look().to_json(),
         }
 

@@ -57,6 +57,7 @@ class Lead:
             prepare_s=config.prepare_timeout_s,
             gather_s=config.gather_timeout_s,
             leave_grace_s=config.leave_grace_s,
+            notice_s=config.switch_timeout_s,
         )
         self._log("leader", f"w{worker} leads in term {leadership.term}", worker=f"w{worker}")
 
@@ -72,9 +73,10 @@ class Lead:
             CoordinationError: ZooKeeper is away; the next turn tries again.
         """
         snapshot = self._store.snapshot(wake)
-        ages = self._ages(snapshot)
-        dead = self._look_for_stall(snapshot) | self._witness.dead(snapshot)
-        decision = decide(snapshot, self.term, ages, self._limits, dead)
+        ages = self._ages(snapshot, self._witness.look(snapshot))
+        dead, silent = self._witness.dead(snapshot)
+        dead = self._look_for_stall(snapshot) | dead
+        decision = decide(snapshot, self.term, ages, self._limits, dead, silent)
         if decision.acts:
             decision = self._with_scope(decision)
             points.reached("deciding")
@@ -87,14 +89,15 @@ class Lead:
             logger.info("term %d: %s", self.term, decision.reason)
         self._put_status(snapshot)
 
-    def _ages(self, snapshot: Snapshot) -> Ages:
+    def _ages(self, snapshot: Snapshot, generation_s: float) -> Ages:
         now = time.monotonic()
         for member in snapshot.members:
             if self._stages.get(member.id, (None, 0.0))[0] is not member.stage:
                 self._stages[member.id] = (member.stage, now)
         alive = {member.id for member in snapshot.members}
         self._stages = {w: entry for w, entry in self._stages.items() if w in alive}
-        return Ages(now - self._since, {w: now - at for w, (_, at) in self._stages.items()})
+        stage_s = {w: now - at for w, (_, at) in self._stages.items()}
+        return Ages(now - self._since, stage_s, generation_s)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""
@@ -139,7 +142,7 @@ class Lead:
     def _log(
         self, kind: str, reason: str, generation: int | None = None, **details: object
     ) -> None:
-        progress = self._mailbox.progress
+        progress = self._witness.heard.progress
         number = progress.generation if generation is None else generation
         self._store.add_event(Event(time.time(), kind, number, progress.step, reason, details))
 
@@ -148,7 +151,7 @@ class Lead:
         if now - self._status_at < self._config.status_period_s:
             return
         self._status_at = now
-        progress = self._mailbox.progress
+        told_by, progress = self._witness.heard.worker, self._witness.heard.progress
         reason = self._stall or self._reason
         if progress.generation == 0 and snapshot.status:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
@@ -163,7 +166,7 @@ class Lead:
                 "epoch": progress.epoch,
                 "epoch_done": progress.epoch_done,
                 "epoch_total": progress.epoch_total,
-                "samples_per_s": round(self._rate.of(progress.samples_total, now), 1),
+                "samples_per_s": round(self._rate.of(told_by, progress.samples_total, now), 1),
                 "median_step_s": round(progress.median_step_s, 6),
                 "reason": reason,
                 "time": time.time(),
@@ -174,14 +177,18 @@ class Lead:
 
 
 class _Rate:
-    """Samples per second over the last few seconds."""
+    """Samples per second over the last few seconds, as one worker counts them."""
 
     WINDOW_S = 3.0
 
     def __init__(self) -> None:
+        self._worker = -1
         self._points: list[tuple[float, int]] = []
 
-    def of(self, total: int, now: float) -> float:
+    def of(self, worker: int, total: int, now: float) -> float:
+        if worker != self._worker:
+            self._worker = worker
+            self._points.clear()
         self._points.append((now, total))
         while len(self._points) > 2 and now - self._points[0][0] > self.WINDOW_S:
             self._points.pop(0)

@@ -120,7 +120,6 @@ class Switching:
         When all who held the state are dead, newcomers have to lead the job into its restart.
         """
         self._rehearsed = True
-        self._daemon.set_stage(Stage.READY)
         self._daemon.stand_for_election()
         ready = time.monotonic()
         self._ring.close()
@@ -142,7 +141,12 @@ class Switching:
         )
 
     def _wait_for_seat(self, after: int) -> Generation:
-        """Wait for a generation that seats this newcomer and whose old members are switching."""
+        """Wait for a generation that seats this newcomer and whose old members are switching.
+
+        It says which generation it waits beyond: one that does not is taken to be stuck.
+        """
+        if after:
+            self._daemon.wait_beyond(after)
         while True:
             newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
             if self._mailbox.job_state.over or (newest is not None and not newest.seats):
@@ -152,7 +156,7 @@ class Switching:
             if newest.rank_of(self.worker) is None:
                 # The others go on without it; it is a newcomer like any other again.
                 after = newest.number
-                self._daemon.set_stage(Stage.READY, 0)
+                self._daemon.wait_beyond(after)
             elif newest.repairs or self._heard_go(newest):
                 return newest
 
@@ -369,7 +373,7 @@ class Switching:
                 self._synchronise(generation)
         synchronised = time.monotonic()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
-        self._daemon.set_stage(Stage.ACTIVE, generation.number)
+        self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> None:

@@ -210,6 +210,8 @@ class Agent:
             return None
         if self._away_since is not None:
             self._away_since = None
+            # The workers have to come back, too, before their absence means anything.
+            self._processes = tuple(replace(p, absent=None) for p in self._processes)
             self._output.note("ZooKeeper is back")
         if self._epoch != session.epoch:
             epoch = session.epoch

@@ -253,7 +253,7 @@ class Chaos:
         workers = []
         for member in snapshot.members:
             in_ring = member.id in seats and member.generation > 0
-            told = _health(member) if in_ring else {}
+            told = health(member) if in_ring else {}
             broken = member.broken is not None and member.broken.generation >= number
             trained = told.get("generation") == number and not broken
             here = is_process_of(member) and member.stage is not Stage.FINISHED
@@ -266,7 +266,7 @@ class Chaos:
         seats = snapshot.generation.members if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in seats:
-                return max(told, int(_health(member).get("step", 0)))
+                return max(told, int(health(member).get("step", 0)))
         return told
 
     def _newest_event(self) -> int:
@@ -381,7 +381,8 @@ def summary(faults: list[Fault], seed: int) -> str:
     return f"{told}; seed {seed}"
 
 
-def _health(member: Member) -> dict[str, Any]:
+def health(member: Member) -> dict[str, Any]:
+    """What a worker says of itself; nothing when it does not answer."""
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
         told = json.loads(body)

@@ -7,22 +7,13 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, NamedTuple
 
+from edl.core.death import Liveness
 from edl.errors import RendezvousFailed
 from edl.ring.signing import SCHEME, authorization
 
 ASK_AT_ONCE = 32
-
-
-class Liveness(StrEnum):
-    """What a worker's port tells about its process."""
-
-    ALIVE = "alive"  # it answered
-    REFUSED = "refused"  # nobody listens: the process is gone, its machine is up
-    SILENT = "silent"  # no answer in time: frozen, overloaded or cut off; proves nothing
-
 
 ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
 

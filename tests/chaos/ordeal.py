@@ -12,26 +12,21 @@ the session 3 s, the pause of a slot whose worker died 1 s.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs import Job
+from trial import Trial, trial
 
-from edl.coordination.access import Access
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
 
 FAULTY = Path(__file__).resolve().parent / "scripts" / "faulty.py"
-SESSION_S = 3.0
 GONE_S = 15.0  # for the ephemeral nodes of a killed process to go
 
 Fault = dict[str, Any]
@@ -44,50 +39,25 @@ def fault(
     return {"point": point, "role": role, "after": after, "size": size, "signal": signal}
 
 
-class Ordeal(Job):
-    """A job of the counting model."""
+class Ordeal(Trial):
+    """A job of the counting model that strikes itself."""
 
-    end_s = 180.0  # for a job to end once nobody disturbs it any more
-    _remembered: tuple[str, ...] = ()
+    faults: Sequence[Sequence[Fault]] = ()
     samples = 1797
     epochs = 8
-    batch_size = 4
-    num_workers = 0
-    step_delay_s = 0.15  # until all faults have struck
+    step_delay_s = 0.15
+    session_s = 3.0
+    script = FAULTY
+    _remembered: tuple[str, ...] = ()
 
-    def begin(self, faults: Sequence[Sequence[Fault]], np: int, min_np: int, max_np: int) -> None:
-        self.groups = [list(group) for group in faults]
-        self.slow = self.directory / "slow"
-        self.slow.touch()
+    def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.claims = self.directory / "claims"
         self.claims.mkdir()
-        self.reports_in = self.directory / "reports"
-        self.reports_in.mkdir()
         self.environment |= {
-            "EDL_TEST_FAULTS": json.dumps(self.groups),
+            "EDL_TEST_FAULTS": json.dumps([list(group) for group in self.faults]),
             "EDL_TEST_CLAIMS": str(self.claims),
-            "EDL_SESSION_TIMEOUT_S": str(SESSION_S),
-            "EDL_BACKOFF_MAX_S": "1",
-            "EDL_LOG": "INFO",
-            "EDL_SECRET": secrets.token_hex(32),
         }
-        options = {
-            "--out": self.reports_in,
-            "--samples": self.samples,
-            "--epochs": self.epochs,
-            "--batch-size": self.batch_size,
-            "--num-workers": self.num_workers,
-            "--step-delay": self.step_delay_s,
-            "--slow": self.slow,
-        }
-        words = [str(word) for option in options.items() for word in option]
-        self.run(FAULTY, *words, np=np, min_np=min_np, max_np=max_np)
-
-    @contextmanager
-    def store(self) -> Iterator[JobStore]:
-        """The job as ZooKeeper has it."""
-        with self._session() as session:
-            yield JobStore(session, self.name)
+        super().begin(np, max_np, min_np)
 
     def remember(self, *lines: str) -> None:
         """Let the story of a failure tell this."""
@@ -105,16 +75,6 @@ class Ordeal(Job):
             ]
         )
 
-    def hurry(self) -> None:
-        """No more delay in the steps."""
-        self.slow.unlink(missing_ok=True)
-
-    @property
-    def agent_pid(self) -> int:
-        """The process of `edl run`."""
-        assert self._process is not None
-        return self._process.pid
-
     @property
     def struck(self) -> int:
         """How many faults have struck."""
@@ -122,42 +82,22 @@ class Ordeal(Job):
 
     def wait_for_strikes(self, timeout_s: float = 120.0) -> None:
         """Wait until all faults have struck."""
-        expected = sum(len(group) for group in self.groups)
+        expected = sum(len(group) for group in self.faults)
         self.wait(lambda _: self.struck == expected, f"{expected} faults struck", timeout_s)
 
-    def prove(self, code: int = 0) -> list[dict[str, Any]]:
-        """Wait for the end; then each sample was counted once an epoch, and nothing is left.
-
-        Args:
-            code: that `edl run` ends with.
-
-        Returns:
-            The reports of the workers that trained to the end.
-        """
-        self.hurry()
-        ended = self.end(self.end_s)
-        assert ended == code, self.story(f"edl run ended with {ended}")
-        reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
-        story = self.story(f"the counts are wrong: {reports}")
-        assert reports, story
+    def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
+        """As :meth:`Trial.prove`; and who was struck is gone, and no node of the job is left."""
+        reports = super().prove(workers, code)
         left = {int(path.read_text().split()[1]) for path in self.claims.iterdir()}
-        assert not left & {report["pid"] for report in reports}, story
-        for report in reports:
-            assert report["wrong"] == [], story
-            assert report["counts"] == {str(self.epochs): self.samples}, story
-            for epoch in report["epochs"]:
-                assert epoch["counts"] == {str(epoch["epoch"] + 1): self.samples}, story
-        assert len({report["w_sha256"] for report in reports}) == 1, story
-        assert len({report["steps"] for report in reports}) == 1, story
-        assert len({report["rings"][-1]["generation"] for report in reports}) == 1, story
+        assert not left & {report["pid"] for report in reports}, self.story(f"{left} were struck")
         self._nobody_is_left()
         return reports
 
     def _nobody_is_left(self) -> None:
         """No ephemeral node of the job; its processes were looked for by :meth:`end`."""
-        with self._session() as session:
+        with self.store() as store:
             deadline = time.monotonic() + GONE_S
-            while left := self._ephemeral(session):
+            while left := self._ephemeral(store.session):
                 assert time.monotonic() < deadline, self.story(f"these nodes are left: {left}")
                 time.sleep(0.1)
 
@@ -170,10 +110,6 @@ class Ordeal(Job):
             for parent, found in zip(parents, listed, strict=True)
             for child in found or ()
         ]
-
-    def _session(self) -> Session:
-        hosts, secret = (self.environment[f"EDL_{name}"] for name in ("ZOOKEEPER", "SECRET"))
-        return Session(hosts, session_timeout_s=10.0, access=Access(self.name, secret))
 
 
 @contextmanager
@@ -192,14 +128,15 @@ def ordeal(
 
     ``settings``: fields of :class:`Ordeal`.
     """
-    job = Ordeal(directory, zookeeper)
-    for name, value in settings.items():
-        setattr(job, name, value)
-    job.environment |= environment or {}
-    try:
-        job.begin(faults, np, min_np, max_np)
+    with trial(
+        directory,
+        zookeeper,
+        np=np,
+        max_np=max_np,
+        min_np=min_np,
+        environment=environment,
+        kind=Ordeal,
+        faults=faults,
+        **settings,
+    ) as job:
         yield job
-    finally:
-        with contextlib.suppress(OSError):
-            job.hurry()
-        job.close()

@@ -6,24 +6,20 @@ spares the job's state: somebody who holds it, and is neither dead nor frozen, i
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from edl.coordination.store import JobStore
 from edl.core.chaos import Action, Order, Worker, choose
 from edl.core.facts import JobState, Member, Snapshot, Stage
 from edl.errors import CoordinationError, RingError
-from edl.launch.chaos import DOORS, is_process_of, knock, send
-from edl.ring import client
+from edl.launch.chaos import DOORS, health, is_process_of, knock, send
 
 POLL_S = 0.05
-HEALTH_S = 1.0
 TARGETS = ("worker", "worker", "worker", "leader", "newcomer")
 
 
@@ -96,7 +92,7 @@ class Striker:
         known = snapshot.generation is not None and snapshot.generation.knows(member.id)
         able = member.id not in self._doomed and member.id not in self._frozen
         here = able and member.stage is not Stage.FINISHED and is_process_of(member)
-        told = _health(member) if here and known else {}
+        told = health(member) if here and known else {}
         in_ring = here and known and member.generation > 0 and member.id not in snapshot.evicted
         return Worker(member.id, in_ring, here, trained=told.get("generation", 0) > 0)
 
@@ -144,12 +140,3 @@ class Striker:
                     send(member, signal.SIGCONT)
                 except ProcessLookupError:
                     self._doomed.add(worker)  # it was given up, and killed by its agent
-
-
-def _health(member: Member) -> dict[str, Any]:
-    try:
-        _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
-        told = json.loads(body)
-    except (OSError, RingError, ValueError):
-        return {}
-    return told if isinstance(told, dict) else {}

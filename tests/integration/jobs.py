@@ -58,7 +58,7 @@ class Job:
         self._output = directory / f"{self.name}.output"
         self._process: subprocess.Popen[bytes] | None = None
         self._newest: Status | None = None
-        self._watcher = threading.Thread(target=self._watch)
+        self._watcher: threading.Thread
         self._status_process: subprocess.Popen[str] | None = None
         self._closing = False
 
@@ -76,8 +76,11 @@ class Job:
         """`edl run` with more ``options``; returns at once."""
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
         verb = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
-        command = [*verb, sys.executable, script, *arguments]
-        with self._output.open("wb") as output:
+        self._begin([*verb, sys.executable, script, *arguments])
+
+    def _begin(self, command: Sequence[str | Path]) -> None:
+        """Run an agent, whose end is that of the job, and watch the job from now on."""
+        with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -87,6 +90,8 @@ class Job:
                 cwd=self.directory,
                 start_new_session=True,
             )
+        self._newest = None
+        self._watcher = threading.Thread(target=self._watch)
         self._watcher.start()
 
     def edl(self, verb: str, *arguments: str) -> str:

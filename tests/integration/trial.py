@@ -16,18 +16,23 @@ import contextlib
 import json
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from jobs import EDL, SCRIPTS, Job, Status
 
+from edl.coordination.access import Access
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore
+from edl.launch.secret import candidates
+
 COUNTING = SCRIPTS / "counting.py"
 SESSION_S = 2.0
+Kind = TypeVar("Kind", bound="Trial")
 
 
 class Trial(Job):
@@ -36,7 +41,10 @@ class Trial(Job):
     samples = 960
     epochs = 4
     batch_size = 4
-    step_delay_s = 0.2
+    num_workers = 0
+    step_delay_s = 0.2  # until the proof begins
+    session_s = SESSION_S
+    end_s = 180.0  # for a job to end once nobody disturbs it any more
     script = COUNTING
     options: Sequence[str] = ()  # of `edl run`
 
@@ -47,7 +55,7 @@ class Trial(Job):
         self.reports_in = self.directory / "reports"
         self.reports_in.mkdir()
         self.environment = {
-            "EDL_SESSION_TIMEOUT_S": str(SESSION_S),
+            "EDL_SESSION_TIMEOUT_S": str(self.session_s),
             "EDL_BACKOFF_MAX_S": "1",
             "EDL_LOG": "INFO",
             **self.environment,
@@ -62,30 +70,30 @@ class Trial(Job):
             "--samples": self.samples,
             "--epochs": self.epochs,
             "--batch-size": self.batch_size,
+            "--num-workers": self.num_workers,
             "--step-delay": self.step_delay_s,
             "--slow": self.slow,
             "--stuck": self.stuck,
         }
         return [str(word) for option in options.items() for word in option]
 
+    @contextmanager
+    def store(self) -> Iterator[JobStore]:
+        """The job as ZooKeeper has it."""
+        secret = candidates(self.directory / "state" / "edl", self.name, None)[0]
+        access = Access(self.name, secret)
+        hosts = self.environment["EDL_ZOOKEEPER"]
+        with Session(hosts, session_timeout_s=10.0, access=access) as session:
+            yield JobStore(session, self.name)
+
     def rejoin(self) -> None:
         """`edl join` on the same host, in the place of `edl run`, whose process has ended."""
         assert self._process is not None
         assert self._process.poll() is not None
+        if self._status_process is not None:
+            self._status_process.kill()  # it would watch until the job ends
         self._watcher.join(10)
-        with self._output.open("ab") as output:
-            self._process = subprocess.Popen(
-                [EDL, "join", "--job", self.name],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                cwd=self.directory,
-                start_new_session=True,
-            )
-        self._newest = None
-        self._watcher = threading.Thread(target=self._watch)
-        self._watcher.start()
+        self._begin([EDL, "join", "--job", self.name])
 
     # --- faults ---
 
@@ -157,14 +165,23 @@ class Trial(Job):
         now = self.status()["step"]
         return self.wait_for_step(now + steps, timeout_s)
 
+    def hurry(self) -> None:
+        """No more delay in the steps."""
+        self.slow.unlink(missing_ok=True)
+
     def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
         """Let it end: each sample was counted once an epoch, on all workers alike.
 
+        Args:
+            workers: how many trained to the end; None: any number.
+            code: that `edl run` ends with.
+
         Returns:
-            The reports of those that trained to the end; ``workers`` of them, if given.
+            The reports of those that trained to the end.
         """
-        self.slow.unlink(missing_ok=True)
-        assert self.end(180.0) == code, self.story("it failed")
+        self.hurry()
+        ended = self.end(self.end_s)
+        assert ended == code, self.story(f"edl run ended with {ended}")
         reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
         story = self.story(f"the counts are wrong: {reports}")
         assert reports, story
@@ -176,14 +193,23 @@ class Trial(Job):
                 assert epoch["counts"] == {str(epoch["epoch"] + 1): self.samples}, story
         assert len({report["w_sha256"] for report in reports}) == 1, story
         assert len({report["steps"] for report in reports}) == 1, story
+        assert len({report["rings"][-1]["generation"] for report in reports}) == 1, story
         return reports
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self.slow.unlink(missing_ok=True)
+            self.hurry()
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             self.thaw()
         super().close()
+
+
+def longest_stall(reports: Sequence[dict[str, Any]]) -> float:
+    """Of those who were in the first ring: the longest pause between two steps, in seconds."""
+    old = [report for report in reports if report["rings"][0]["generation"] == 1]
+    assert old, "nobody was there all the time"
+    pauses = [pause for report in old for pause in report["pauses"]]
+    return max((pause["seconds"] for pause in pauses if pause["step"] > 0), default=0.0)
 
 
 def freeze(process: psutil.Process) -> None:
@@ -207,13 +233,14 @@ def trial(
     max_np: int | None = None,
     min_np: int = 1,
     environment: dict[str, str] | None = None,
+    kind: type[Kind] = Trial,  # type: ignore[assignment]
     **settings: Any,
-) -> Iterator[Trial]:
+) -> Iterator[Kind]:
     """A job that trains; killed at the end of the block if it still does.
 
-    ``settings``: fields of :class:`Trial`.
+    ``settings``: fields of ``kind``.
     """
-    job = Trial(directory, zookeeper)
+    job = kind(directory, zookeeper)
     for name, value in settings.items():
         setattr(job, name, value)
     job.environment |= environment or {}

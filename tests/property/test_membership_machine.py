@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from world import LIMITS, World
 
 from edl.core.facts import Job, JobState, Request
@@ -173,13 +179,32 @@ class Membership(RuleBasedStateMachine):
     def rendezvous_times_out(self, pick: int) -> None:
         self.on(pick, self.world.give_up)
 
-    @rule(host=st.sampled_from(HOSTS), hangs=st.booleans())
-    def surplus_newcomer(self, host: str, hangs: bool) -> None:
-        self.world.spawn(host, hangs)
+    @rule(host=st.sampled_from(HOSTS), how=st.sampled_from(["well", "hangs", "sleeps"]))
+    def another_newcomer(self, host: str, how: str) -> None:
+        self.world.spawn(host, hangs=how == "hangs", sleeps=how == "sleeps")
 
     @rule()
     def new_leader(self) -> None:
         self.world.new_leader()
+
+    @precondition(lambda self: self.world.deposed)
+    @rule()
+    def a_deposed_leader_acts(self) -> None:
+        """On what it had read in its term; it finds out that this is over."""
+        before = (len(self.world.generations), dict(self.world.evicted), dict(self.world.plan))
+        self.world.act(self.world.deposed.pop())
+        now = (len(self.world.generations), self.world.evicted, self.world.plan)
+        assert now == before
+
+    @invariant()
+    def terms_only_grow_and_everybody_is_in_or_out(self) -> None:
+        generations = self.world.generations
+        assert [g.number for g in generations] == [*range(1, len(generations) + 1)]
+        terms = [g.term for g in generations]
+        assert terms == sorted(terms)
+        for g in generations:
+            assert not set(g.members) & set(g.left)
+            assert len(set(g.members)) == len(g.members)
 
     # --- and in the end ---
 

@@ -27,7 +27,7 @@ from edl.core.facts import (
 )
 from edl.core.membership import Ages, Decision, Limits, decide
 
-LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30)
+LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10)
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Worker:
 
     member: Member
     hangs: bool = False  # it never gets ready
+    sleeps: bool = False  # ready, it never moves again, though its port answers
     running: bool = True  # the process exists
     frozen: bool = False
     step: int = -1
@@ -55,6 +56,29 @@ class Worker:
 
 
 @dataclass
+class Leader:
+    """What one leader knows by itself, in its term."""
+
+    term: int = 1
+    since: float = 0.0
+    stages: dict[int, tuple[Stage, float]] = field(default_factory=dict)
+    announced: tuple[int, float] = (0, 0.0)  # when it first saw the newest generation
+    dead: dict[int, str] = field(default_factory=dict)  # its proofs
+    silent: set[int] = field(default_factory=set)  # whose port it found silent
+    snapshot: Snapshot | None = None  # what it has read and not yet acted on
+
+    def ages(self, now: Snapshot, time: float) -> Ages:
+        for m in now.members:
+            if m.id not in self.stages or self.stages[m.id][0] is not m.stage:
+                self.stages[m.id] = (m.stage, time)
+        number = now.generation.number if now.generation else 0
+        if number != self.announced[0]:
+            self.announced = (number, time)
+        stages = {i: time - at for i, (_, at) in self.stages.items()}
+        return Ages(time - self.since, stages, time - self.announced[1])
+
+
+@dataclass
 class World:
     """The whole job. Methods are events; each does nothing when it cannot happen now."""
 
@@ -68,12 +92,8 @@ class World:
     requests: dict[int, Request] = field(default_factory=dict)
     answered: list[Request] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    term: int = 1
-    lead_since: float = 0.0
-    stages: dict[int, tuple[Stage, float]] = field(default_factory=dict)  # the leader's memory
-    dead: dict[int, str] = field(default_factory=dict)  # the leader's proofs
-    snapshot: Snapshot | None = None  # what the leader has read and not yet acted on
+    leader: Leader = field(default_factory=Leader)
+    deposed: list[Leader] = field(default_factory=list)  # that do not know it yet
     total_losses: int = 0
 
     # --- reading ---
@@ -99,23 +119,24 @@ class World:
     @property
     def given_up(self) -> set[int]:
         """Workers that the leader holds for dead, rightly or not."""
-        return {*self.evicted, *self.dead}
+        return {*self.evicted, *self.leader.dead}
 
     # --- processes ---
 
-    def spawn(self, host: str, hangs: bool = False) -> None:
+    def spawn(self, host: str, hangs: bool = False, sleeps: bool = False) -> None:
         if len(self.running()) >= 16:
             return
         used = {w.member.slot for w in self.running() if w.member.host == host}
         slot = next(n for n in range(99) if n not in used)
         number = len(self.workers)
         member = Member(number, host, slot, "::1", 1000 + number, number, f"launch{number}")
-        self.workers[number] = Worker(member, hangs)
+        self.workers[number] = Worker(member, hangs, sleeps)
         self.nodes[number] = member
 
     def rehearsed(self, w: Worker) -> None:
         if w.works and not w.hangs and w.member.stage is Stage.PREPARING:
-            w.member = replace(w.member, stage=Stage.READY)
+            known = w.seen.number if w.seen else 0
+            w.member = replace(w.member, stage=Stage.READY, known=known)
 
     def sigterm(self, w: Worker) -> None:
         if w.works and w.member.generation == 0:
@@ -217,6 +238,10 @@ class World:
         elif w.id not in generation.members:
             if w.step >= 0:
                 self.exit(w)
+            elif not w.sleeps:
+                w.member = replace(w.member, known=generation.number)
+        elif w.sleeps and generation.previous and w.step < 0:
+            return
         elif w.step >= 0 or not generation.previous or self._called(generation):
             w.ring, w.target, w.entered = 0, generation.number, True
 
@@ -250,34 +275,40 @@ class World:
     def hopeless(self, number: int) -> bool:
         """Whether a rendezvous can never be complete: somebody will not come."""
 
+        asleep = bool(self.generation(number).previous)
+
         def comes(w: Worker) -> bool:
             here = number in (w.target, w.ring)
+            if asleep and w.sleeps and w.step < 0:
+                return False
             return w.works and (here or w.seen is None or w.failed < number >= w.seen.number)
 
         return not all(comes(self.workers[i]) for i in self.generation(number).members)
 
     def _fail(self, w: Worker, number: int) -> None:
         w.failed, w.ring, w.target, w.entered = number, 0, 0, False
-        w.member = replace(w.member, broken=Broken(number, w.step))
+        known = number if w.step < 0 else w.member.known
+        w.member = replace(w.member, broken=Broken(number, w.step), known=known)
 
     # --- the leader ---
 
     def new_leader(self) -> None:
-        self.term += 1
-        self.lead_since, self.stages, self.snapshot = self.time, {}, None
-        self.dead = {}
+        self.deposed.append(self.leader)
+        self.leader = Leader(self.leader.term + 1, self.time)
 
     def prove(self, w: Worker) -> None:
         """The leader asks its port: nobody is there, or it is frozen and its session is over."""
+        silent, dead = self.leader.silent, self.leader.dead
+        (silent.add if w.running and w.frozen else silent.discard)(w.id)
         if not w.running:
-            self.dead[w.id] = "its port is refused"
+            dead[w.id] = "its port is refused"
         elif w.frozen and w.id not in self.nodes:
-            self.dead[w.id] = "it is frozen"
+            dead[w.id] = "it is frozen"
         else:
-            self.dead.pop(w.id, None)
+            dead.pop(w.id, None)
 
     def look(self) -> None:
-        self.snapshot = Snapshot(
+        self.leader.snapshot = Snapshot(
             job=self.job,
             members=tuple(self.nodes[i] for i in sorted(self.nodes)),
             plan=dict(self.plan),
@@ -286,18 +317,25 @@ class World:
             evicted=dict(self.evicted),
         )
 
-    def act(self) -> Decision | None:
-        """Decide about what was read, perhaps a while ago, and carry it out."""
-        now, self.snapshot = self.snapshot, None
+    def act(self, leader: Leader) -> Decision | None:
+        """Decide about what was read, perhaps a while ago, and carry it out.
+
+        The fence refuses all writes of a leader whose term is over; nothing in a decision gets
+        round it.
+        """
+        now, leader.snapshot = leader.snapshot, None
         if now is None:
             return None
-        decision = decide(now, self.term, self._ages(now), LIMITS, self.dead)
-        self.decisions.append(decision)
+        ages = leader.ages(now, self.time)
+        decision = decide(now, leader.term, ages, LIMITS, leader.dead, frozenset(leader.silent))
         assert decision.reason
+        assert decision.generation is None or decision.generation.term == leader.term
+        if leader is not self.leader:
+            return None
         if decision.plan is not None and now.plan != self.plan:
             return None  # compare-and-set: somebody scaled in between
         if decision.generation is not None:
-            self._check(now, decision, self._ages(now))
+            self._check(now, decision, ages)
             self.generations.append(decision.generation)
             self._count_loss(now, decision.generation)
         if decision.plan is not None:
@@ -309,14 +347,6 @@ class World:
             del self.requests[answer.number]
             self.answered.append(answer)
         return decision
-
-    def _ages(self, now: Snapshot) -> Ages:
-        for m in now.members:
-            if m.id not in self.stages or self.stages[m.id][0] is not m.stage:
-                self.stages[m.id] = (m.stage, self.time)
-        return Ages(
-            self.time - self.lead_since, {i: self.time - at for i, (_, at) in self.stages.items()}
-        )
 
     def _count_loss(self, now: Snapshot, new: Generation) -> None:
         """The state may be lost only when all in the ring who held it died."""
@@ -333,7 +363,7 @@ class World:
         new, last = decision.generation, now.generation
         assert new is not None
         assert new.number == (last.number if last else 0) + 1
-        assert new.term == self.term
+        assert new.number == len(self.generations) + 1, "one generation for each number"
         assert last is None or last.seats, "an ended job stays ended"
         assert len(set(new.members)) == len(new.members)
         assert not set(new.members) & set(new.left)
@@ -368,7 +398,7 @@ class World:
             assert new.previous == last.previous
             assert set(new.joined) < set(last.joined)
             gone = [i for i in new.left if i not in {m.id for m in now.members}]
-            excused = len(released) + len(gone) + len(self.dead)
+            excused = len(released) + len(gone) + len(self.leader.dead)
             assert len(new.seats) + excused >= min(floor, len(last.seats))
 
     # --- everything at once, for the quiet times ---
@@ -404,9 +434,9 @@ class World:
         each(self.write)
 
     def lead(self) -> None:
-        if self.snapshot is None:
+        if self.leader.snapshot is None:
             self.look()
-        self.act()
+        self.act(self.leader)
 
     def agents(self) -> None:
         """Agents start what the plan lacks."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from edl.core.agency import (
+    ABSENT_S,
     FINISH_S,
     KILL_S,
     LEADERLESS_S,
@@ -481,6 +482,36 @@ def test_a_drained_host_ends_when_it_is_empty() -> None:
     assert not decide(facts, own(), NOW).end
 
 
+# --- a newcomer that nobody hears of
+
+
+def test_a_newcomer_that_left_zookeeper_for_long_is_ended_and_replaced() -> None:
+    facts = snapshot(2, generation(0))
+    frozen = process(1, worker=1, ready=True, absent=NOW - ABSENT_S)
+    now = own(trainer(0), frozen)
+    decision = decide(facts, now, NOW)
+    assert [ending.launch for ending in decision.endings] == ["t-1"]
+    assert decision.endings[0].reason == "it left ZooKeeper 20 s ago"
+    assert slots(decision) == [2]
+    assert ended(decide(facts, now, NOW - 0.1)) == []
+
+
+def test_who_was_ever_in_a_ring_is_not_ended_for_its_absence() -> None:
+    """It may be training."""
+    away = trainer(1, absent=NOW - 10 * ABSENT_S)
+    assert ended(decide(snapshot(2, generation(0, 1)), own(trainer(0), away), NOW)) == []
+
+
+def test_absence_is_counted_from_its_first_sight() -> None:
+    (seen,) = observe([process(0)], snapshot(1), NOW)
+    assert seen.absent is None, "it has not registered yet"
+    (here,) = observe([process(0)], snapshot(1, members=(member(7, "t-0"),)), NOW)
+    (gone,) = observe([here], snapshot(1), NOW + 1)
+    (still,) = observe([gone], snapshot(1), NOW + 5)
+    (back,) = observe([still], snapshot(1, members=(member(7, "t-0"),)), NOW + 6)
+    assert (here.absent, gone.absent, still.absent, back.absent) == (None, NOW + 1, NOW + 1, None)
+
+
 # --- what is seen
 
 
@@ -500,6 +531,11 @@ def test_a_seat_is_remembered_and_its_loss_is_departing() -> None:
     assert taken_out.departing == NOW
     (still,) = observe([taken_out], snapshot(1, generation(1, number=2)), NOW + 5)
     assert still.departing == NOW
+
+
+def test_a_newcomer_that_waits_for_another_seat_is_not_departing() -> None:
+    facts = snapshot(1, generation(1, number=2), members=(member(0, "t-0", stage=Stage.READY),))
+    assert observe([trainer(0)], facts, NOW)[0].departing is None
 
 
 @pytest.mark.parametrize("stage", [Stage.LEAVING, Stage.FINISHED])

@@ -20,7 +20,7 @@ from edl.core.facts import (
 )
 from edl.core.membership import Ages, Decision, Limits, decide
 
-LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30)
+LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60)
 JOB = Job("digits", ("true",), np=2, min_np=1, max_np=4)
 TERM = 5
 
@@ -31,8 +31,9 @@ def worker(number: int, host: str = "a", **changes: Any) -> Member:
     return replace(fresh, **{"stage": Stage.ACTIVE, "generation": 7, **changes})
 
 
-def newcomer(number: int, host: str = "a", stage: Stage = Stage.READY) -> Member:
-    return worker(number, host, stage=stage, generation=0)
+def newcomer(number: int, host: str = "a", stage: Stage = Stage.READY, known: int = 7) -> Member:
+    """It has taken note of generation 7."""
+    return worker(number, host, stage=stage, generation=0, known=known)
 
 
 def ring(*members: Member, **changes: Any) -> Generation:
@@ -55,16 +56,21 @@ def job_of(*members: Member, newcomers: tuple[Member, ...] = (), **changes: Any)
     return replace(now, **changes)
 
 
-def ages(leading_s: float = 1000.0, **stage_s: float) -> Ages:
+def ages(leading_s: float = 1000.0, generation_s: float = 1000.0, **stage_s: float) -> Ages:
     """``w3=2.5``: worker 3 is in its stage for 2.5 s; all others for long."""
     known = dict.fromkeys(range(20), 1000.0)
     known |= {int(name[1:]): age for name, age in stage_s.items()}
-    return Ages(leading_s, known)
+    return Ages(leading_s, known, generation_s)
 
 
-def decided(now: Snapshot, when: Ages | None = None, dead: tuple[int, ...] = ()) -> Decision:
+def decided(
+    now: Snapshot,
+    when: Ages | None = None,
+    dead: tuple[int, ...] = (),
+    silent: tuple[int, ...] = (),
+) -> Decision:
     proofs = dict.fromkeys(dead, "its port is refused")
-    return decide(now, TERM, when or ages(), LIMITS, proofs)
+    return decide(now, TERM, when or ages(), LIMITS, proofs, frozenset(silent))
 
 
 def made(decision: Decision) -> Generation:
@@ -288,40 +294,57 @@ def test_a_generation_is_adopted_by_all_before_the_next() -> None:
 
 
 def test_a_newcomer_that_dies_before_the_switch_changes_nothing() -> None:
-    new = made(decided(announced(OLD)))
+    new = made(decided(announced(OLD), dead=(2,)))
     assert (new.number, new.members, new.joined, new.left) == (9, (0, 1), (), ())
     assert ids(new.previous) == (0, 1)
     assert new.reason == "w2 died before joining generation 8"
 
 
+def test_a_newcomer_that_only_lost_its_session_keeps_its_seat() -> None:
+    """It registers again in a moment; its death is proven, or it comes."""
+    waits(decided(announced(OLD)), "generation 8 waits for w0, w1 to switch")
+    adopted = tuple(replace(m, generation=8) for m in OLD)
+    waits(
+        decided(announced(adopted)),
+        "w2 of generation 8 left ZooKeeper; no change until it comes back or the ring breaks",
+    )
+
+
+def test_a_newcomer_that_was_given_up_has_no_seat() -> None:
+    new = made(decided(announced((*OLD, NEW), evicted={2: "frozen"})))
+    assert (new.number, new.members) == (9, (0, 1))
+
+
 def test_the_other_newcomers_still_join() -> None:
     now = announced((*OLD, newcomer(3)), seats=(0, 1, 2, 3), joined=(2, 3))
-    new = made(decided(now))
+    new = made(decided(now, dead=(2,)))
     assert (new.members, new.joined) == ((0, 1, 3), (3,))
 
 
 def test_a_leaver_whose_replacement_died_stays() -> None:
     leaver = worker(0, stage=Stage.LEAVING)
     now = announced((leaver, worker(1)), seats=(1, 2), left=(0,), plan={"a": 2})
-    new = made(decided(now))
+    new = made(decided(now, dead=(2,)))
     assert (new.members, new.left) == ((0, 1), ()), "in its old place"
     assert new.reason == "w2 died before joining generation 8; w0 cannot leave yet"
 
 
 def test_a_leaver_that_nobody_was_to_replace_leaves() -> None:
     now = announced(OLD, seats=(1, 2), left=(0,), plan={"a": 1})
-    assert made(decided(now)).members == (1,)
+    assert made(decided(now, dead=(2,))).members == (1,)
 
 
 def test_a_newcomer_that_dies_after_the_switch_breaks_the_ring() -> None:
     """w0 is in the ring of generation 8: it was built, so its reports are waited for."""
     now = announced((worker(0, generation=8), worker(1)))
-    waits(decided(now), "generation 8 waits for w1 to switch")
+    decision = decided(now, dead=(2,))
+    assert decision.generation is None
+    assert decision.evict == {2: "its port is refused"}, "which breaks the ring"
 
 
 def test_no_newcomer_is_replaced_in_a_ring_that_is_about_to_break() -> None:
     """Else a worker that is given up would have a seat in the next generation."""
-    now = announced((worker(0),), evicted={1: "frozen"})
+    now = announced((worker(0),), evicted={1: "frozen", 2: "frozen"})
     waits(decided(now), "generation 8 waits for w0 to switch")
 
 
@@ -450,6 +473,33 @@ def test_a_newcomer_that_is_not_wanted_any_more_is_given_up() -> None:
 def test_a_newcomer_that_died_does_not_count() -> None:
     now = job_of(A, newcomers=(newcomer(1),), plan={"a": 2})
     waits(decided(now, dead=(1,)), "1 workers train; 2 are wanted")
+
+
+def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
+    """It may be frozen; its session tells soon."""
+    now = job_of(A, newcomers=(newcomer(1),), plan={"a": 2})
+    waits(decided(now, silent=(1,)), "w1 do not answer; 1 of 2 train")
+    assert made(decided(now)).members == (0, 1)
+    both = job_of(A, newcomers=(newcomer(1), newcomer(2)), plan={"a": 3})
+    waits(decided(both, ages(w2=2.9), silent=(1,)), "w2 are ready and wait for w1")
+    assert made(decided(both, ages(w2=3.0), silent=(1,))).members == (0, 2)
+
+
+def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat() -> None:
+    """The others had to go on without it, so it may be stuck; it is given up if it stays so."""
+    now = job_of(A, newcomers=(newcomer(1, known=6),), plan={"a": 2})
+    waits(decided(now, ages(generation_s=59)), "w1 do not answer; 1 of 2 train")
+    waits(decided(now, ages(w1=59)), "w1 do not answer; 1 of 2 train")
+    decision = decided(now, ages(generation_s=60))
+    assert decision.generation is None
+    assert decision.evict == {1: "it was ready and takes no note of what goes on for 60 s"}
+
+
+def test_a_newcomer_that_is_able_goes_before_one_that_is_stuck() -> None:
+    now = job_of(A, newcomers=(newcomer(1, known=6), newcomer(2)), plan={"a": 2})
+    decision = decided(now)
+    assert made(decision).members == (0, 2)
+    assert decision.evict == {1: "host a is planned for 2 workers and has them"}
 
 
 def test_nobody_is_dropped_for_being_absent_from_zookeeper() -> None:

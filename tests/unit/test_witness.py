@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 
 from edl.config import Config
+from edl.core import death
+from edl.core.death import Liveness
 from edl.core.facts import Generation, Job, Member, Seat, Snapshot, Stage
 from edl.core.stall import Activity
 from edl.daemon import witness
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.witness import Witness
-from edl.ring.client import ALIVE, REFUSED, SILENT, Health, Liveness
+from edl.ring.client import Health
 
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
 MEMBERS = tuple(
@@ -36,7 +38,7 @@ class Asked:
         self.liveness: dict[int, Liveness] = {}
         self.last: set[int] = set()
         monkeypatch.setattr(witness, "ask_all", self._ask_all)
-        monkeypatch.setattr(witness, "SWITCH_S", 0.0)  # the generation is no news
+        monkeypatch.setattr(death, "SWITCH_S", 0.0)  # the generation is no news
 
     def _ask_all(self, ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
         self.last = set(ports)
@@ -45,7 +47,7 @@ class Asked:
     def _answer(self, worker: int) -> Health:
         if worker in self.liveness:
             return Health(self.liveness[worker])
-        return Health(ALIVE, {"worker": f"w{worker}"})
+        return Health(Liveness.ALIVE, {"worker": f"w{worker}"})
 
 
 @pytest.fixture
@@ -62,37 +64,37 @@ def leader(quiet_s: float) -> Witness:
 
 
 def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:
-    assert leader(quiet_s=0.0).dead(WHOLE) == {}
+    assert leader(quiet_s=0.0).dead(WHOLE)[0] == {}
     assert asked.last == set()
 
 
 def test_who_was_silent_when_its_session_ends_is_dead_at_once(asked: Asked) -> None:
     """Asked beforehand, since the ring stands still: the end of the session is the last proof."""
-    asked.liveness[1] = SILENT
+    asked.liveness[1] = Liveness.SILENT
     eyes = leader(quiet_s=5.0)
-    assert eyes.dead(WHOLE) == {}
+    assert eyes.dead(WHOLE)[0] == {}
     assert asked.last == {1, 2}
-    assert eyes.dead(W1_LEFT)[1].startswith("it is frozen or cut off: w1 (rank 1, host a) left")
+    assert eyes.dead(W1_LEFT)[0][1].startswith("it is frozen or cut off: w1 (rank 1, host a) left")
     assert asked.last == {2}
 
 
 def test_silence_long_ago_proves_nothing(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(witness, "SILENCE_S", 0.0)
-    asked.liveness[1] = SILENT
+    asked.liveness[1] = Liveness.SILENT
     eyes = leader(quiet_s=5.0)
-    assert eyes.dead(WHOLE) == {}
+    assert eyes.dead(WHOLE)[0] == {}
     del asked.liveness[1]
-    assert eyes.dead(W1_LEFT) == {}
+    assert eyes.dead(W1_LEFT)[0] == {}
     assert asked.last == {1, 2}
 
 
 def test_silence_proves_nothing_while_steps_complete(asked: Asked) -> None:
-    asked.liveness[1] = SILENT
-    assert leader(quiet_s=0.0).dead(W1_LEFT) == {}
+    asked.liveness[1] = Liveness.SILENT
+    assert leader(quiet_s=0.0).dead(W1_LEFT)[0] == {}
     assert asked.last == {1, 2}
 
 
 def test_a_ring_that_stands_still_does_not_hide_a_death(asked: Asked) -> None:
-    asked.liveness[1] = REFUSED
-    told = leader(quiet_s=5.0).dead(WHOLE)
+    asked.liveness[1] = Liveness.REFUSED
+    told, _ = leader(quiet_s=5.0).dead(WHOLE)
     assert told == {1: "its process is gone: 127.0.0.1:9001 refuses connections"}

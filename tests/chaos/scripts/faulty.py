@@ -5,12 +5,13 @@ each fault is claimed by the one process that it strikes, so that it strikes onc
 A group is armed when all groups before it have struck. A fault:
 
     point   a name of edl.daemon.points
-    role    plain (in the ring, does not lead), leader, any (of these), new (not in the ring yet),
-            first (in edl.init() of a job that starts)
+    role    plain (in the ring, does not lead), leader, any (of these), root (of these, rank 0),
+            new (not in the ring yet), first (in edl.init() of a job that starts)
     after   steps since the last strike (since the start for the first one)
     size    how many workers the ring must have at least
             (after and size are asked of workers in the ring only)
-    signal  KILL (default), TERM, STOP
+    signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
+            does
 
 Hooks only look and kill: what a worker does is not changed.
 """
@@ -21,6 +22,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 import edl.torch as edl
@@ -60,7 +62,10 @@ def strike(point):
     number, group, last = found
     for index, fault in enumerate(group):
         wanted = fault.get("role", "any")
-        if fault["point"] != point or (wanted != mine and (wanted != "any" or not in_ring)):
+        fits = in_ring if wanted == "any" else wanted == mine
+        if wanted == "root":
+            fits = in_ring and edl.rank() == 0
+        if fault["point"] != point or not fits:
             continue
         if in_ring and (
             edl.step() < last + fault.get("after", 0) or edl.size() < fault.get("size", 0)
@@ -74,6 +79,8 @@ def strike(point):
             continue
         name = fault.get("signal", "KILL")
         print(f"chaos: {mine} gets SIG{name} at {point} of step {step}", flush=True)
+        while name == "HANG":
+            time.sleep(1.0)
         os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
         return
 

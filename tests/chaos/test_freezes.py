@@ -1,0 +1,108 @@
+"""A worker freezes for good in the middle of a switch, or just before its first one.
+
+The others stand still until its session is over, and a little more; then they go on, and the plan
+is reached by a replacement.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ordeal import Fault, Ordeal, fault, ordeal
+from trial import longest_stall
+
+from edl.core.agency import ABSENT_S
+from edl.core.facts import Member, Stage
+
+pytestmark = [pytest.mark.chaos]
+
+SLACK_S = 6.0  # to probe, to agree and to build a ring, on a busy machine
+
+IN_A_SWITCH = {
+    "old before the ring": fault("build", "plain", signal="STOP"),
+    "sync root in the broadcast": fault("broadcast", "root", signal="STOP"),
+    "newcomer before the ring": fault("build", "new", signal="STOP"),
+    "newcomer in the ring": fault("built", "new", signal="STOP"),
+}
+
+
+@pytest.mark.parametrize("one", IN_A_SWITCH.values(), ids=IN_A_SWITCH.keys())
+def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=[[one]], epochs=5) as job:
+        scale_out(job)
+        job.wait_for_strikes()
+        job.wait_for_size(4)
+        (given_up,) = job.events("evicted")
+        assert "it is frozen or cut off: " in given_up["reason"], given_up
+        reports = job.prove(workers=4)
+    stall_s = longest_stall(reports)
+    print(f"frozen ({one['role']} at {one['point']}): {stall_s:.2f} s, session {job.session_s:g} s")
+    assert stall_s < job.session_s + SLACK_S
+
+
+def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
+    """It has a seat already, or is about to get one; it comes to its first ring never."""
+    with ordeal(tmp_path, zk_hosts, np=2, max_np=3) as job:
+        scale_out(job)
+        new = first_ready(job)
+        os.kill(new.pid, signal.SIGSTOP)
+        now = job.wait_for_size(3)
+        assert new.name not in [member["id"] for member in now["members"]]
+        reports = job.prove(workers=3)
+    stall_s = longest_stall(reports)
+    print(f"frozen when ready: {stall_s:.2f} s, session {job.session_s:g} s")
+    assert stall_s < job.session_s + SLACK_S
+
+
+def test_a_newcomer_before_it_is_ready(tmp_path: Path, zk_hosts: str) -> None:
+    """The others never notice; its agent replaces it, since nobody has heard of it for long."""
+    faults = [[fault("rehearsed", "new", signal="STOP")]]
+    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
+        scale_out(job)
+        job.wait_for_strikes()
+        job.wait_for_size(3, 60.0 + ABSENT_S)
+        assert not job.events("evicted")
+        reports = job.prove(workers=3)
+    assert longest_stall(reports) < 3.0
+
+
+def test_a_newcomer_that_hangs_on_its_way_in(tmp_path: Path, zk_hosts: str) -> None:
+    """It answers, but never comes. It spoils one switch, and is given up before it has another."""
+    faults = [[fault("build", "new", signal="HANG")]]
+    soon = {"EDL_SWITCH_TIMEOUT_S": "10"}
+    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults, environment=soon) as job:
+        scale_out(job)
+        job.wait_for_strikes()
+        job.wait_for_size(3, 180.0)
+        (given_up,) = job.events("evicted")
+        joins = [event["joined"] for event in job.events("generation")]
+        reports = job.prove(workers=3)
+    assert given_up["reason"] == (
+        "w2 was given up: it was ready and takes no note of what goes on for 10 s"
+    )
+    assert [w for joined in joins[1:] for w in joined] == ["w2", "w3"], "one seat each"
+    print(f"hanging newcomer: {longest_stall(reports):.2f} s")
+
+
+def scale_out(job: Ordeal) -> None:
+    """One worker more."""
+    now = job.wait_for_step(5)
+    job.scale(now["world_size"] + 1)
+
+
+def first_ready(job: Ordeal) -> Member:
+    """The newcomer, as soon as it is ready."""
+    found: list[Member] = []
+    with job.store() as store:
+
+        def look() -> bool:
+            members = [m for m in store.snapshot().members if m.id == 2]
+            found[:] = [m for m in members if m.stage is Stage.READY]
+            assert not any(m.stage is Stage.ACTIVE for m in members), "too late"
+            return bool(found)
+
+        job.until(look, "a newcomer that is ready")
+    return found[0]
