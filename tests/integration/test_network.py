@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from jobs import EDL
 from net import Net
-from trial import Trial, trial
+from trial import Trial, longest_stall, trial
 from zoo import Server
 
 from edl.errors import RingError
@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 HOSTS = ("a", "b", "c")
 SESSION_S = 3.0
+SLACK_S = 12.0  # far below the 30 s after which Gloo gives up by itself
 
 
 @contextmanager
@@ -128,11 +129,12 @@ def test_a_host_that_is_cut_off_does_not_train_and_comes_back(
         assert (stood["worker"], stood["step"]) == (name, health(net, host)["step"])
         net.heal()
         job.wait_for_size(3)
-        others = job.prove(workers=3)
+        reports = job.prove(workers=3)
         told = (tmp_path / f"{host}.output").read_text() if host != "a" else job.output()
         assert f"worker {name} was given up by the leader" in told
-    gaps = [pause["seconds"] for r in others if len(r["rings"]) > 3 for pause in r["pauses"]]
-    print(f"cut off ({role}, {way}): longest pauses {sorted(gaps)[-3:]}, session {SESSION_S:g} s")
+    stall_s = longest_stall(reports)
+    print(f"cut off ({role}, {way}): longest pause {stall_s:.2f} s, session {SESSION_S:g} s")
+    assert stall_s < SESSION_S + SLACK_S
 
 
 @pytest.mark.chaos

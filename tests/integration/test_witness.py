@@ -113,7 +113,7 @@ def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
 @pytest.mark.chaos
 def test_a_newcomer_leads_a_ring_that_trains(tmp_path: Path, zk_hosts: str) -> None:
     """Its steps take so long that it waits for its seat; the status tells of the ring's."""
-    slow = {"step_delay_s": 4.0, "epochs": 1, "samples": 240}
+    slow = {"step_delay_s": 6.0, "epochs": 1, "samples": 240}
     with trial(tmp_path, zk_hosts, np=2, max_np=3, environment=OPEN, **slow) as job:
         job.wait_for_step(1)
         with job.store() as store:
@@ -123,9 +123,8 @@ def test_a_newcomer_leads_a_ring_that_trains(tmp_path: Path, zk_hosts: str) -> N
             expire(job, store, before.members)
             now = job.wait(lambda now: now["leader"] == "w2", "the newcomer to lead", 10.0)
             assert store.snapshot().members[2].generation == 0, "it is in no ring"
-            later = job.wait(lambda then: then["step"] > now["step"], "a step in the status", 12.0)
-            assert later["world_size"] == 2
-            assert later["epoch_done"] > 0
+            later = job.wait(lambda then: then["step"] > now["step"], "a step in the status", 20.0)
+            assert later["epoch_done"] > now["epoch_done"] > 0
             assert "stalled" not in later["reason"]
             after = whole(job, store)
             assert [m.launch for m in after.members[:2]] == [m.launch for m in before.members]

@@ -205,11 +205,16 @@ class Trial(Job):
 
 
 def longest_stall(reports: Sequence[dict[str, Any]]) -> float:
-    """Of those who were in the first ring: the longest pause between two steps, in seconds."""
-    old = [report for report in reports if report["rings"][0]["generation"] == 1]
-    assert old, "nobody was there all the time"
-    pauses = [pause for report in old for pause in report["pauses"]]
-    return max((pause["seconds"] for pause in pauses if pause["step"] > 0), default=0.0)
+    """The longest pause of anybody between two steps, in seconds; not before its own first one."""
+    return max(
+        (
+            pause["seconds"]
+            for report in reports
+            for pause in report["pauses"]
+            if pause["step"] > report["rings"][0]["step"]
+        ),
+        default=0.0,
+    )
 
 
 def freeze(process: psutil.Process) -> None:
