@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
 
 def main() -> int:
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with us
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as scratch:
         bench = Bench(Path(scratch))
         try:
