@@ -208,6 +208,15 @@ class Daemon:
     # --- the thread ---
 
     def _run(self) -> None:
+        """Listen until the worker ends. A worker whose daemon fails ends, too: it would be deaf."""
+        try:
+            self._listen()
+        except Exception as error:  # a bug of ours, whatever it is
+            logger.exception("the daemon of this worker has failed; please report this")
+            self._mailbox.evict(f"its daemon has failed: {error!r}")
+            self._ring.break_()
+
+    def _listen(self) -> None:
         away_since: float | None = None
         while not self._stopping:
             if self._wake.wait(self._period_s):
