@@ -167,7 +167,7 @@ def write(out: Path, results: dict[str, Any]) -> None:
             f"it waits for its turn: {steps.a_idle:.1%} and {steps.b_idle:.1%} of a core."
         )
     text = report.markdown(rows, notes)
-    (out / "README.md").write_text(text)
+    (out / "results.md").write_text(text)
     report.picture(out / "figures.png", stalls, crashes, steps)
     raw = json.dumps(results, default=dataclasses.asdict, indent=1)
     (out / "results.json").write_text(raw + "\n")
