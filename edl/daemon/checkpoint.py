@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from edl.daemon import checkpoint_file as files
 from edl.daemon.checkpoint_file import Checkpoint, Manifest, Packed
 from edl.daemon.position import Position
-from edl.daemon.shard import Source
+from edl.daemon.shard import NO_FINGERPRINT, Source
 from edl.errors import CheckpointError, DataError, EdlError
 
 logger = logging.getLogger(__name__)
@@ -226,6 +226,7 @@ class Checkpoints:
                 "seed": source.seed,
                 "shuffle": source.shuffle,
                 "batch_size": source.batch_size,
+                "fingerprint": source.fingerprint,
             },
             ledger=ledger.snapshot(),
             saved_at=time.time(),
@@ -273,16 +274,21 @@ class Checkpoints:
         self._tell("checkpoint", step, reason, told)
 
 
+_OTHER = {"total": "dataset of other size", "fingerprint": "dataset of other files"}
+
+
 def _check_source(found: Checkpoint, source: Source) -> None:
     """The checkpoint's ledger must mean the same samples here; the batch size may differ."""
     for name, mine in (
         ("total", source.total),
         ("seed", source.seed),
         ("shuffle", source.shuffle),
+        ("fingerprint", source.fingerprint),
     ):
-        theirs = found.manifest.source.get(name)
+        theirs = found.manifest.source.get(name, "")
         if theirs != mine:
-            what = "dataset of other size" if name == "total" else f"other {name}"
+            what = _OTHER.get(name, f"other {name}")
+            theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
             raise CheckpointError(
                 f"{found.path} was trained on a {what}: {theirs} there, {mine} in this script; "
                 "a checkpoint continues with the same samples in the same order only"

@@ -21,7 +21,7 @@ from edl.core.ledger import (
     start_epoch,
 )
 from edl.core.steprecord import StepRecord
-from edl.daemon.shard import Batch, Shard, Source
+from edl.daemon.shard import NO_FINGERPRINT, Batch, Shard, Source
 from edl.errors import DataError, UsageError
 
 
@@ -129,7 +129,11 @@ class Position:
 
     def header(self) -> dict[str, Any]:
         """This position as JSON values, for those who take it over."""
-        return {"step": self.step, "ledger": self.ledger.snapshot()}
+        return {
+            "step": self.step,
+            "ledger": self.ledger.snapshot(),
+            "fingerprint": self.source.fingerprint,
+        }
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Move to the sync root's position.
@@ -139,8 +143,14 @@ class Position:
         and the root's ledger is kept for the next.
 
         Raises:
-            DataError: the root trains on a dataset of another size.
+            DataError: the root trains on other data.
         """
+        mine, theirs = self.source.fingerprint, header["fingerprint"]
+        if mine != theirs:
+            raise DataError(
+                f"the data of w{self._worker} are not the job's; every worker must load the same. "
+                f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
+            )
         ledger = restore(header["ledger"])
         if ledger.total != self.source.total:
             raise DataError(

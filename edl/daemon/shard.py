@@ -11,6 +11,8 @@ import numpy.typing as npt
 from edl.core.ledger import Ledger, Span
 from edl.core.shuffle import epoch_order
 
+NO_FINGERPRINT = "data of unknown files"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -29,6 +31,7 @@ class Source:
     """What the script trains on, equal on all workers: its size and how it is read.
 
     ``prefetch_batches``: how many batches the loader forms ahead of the one in training.
+    ``fingerprint``: one line that differs where the data do; empty where nobody can tell.
     """
 
     total: int
@@ -36,6 +39,7 @@ class Source:
     shuffle: bool
     seed: int
     prefetch_batches: int
+    fingerprint: str = ""
 
     @property
     def need(self) -> int:

@@ -378,6 +378,11 @@ class Worker:
 
     # --- telling ---
 
+    def tell(self, kind: str, reason: str, **details: object) -> None:
+        """Write what all workers know into the job's event log: rank 0 does, the others do not."""
+        if self.rank == 0:
+            self._log(kind, self.step, reason, **details)
+
     def _switched(self, old_size: int, new_size: int) -> None:
         self._enter()
         self._target = None

@@ -10,11 +10,12 @@
             optimizer.zero_grad(); loss.backward(); optimizer.step()
 
 Workers may join and leave meanwhile; see docs/concepts.md. The loss must be a mean over the
-batch. One process has one worker, one loader and one optimizer.
+batch. One process has one worker, one loader and one optimizer. Sources of data: ``edl.data``.
 """
 
 from __future__ import annotations
 
+from edl import data
 from edl.torch.api import (
     checkpoint,
     current_worker,
@@ -41,6 +42,7 @@ __all__ = [
     "Optimizer",
     "checkpoint",
     "current_worker",
+    "data",
     "generation",
     "init",
     "is_initialized",

@@ -16,6 +16,7 @@ import torch.utils.data
 
 from edl.daemon.shard import Batch, Source
 from edl.daemon.worker import Worker
+from edl.data.dataset import Dataset, fingerprint_of, skip_events
 from edl.errors import DataError, UsageError
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
@@ -42,7 +43,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: torch.utils.data.Dataset[Any],
+        dataset: torch.utils.data.Dataset[Any] | Dataset[Any],
         batch_size: int = 1,
         shuffle: bool = False,
         seed: int = 0,
@@ -56,14 +57,17 @@ class DataLoader:
         self._worker = worker if worker is not None else _current_worker()
         _check(dataset, batch_size, options)
         ahead = num_workers * (prefetch_factor or 2)
-        self._source = Source(len(cast(Sized, dataset)), batch_size, shuffle, seed, ahead)
+        total = len(cast(Sized, dataset))
+        self._source = Source(total, batch_size, shuffle, seed, ahead, fingerprint_of(dataset))
         self._worker.attach_source(self._source)
+        for reason, details in skip_events(dataset):
+            self._worker.tell("data_skipped", reason, **details)
         self._formed: deque[Batch] = deque()
         self._in_epoch = False
         if num_workers:
             options.setdefault("persistent_workers", True)
         self._loader = torch.utils.data.DataLoader(
-            dataset,
+            cast(torch.utils.data.Dataset[Any], dataset),
             batch_sampler=_Leases(self._form),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -112,7 +116,7 @@ class DataLoader:
         self._in_epoch = False
 
     def _rehearsal(self) -> Iterator[Any]:
-        for data in self._loader:
+        for data in self._load():
             self._worker.begin_step(self._formed[0])
             yield data
 
@@ -129,7 +133,7 @@ class DataLoader:
             batch, fresh = None, next(arriving, None)
             if fresh is None and worker.shard.has_more(worker.ledger):
                 # At the start, and when leases came after the loader had read the last one.
-                arriving = iter(self._loader)
+                arriving = self._load()
                 fresh = next(arriving)
             if fresh is not None:
                 data, batch = fresh, self._formed.popleft()
@@ -142,6 +146,19 @@ class DataLoader:
                     "the loop body took a batch without calling optimizer.step(); every worker "
                     "must train each batch with exactly one optimizer.step()"
                 )
+
+    def _load(self) -> Iterator[Any]:
+        """PyTorch's batches, from now on.
+
+        Raises:
+            DataError: the dataset's own sentence, without the traceback of a loader process that
+                PyTorch puts before it.
+        """
+        try:
+            yield from self._loader
+        except DataError as error:
+            sentence = str(error).rpartition(f"{DataError.__module__}.{DataError.__name__}: ")[2]
+            raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
         """Called by PyTorch's loader when it wants to load one more batch."""

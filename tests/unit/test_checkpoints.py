@@ -142,6 +142,10 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         (Source(101, 4, True, 7, 0), "a dataset of other size: 100 there, 101 in this script"),
         (Source(100, 4, True, 8, 0), "other seed: 7 there, 8 in this script"),
         (Source(100, 4, False, 7, 0), "other shuffle: True there, False in this script"),
+        (
+            Source(100, 4, True, 7, 0, "100 lines"),
+            "other files: data of unknown files there, 100 lines in",
+        ),
     ],
 )
 def test_other_data_are_refused(tmp_path: Path, source: Source, sentence: str) -> None:

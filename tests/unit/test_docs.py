@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tfrecords import framed
 
+import edl.data
 import edl.torch
 from edl.cli.main import app
 from edl.config import Config
@@ -98,6 +104,38 @@ def test_no_page_names_a_verb_that_does_not_exist() -> None:
 @pytest.mark.parametrize("public", edl.torch.__all__)
 def test_every_public_name_stands_in_the_api(public: str) -> None:
     assert f"edl.{public}" in TEXTS[ROOT / "docs" / "api.md"]
+
+
+@pytest.mark.parametrize("public", edl.data.__all__)
+def test_every_source_stands_in_the_data_page(public: str) -> None:
+    is_source = inspect.isfunction(getattr(edl.data, public))
+    assert not is_source or f"edl.data.{public}" in TEXTS[ROOT / "docs" / "data.md"]
+
+
+def test_no_page_names_a_source_that_does_not_exist() -> None:
+    assert set(re.findall(r"\bedl\.data\.(\w+)\(", ALL)) <= set(edl.data.__all__)
+
+
+def test_the_snippet_of_the_data_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    Path("corpus/a.txt").write_text("one\ntwo\n")
+    Path("train-0.tfrecord").write_bytes(framed(b"41") + framed(b"42"))
+    x, y = np.arange(6.0).reshape(3, 2), np.arange(3)
+    np.save("x.npy", x)
+    np.save("y.npy", y)
+    np.savez("digits.npz", image=x, label=y)
+    pq.write_table(pa.table({"x": [0.5], "y": [1], "z": ["unread"]}), "rows-0.parquet")
+    text = TEXTS[ROOT / "docs" / "data.md"]
+    (first, *_) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(first, {})
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("2 records in 1 text file of 8 bytes, digest ")
+    assert [line.split()[0] for line in told[1:]] == ["2", "2", "3", "3", "1", "2"]
+    assert told[1:3] == ["2 one", "2 41"]
 
 
 def test_no_page_names_a_function_that_does_not_exist() -> None:

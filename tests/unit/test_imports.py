@@ -3,6 +3,7 @@
 ::
 
     errors, config <- core <- coordination, ring <- daemon <- torch, tensorflow, launch <- cli
+    errors, config <- data <- torch, tensorflow
     errors, config <- install <- cli
 """
 
@@ -31,9 +32,11 @@ MAY_IMPORT = {
     "ring": CORE,
     "daemon": CORE | {"coordination", "ring"},
     "install": BASE,
+    "data": BASE,
 }
 FRAMEWORK = CORE | {"coordination", "ring", "daemon"}
-MAY_IMPORT |= {"torch": FRAMEWORK, "tensorflow": FRAMEWORK, "launch": FRAMEWORK}
+MAY_IMPORT |= dict.fromkeys(("torch", "tensorflow"), FRAMEWORK | {"data"})
+MAY_IMPORT["launch"] = FRAMEWORK
 MAY_IMPORT["cli"] = FRAMEWORK | {"launch", "install"}
 
 ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}

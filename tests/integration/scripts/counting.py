@@ -36,6 +36,7 @@ parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sl
 parser.add_argument("--slow", type=Path, help="sleep only while this file exists")
 parser.add_argument("--stuck", type=Path, help="the worker of the slot in this file stands still")
 parser.add_argument("--checkpoint", type=Path, help="save into this directory")
+parser.add_argument("--tfrecord", help="samples are the numbers in the sound records of files")
 parser.add_argument("--every", type=float, default=300.0, help="seconds between two checkpoints")
 parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
 args = parser.parse_args()
@@ -100,7 +101,11 @@ def stand_still():
 torch.set_num_threads(1)
 edl.init()
 loader = edl.DataLoader(
-    Indices(), batch_size=args.batch_size, shuffle=True, seed=7, num_workers=args.num_workers
+    edl.data.tfrecord(args.tfrecord, parse=int, on_error="skip") if args.tfrecord else Indices(),
+    batch_size=args.batch_size,
+    shuffle=True,
+    seed=7,
+    num_workers=args.num_workers,
 )
 model = CountingModel()
 optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)

@@ -1,0 +1,35 @@
+"""Sources of training data, for PyTorch and TensorFlow alike::
+
+    import edl.data
+
+    train = edl.data.tfrecord("train-*.tfrecord", parse=example)
+    train = edl.data.text_lines("corpus/**/*.txt")
+    train = edl.data.npy("x.npy", "y.npy")
+    train = edl.data.npz("train.npz")
+    train = edl.data.parquet("train-*.parquet", columns=["x", "y"])
+    train = edl.data.arrays(x=x, y=y)
+
+Each is a map-style data set, the same on every host; see docs/data.md. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from edl.data.dataset import Dataset
+from edl.data.index import Skipped
+from edl.data.memory import arrays
+from edl.data.npy_file import npy
+from edl.data.npz_file import npz
+from edl.data.parquet_file import parquet
+from edl.data.text_file import text_lines
+from edl.data.tfrecord_file import tfrecord
+
+__all__ = [
+    "Dataset",
+    "Skipped",
+    "arrays",
+    "npy",
+    "npz",
+    "parquet",
+    "text_lines",
+    "tfrecord",
+]

@@ -1,0 +1,166 @@
+"""Records that are rows of arrays which lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.data.dataset import Dataset, Part, as_rows
+from edl.data.files import Readable
+from edl.data.index import Integers
+from edl.errors import DataError, UsageError
+
+Array = npt.NDArray[Any]
+
+
+class Rows(Protocol):
+    """One array of one part, read by row."""
+
+    def take(self, rows: Integers) -> Array:
+        """A new array of these rows, in the machine's byte order."""
+
+
+class InMemory:
+    """An array that is in memory."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def take(self, rows: Integers) -> Array:
+        return self._array[rows]
+
+
+class Stored:
+    """An array that lies in a file as it would in memory, row after row.
+
+    ``open_file`` returns the file as this process has it.
+    """
+
+    def __init__(
+        self,
+        open_file: Callable[[], Readable],
+        offset: int,
+        dtype: np.dtype[Any],
+        row: tuple[int, ...],
+    ) -> None:
+        self._open = open_file
+        self._offset = offset
+        self._dtype = dtype
+        self._row = row
+        self._row_bytes = row_bytes(dtype, row)
+
+    def take(self, rows: Integers) -> Array:
+        taken = np.empty((len(rows), *self._row), self._dtype)
+        if taken.nbytes:
+            buffer = taken.reshape(-1).view(np.uint8).data
+            file = self._open()
+            for first, last in runs(rows):
+                self._read(file, buffer, rows, first, last)
+        return native(taken)
+
+    def _read(
+        self, file: Readable, buffer: memoryview, rows: Integers, first: int, last: int
+    ) -> None:
+        size = self._row_bytes
+        file.read_into(buffer[first * size : last * size], self._offset + int(rows[first]) * size)
+
+
+class ArrayDataset(Dataset[Any]):
+    """Row i of every column: a value, a tuple, or (with ``names``) a dict.
+
+    Args:
+        columns: of each part, in the order of ``names``.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        parts: Sequence[Part],
+        columns: Sequence[Sequence[Rows]],
+        names: Sequence[str] | None,
+        parse: Callable[[Any], Any] | None,
+    ) -> None:
+        self._columns = [tuple(each) for each in columns]
+        self._names = None if names is None else tuple(names)
+        super().__init__(kind, parts, parse)
+
+    def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
+        wanted = as_rows(rows)
+        taken = [column.take(wanted) for column in self._columns[part]]
+        if self._names is not None:
+            return [dict(zip(self._names, row, strict=True)) for row in zip(*taken, strict=True)]
+        return list(taken[0]) if len(taken) == 1 else list(zip(*taken, strict=True))
+
+
+def arrange(
+    positional: Sequence[Any], named: Mapping[str, Any], function: str
+) -> tuple[list[Any], tuple[str, ...] | None]:
+    """The columns that a function was given, and their names if it was given names.
+
+    Raises:
+        UsageError: none, or some with names and some without.
+    """
+    if bool(positional) == bool(named):
+        raise UsageError(
+            f"{function} takes arrays with names (records are dicts) or without (records are "
+            f"tuples); it was given {len(positional)} without and {len(named)} with a name"
+        )
+    return (list(named.values()), tuple(named)) if named else (list(positional), None)
+
+
+def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Make sure that an array has records, and that reading one runs no code.
+
+    Raises:
+        DataError: it is an array of Python objects, or of no dimension.
+    """
+    if dtype.hasobject:
+        raise DataError(
+            f"{what} holds Python objects ({dtype}), which would have to be unpickled; store "
+            "numbers or text of fixed width"
+        )
+    if not shape:
+        raise DataError(f"{what} is a single value (0-d) and has no records; give it a dimension")
+
+
+def check_lengths(lengths: Mapping[str, int]) -> None:
+    """Raises DataError unless all columns have as many rows."""
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{what} has {rows}" for what, rows in lengths.items())
+        raise DataError(f"arrays that are read side by side have as many rows each; {told}")
+
+
+RowType = tuple[str, tuple[int, ...]]  # type and shape of a row
+
+
+def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> None:
+    """Make sure that the columns of one part have the types of those of the first part.
+
+    Raises:
+        DataError: naming both.
+    """
+    for (what, row), (other, theirs) in zip(mine.items(), first.items(), strict=True):
+        if row != theirs:
+            raise DataError(
+                f"{what} has rows of type {row[0]} and shape {row[1]}, but {other} of type "
+                f"{theirs[0]} and shape {theirs[1]}"
+            )
+
+
+def native(array: Array) -> Array:
+    """``array`` in the machine's byte order, which is all that frameworks take."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
+    return dtype.itemsize * int(np.prod(row, dtype=np.int64))
+
+
+def runs(rows: Integers) -> list[tuple[int, int]]:
+    """Where ``rows`` goes up one by one: (first, last + 1) of each stretch of it."""
+    edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return list(pairwise(edges))

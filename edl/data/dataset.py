@@ -1,0 +1,172 @@
+"""A source of records by index: what every kind of file has in common."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from edl.data.index import Indexed, Skipped
+from edl.errors import DataError
+
+Record = TypeVar("Record")
+
+TOLD_ONE_BY_ONE = 50  # events about what is left out, before the rest is told in one
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one file holds, or several that are read side by side.
+
+    ``digest``: equal on two hosts when the part has the same records at the same places there.
+    """
+
+    name: str
+    size: int
+    count: int
+    digest: int
+    skipped: tuple[tuple[str, Skipped], ...] = ()  # (path, what)
+
+    @classmethod
+    def of(cls, indexed: Indexed, count: int) -> Part:
+        name, size = os.path.basename(indexed.path), indexed.stamp.size
+        skipped = tuple((indexed.path, one) for one in indexed.index.skipped)
+        return cls(name, size, count, indexed.index.digest(), skipped)
+
+
+class Dataset(Generic[Record]):
+    """Records 0 to ``len(self) - 1``: those of the first file, then those of the next.
+
+    A map-style data set: ``dataset[i]``, and ``dataset.__getitems__(indices)`` for a batch, which
+    PyTorch's loader prefers. It may be forked and pickled (if its ``parse`` may be); every process
+    opens the files for itself when it first reads one.
+
+    Raises:
+        DataError: at reading, when a record is not as it was indexed; it names file and byte.
+        IndexError: there is no such record.
+    """
+
+    def __init__(
+        self, kind: str, parts: Sequence[Part], parse: Callable[[Any], Record] | None
+    ) -> None:
+        self._kind = kind
+        self._parts = tuple(parts)
+        self._parse = parse
+        self._starts = [0, *accumulate(part.count for part in parts)]  # and the total
+        if not len(self) and self.skipped:
+            path, first = self.skipped[0]
+            raise DataError(
+                f"nothing is left of {self._files_told}: {path} at byte {first.offset}: "
+                f"{first.reason}"
+            )
+
+    # --- records ---
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> Record:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Record]:
+        """The records of ``indices``, in their order; neighbours in a file are read together."""
+        wanted: dict[int, tuple[list[int], list[int]]] = {}  # part -> places, rows in the part
+        for place, given in enumerate(indices):
+            index = self._checked(given)
+            part = bisect_right(self._starts, index) - 1
+            places, rows = wanted.setdefault(part, ([], []))
+            places.append(place)
+            rows.append(index - self._starts[part])
+        records: dict[int, Record] = {}
+        for part, (places, rows) in wanted.items():
+            for place, row, raw in zip(places, rows, self._read(part, rows), strict=True):
+                records[place] = self._parsed(raw, part, row)
+        return [records[place] for place in range(len(records))]
+
+    def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
+        """The records ``rows`` of a part, in their order."""
+        raise NotImplementedError
+
+    def _where(self, part: int, row: int) -> str:
+        """The place of a record, for people."""
+        return f"{self._parts[part].name}, record {row}"
+
+    def _checked(self, given: int) -> int:
+        index = operator.index(given)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there is no record {index}: the source has {len(self)}")
+        return index % len(self)
+
+    def _parsed(self, raw: Any, part: int, row: int) -> Record:
+        if self._parse is None:
+            return raw  # type: ignore[no-any-return]
+        try:
+            return self._parse(raw)
+        except Exception as error:
+            error.add_note(f"while parsing {self._where(part, row)}")
+            raise
+
+    # --- about itself ---
+
+    @property
+    def fingerprint(self) -> str:
+        """One line that is equal on two hosts when their data are: names, sizes, counts, places.
+
+        The folders in which the files lie do not matter; the bytes of the records do not enter.
+        """
+        digest = hashlib.sha256()
+        for part in self._parts:
+            digest.update(repr((part.name, part.size, part.count, part.digest)).encode())
+        size = sum(part.size for part in self._parts)
+        return (
+            f"{len(self)} records in {self._files_told} of {size} bytes, "
+            f"digest {digest.hexdigest()[:12]}"
+        )
+
+    @property
+    def _files_told(self) -> str:
+        return f"{len(self._parts)} {self._kind} {'file' if len(self._parts) == 1 else 'files'}"
+
+    @property
+    def skipped(self) -> tuple[tuple[str, Skipped], ...]:
+        """What is left out of the files: (path, what), in the order of the records."""
+        return tuple(one for part in self._parts for one in part.skipped)
+
+    def __repr__(self) -> str:
+        return f"<edl.data: {self.fingerprint}>"
+
+
+def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What to write into a job's event log about a data set: (reason, details) of each event.
+
+    Nothing for one that is not edl's, or of which nothing is left out. What exceeds
+    TOLD_ONE_BY_ONE is told together, since the log keeps a limited number of events.
+    """
+    skipped = dataset.skipped if isinstance(dataset, Dataset) else ()
+    for path, one in skipped[:TOLD_ONE_BY_ONE]:
+        reason = f"{path}: {one.bytes} bytes from byte {one.offset} are left out: {one.reason}"
+        yield reason, {"file": path, "offset": one.offset, "bytes": one.bytes}
+    rest = skipped[TOLD_ONE_BY_ONE:]
+    if rest:
+        size, files = sum(one.bytes for _, one in rest), len({path for path, _ in rest})
+        reason = (
+            f"{len(rest)} more parts of {files} {'file' if files == 1 else 'files'} are left out, "
+            f"{size} bytes together"
+        )
+        yield reason, {"parts": len(rest), "files": files, "bytes": size}
+
+
+def fingerprint_of(dataset: object) -> str:
+    """The fingerprint of one of edl's data sets; empty for any other, which has none."""
+    return dataset.fingerprint if isinstance(dataset, Dataset) else ""
+
+
+def as_rows(rows: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.fromiter(rows, np.int64, len(rows))

@@ -1,0 +1,194 @@
+"""Which files a source is made of, the same on every host, and how a process reads them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from edl.errors import DataError
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+OPEN_FILES = 128  # kept open by one source in one process
+SIGNATURES = {  # (offset, bytes) by which a compressed file is known
+    "gzip": (0, b"\x1f\x8b\x08"),
+    "zstd": (0, b"\x28\xb5\x2f\xfd"),
+    "bzip2": (4, b"1AY&SY"),
+    "xz": (0, b"\xfd7zXZ\x00"),
+}
+
+Opened = TypeVar("Opened")
+
+
+def resolve(paths: Paths) -> tuple[str, ...]:
+    """The absolute paths that ``paths`` names, sorted by code point.
+
+    Each is a path or a glob pattern (``**`` goes into folders); what exists under its literal
+    name is no pattern. Folders that a pattern matches are left out. The order depends neither on
+    the file system nor on the order in which the files were named.
+
+    Raises:
+        DataError: nothing is there, or a file is named twice.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = (paths,)
+    wanted = [os.fspath(each) for each in paths]
+    if not wanted:
+        raise DataError("no files are named; a source needs at least one")
+    found = sorted(os.path.abspath(file) for each in wanted for file in _named(each))
+    real: dict[str, str] = {}
+    for file in found:
+        other = real.setdefault(os.path.realpath(file), file)
+        if other is not file:
+            raise DataError(
+                f"{file} is named twice{'' if other == file else f' (it is {other}, too)'}; its "
+                "records would be trained twice an epoch"
+            )
+    return tuple(found)
+
+
+def _named(path: str) -> list[str]:
+    if os.path.isdir(path):
+        raise DataError(f"{path} is a folder; name its files, like {os.path.join(path, '*')}")
+    if os.path.isfile(path):
+        return [path]
+    if os.path.exists(path):
+        raise DataError(f"{path} is no regular file; copy its content into one")
+    if not glob.has_magic(path):
+        raise DataError(f"there is no file {os.path.abspath(path)} on this host")
+    found = [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
+    if not found:
+        raise DataError(f"no file matches {os.path.abspath(path)} on this host")
+    return found
+
+
+def compression_of(head: bytes) -> str | None:
+    """The name of the compression that a file with this beginning seems to have."""
+    for name, (offset, signature) in SIGNATURES.items():
+        if head[offset : offset + len(signature)] == signature:
+            return name
+    return None
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """By what a file is known to be unchanged."""
+
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: str | int) -> Stamp:
+        """Of a path or a descriptor.
+
+        Raises:
+            DataError: it is not there.
+        """
+        try:
+            status = os.stat(file)
+        except OSError as error:
+            raise DataError(f"cannot read {file}: {error.strerror}") from error
+        return cls(status.st_size, status.st_mtime_ns)
+
+
+class Readable:
+    """An open file, read at offsets, so that processes and threads may share it.
+
+    It is closed with the last reference to it. A file that is cut while it is read is an error,
+    and not the end of the process, as it is for one that is mapped into memory.
+
+    Raises:
+        DataError: it cannot be opened, or it is not the file that was indexed.
+    """
+
+    def __init__(self, path: str, stamp: Stamp) -> None:
+        self.path = path
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+        now = Stamp.of(self._descriptor)
+        if now != stamp:
+            raise DataError(
+                f"{path} has changed since the job began to read it: it had {stamp.size} bytes "
+                f"and has {now.size}{' of a later time' if now.size == stamp.size else ''}; "
+                "start the job again"
+            )
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The ``length`` bytes from ``offset``.
+
+        Raises:
+            DataError: they are not there (any more).
+        """
+        data = bytearray(length)
+        self.read_into(memoryview(data), offset)
+        return bytes(data)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` with the bytes from ``offset``. Raises as :meth:`read` does."""
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise DataError(
+                    f"cannot read {self.path} at byte {offset + done}: {error.strerror}"
+                ) from error
+            if count == 0:
+                raise DataError(f"{self.path} was cut at byte {offset + done} while it was read")
+            done += count
+
+
+class PerProcess(Generic[Opened]):
+    """The things that this process has opened lately, by key; the oldest give way to new ones.
+
+    Together they weigh at most ``limit``; without ``weigh`` each counts 1. A fork and an unpickled
+    copy begin with none. Threads may share it. Whoever holds a thing may
+    go on using it after it has given way.
+    """
+
+    def __init__(self, limit: int, weigh: Callable[[Opened], int] | None = None) -> None:
+        self._limit = limit
+        self._weigh = weigh
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Any, Opened] = OrderedDict()
+        self._weight = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._limit, self._weigh)
+
+    def get(self, key: Any, make: Callable[[], Opened]) -> Opened:
+        """The thing of ``key``; ``make()`` makes it where it is missing."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+        made = make()
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = made
+                self._weight += self._weight_of(made)
+            while self._weight > self._limit and len(self._held) > 1:
+                _, oldest = self._held.popitem(last=False)
+                self._weight -= self._weight_of(oldest)
+        return made
+
+    def _weight_of(self, thing: Opened) -> int:
+        return self._weigh(thing) if self._weigh else 1

@@ -1,0 +1,44 @@
+"""Arrays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from edl.data.columns import ArrayDataset, InMemory, arrange, check_array, check_lengths, native
+from edl.data.dataset import Dataset, Part
+from edl.errors import DataError
+
+
+def arrays(
+    *positional: Any, parse: Callable[[Any], Any] | None = None, **named: Any
+) -> Dataset[Any]:
+    """Row i of each array. ``arrays(x=x, y=y)``: dicts; ``arrays(x, y)``: tuples.
+
+    Their contents do not enter the fingerprint, only types and shapes do.
+
+    Raises:
+        DataError: arrays of Python objects, without a dimension, or of different lengths.
+        UsageError: no array, or some with names and some without.
+    """
+    given, names = arrange(positional, named, "edl.data.arrays")
+    whats = [f"array {name!r}" for name in names or range(len(given))]
+    try:
+        found = [np.asarray(each) for each in given]
+    except ValueError as error:
+        raise DataError(f"edl.data.arrays was given something that is no array: {error}") from error
+    for what, array in zip(whats, found, strict=True):
+        check_array(what, array.dtype, array.shape)
+    check_lengths({what: len(array) for what, array in zip(whats, found, strict=True)})
+    about = repr([(array.dtype.str, array.shape) for array in found])
+    part = Part(
+        name=",".join(names or ()),
+        size=sum(array.nbytes for array in found),
+        count=len(found[0]),
+        digest=google_crc32c.value(about.encode()),
+    )
+    columns = [InMemory(native(array)) for array in found]
+    return ArrayDataset("array", [part], [columns], names, parse)

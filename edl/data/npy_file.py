@@ -1,0 +1,228 @@
+"""Arrays in ``.npy`` files, read by row.
+
+The format: numpy.lib.format. Its header tells type and shape, and nothing protects the data; so
+all that can be noticed is a file that is too short. A header is read anew at each start: that
+costs less than an index of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
+
+import google_crc32c
+import numpy as np
+
+from edl.data.columns import (
+    ArrayDataset,
+    Rows,
+    RowType,
+    Stored,
+    arrange,
+    check_array,
+    check_lengths,
+    check_types,
+    row_bytes,
+)
+from edl.data.dataset import Dataset, Part
+from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.index import OnError, Skipped, check_policy
+from edl.errors import DataError
+
+MAGIC = b"\x93NUMPY"
+LONGEST_HEADER = 2**20  # bytes; a longer one is damage
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header of an array says. ``length``: its own bytes, magic included."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    length: int
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        return self.shape[1:]
+
+    @property
+    def row_type(self) -> RowType:
+        return self.dtype.str, self.row
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of the whole array, header included."""
+        rows = self.shape[0] if self.shape else 1
+        return self.length + rows * row_bytes(self.dtype, self.row)
+
+    def check(self, what: str) -> None:
+        """Make sure that the array has records that can be read one by one.
+
+        Raises:
+            DataError: Python objects, no dimension, or Fortran's order.
+        """
+        check_array(what, self.dtype, self.shape)
+        if self.fortran and len(self.shape) > 1:
+            raise DataError(
+                f"{what} is stored in Fortran's order, in which a record lies scattered over the "
+                "whole file; save it with numpy.save(path, numpy.ascontiguousarray(array))"
+            )
+
+
+class BadHeader(Exception):
+    """It is no header of an array, or a damaged one."""
+
+
+def read_header(file: IO[bytes]) -> Header:
+    """Read a header, from its beginning.
+
+    Raises:
+        BadHeader: with the reason.
+    """
+    start = file.read(8)
+    if len(start) < 8 or not start.startswith(MAGIC):
+        raise BadHeader("it does not begin like a .npy file")
+    width = struct.Struct("<H" if start[6] == 1 else "<I")
+    told = file.read(width.size)
+    if start[6] not in (1, 2, 3) or len(told) < width.size:
+        raise BadHeader("its header is damaged")
+    (length,) = width.unpack(told)
+    text = file.read(length) if length <= LONGEST_HEADER else b""
+    if len(text) < length or not length:
+        raise BadHeader("its header is damaged")
+    try:
+        fields = ast.literal_eval(text.decode("utf-8" if start[6] == 3 else "latin-1").strip())
+        dtype = np.lib.format.descr_to_dtype(fields["descr"])
+        shape = tuple(int(length) for length in fields["shape"])
+        fortran = bool(fields["fortran_order"])
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError) as error:
+        raise BadHeader(f"its header is damaged ({error})") from error
+    if min(shape, default=0) < 0:
+        raise BadHeader("its header is damaged (a negative length)")
+    return Header(dtype, shape, fortran, 8 + width.size + length)
+
+
+def npy(
+    *positional: Paths,
+    parse: Callable[[Any], Any] | None = None,
+    on_error: OnError = "error",
+    **named: Paths,
+) -> Dataset[Any]:
+    """Row i of the array in each file. ``npy("x.npy", "y.npy")``: tuples; ``npy("x.npy")``: rows;
+    ``npy(x="x.npy", y="y.npy")``: dicts.
+
+    Each argument may name several files, which follow one another in sorted order; the n-th
+    file of each then has as many rows.
+
+    Args:
+        on_error: ``"skip"``: rows that are missing at the end of a file are left out, in all
+            columns; with a damaged header all rows of that file. ``"error"``: that is an error.
+
+    Raises:
+        DataError: a file is missing, cut, damaged, of Python objects, without a dimension, in
+            Fortran's order, or of another length or type than those beside it.
+        UsageError: no file, or some with names and some without; a policy that does not exist.
+    """
+    check_policy(on_error)
+    given, names = arrange(positional, named, "edl.data.npy")
+    columns = [resolve(paths) for paths in given]
+    check_counts(columns)
+    opened: PerProcess[Readable] = PerProcess(OPEN_FILES)
+    parts, rows = [], []
+    first: dict[str, RowType] = {}
+    for paths in zip(*columns, strict=True):
+        stamps = [Stamp.of(path) for path in paths]
+        found = [_look(path, stamp, on_error) for path, stamp in zip(paths, stamps, strict=True)]
+        headers = {path: one.header for path, one in zip(paths, found, strict=True) if one.header}
+        check_lengths({path: header.shape[0] for path, header in headers.items()})
+        if len(headers) == len(paths):
+            types = {path: header.row_type for path, header in headers.items()}
+            first = first or types
+            check_types(types, first)
+        count = min(one.rows for one in found)
+        parts.append(_part(paths, stamps, found, count))
+        rows.append(
+            [
+                _rows(opened, path, stamp, one)
+                for path, stamp, one in zip(paths, stamps, found, strict=True)
+                if one.header
+            ]
+        )
+    return ArrayDataset("npy", parts, rows, names, parse)
+
+
+def check_counts(columns: list[tuple[str, ...]]) -> None:
+    """Raises DataError unless every column has as many files."""
+    if len({len(files) for files in columns}) > 1:
+        told = ", ".join(f"{len(files)} like {files[0]}" for files in columns)
+        raise DataError(f"columns are read side by side, file by file, but there are {told}")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """``rows``: how many are there; ``problem``: why there are not more, and from which byte."""
+
+    header: Header | None
+    rows: int
+    offset: int = 0
+    problem: str = ""
+
+
+def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
+    try:
+        with open(path, "rb") as file:
+            header = read_header(file)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except BadHeader as error:
+        if on_error == "error":
+            raise DataError(f"{path} is not readable at byte 0: {error}") from error
+        return _Found(None, 0, 0, str(error))
+    header.check(path)
+    size = row_bytes(header.dtype, header.row)
+    rows = header.shape[0]
+    whole = rows if size == 0 else min(rows, max(0, stamp.size - header.length) // size)
+    if whole == rows:
+        return _Found(header, rows)
+    offset = header.length + whole * size
+    problem = f"the file ends after {whole} of {rows} rows"
+    if on_error == "error":
+        raise DataError(
+            f"{path} is cut: {problem}; row {whole} begins at byte {offset} and the file has "
+            f"{stamp.size}; restore it, or read with on_error='skip'"
+        )
+    return _Found(header, whole, offset, problem)
+
+
+def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], count: int) -> Part:
+    skipped = []
+    for path, stamp, one in zip(paths, stamps, found, strict=True):
+        if one.problem:
+            skipped.append(
+                (path, Skipped(one.offset, max(0, stamp.size - one.offset), one.problem))
+            )
+        elif one.header and count < one.rows:
+            size = row_bytes(one.header.dtype, one.header.row)
+            offset, rest = one.header.length + count * size, (one.rows - count) * size
+            reason = f"{one.rows - count} rows are missing in a column beside it"
+            skipped.append((path, Skipped(offset, rest, reason)))
+    about = [(one.header.dtype.str, one.header.shape) for one in found if one.header]
+    return Part(
+        name=",".join(os.path.basename(path) for path in paths),
+        size=sum(stamp.size for stamp in stamps),
+        count=count,
+        digest=google_crc32c.value(repr(about).encode()),
+        skipped=tuple(skipped),
+    )
+
+
+def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _Found) -> Rows:
+    assert found.header is not None
+    reader = partial(opened.get, path, partial(Readable, path, stamp))
+    return Stored(reader, found.header.length, found.header.dtype, found.header.row)

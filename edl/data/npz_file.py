@@ -1,0 +1,185 @@
+"""Arrays in ``.npz`` files: zip archives of ``.npy`` files.
+
+Every member has a checksum. It is checked once, when the file is indexed; a member that is
+stored without compression is then read by row, and a compressed one is held in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from edl.data.columns import (
+    Array,
+    ArrayDataset,
+    Rows,
+    RowType,
+    Stored,
+    check_lengths,
+    check_types,
+    native,
+)
+from edl.data.dataset import Dataset, Part
+from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.index import Index, Indexed, Integers, OnError, Skipped, check_policy, index_of
+from edl.data.npy_file import BadHeader, Header, read_header
+from edl.errors import DataError, UsageError
+
+SUFFIX = ".npy"
+CHUNK_BYTES = 2**20
+LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and extra field
+# What zipfile raises for an archive that is damaged or encrypted.
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    struct.error,
+    RuntimeError,
+    NotImplementedError,
+    BadHeader,
+)
+
+
+def npz(
+    paths: Paths,
+    *,
+    names: Sequence[str] | None = None,
+    parse: Callable[[Any], Any] | None = None,
+    on_error: OnError = "error",
+) -> Dataset[Any]:
+    """Row i of each array of the file, as a dict; several files follow one another.
+
+    A member that is compressed (``numpy.savez_compressed``) is held in memory, wholly; loader
+    processes that are forks share it.
+
+    Args:
+        names: of the arrays to read; None: all.
+        on_error: ``"skip"``: a damaged file is left out, as a whole. ``"error"``: it is an error.
+
+    Raises:
+        DataError: a file is missing or damaged, or an array is missing, of Python objects,
+            without a dimension, in Fortran's order, or of another length than those beside it.
+        UsageError: a policy that does not exist.
+    """
+    check_policy(on_error)
+    if names is not None and not names:
+        raise UsageError("names is empty; name the arrays to read, or leave it out for all")
+    make = partial(index_members, skip=on_error == "skip")
+    files = [index_of(path, f"npz {on_error}", make) for path in resolve(paths)]
+    opened: PerProcess[Readable] = PerProcess(OPEN_FILES)
+    wanted = None if names is None else tuple(names)
+    parts: list[Part] = []
+    columns: list[list[Rows]] = []
+    first: dict[str, RowType] = {}
+    for file in files:
+        if file.index.skipped:
+            parts.append(Part.of(file, 0))
+            columns.append([])
+            continue
+        wanted = wanted or tuple(file.index.facts)
+        headers = {name: _header(file, name) for name in wanted}
+        labels = {name: f"{name!r} in {file.path}" for name in wanted}
+        check_lengths({labels[name]: header.shape[0] for name, header in headers.items()})
+        types = {labels[name]: header.row_type for name, header in headers.items()}
+        first = first or types
+        check_types(types, first)
+        parts.append(Part.of(file, headers[wanted[0]].shape[0]))
+        columns.append([_rows(opened, file, name, header) for name, header in headers.items()])
+    return ArrayDataset("npz", parts, columns, wanted, parse)
+
+
+class Packed:
+    """An array in a compressed member. A pickled copy loads it again."""
+
+    def __init__(self, path: str, stamp: Stamp, name: str) -> None:
+        self._path, self._stamp, self._name = path, stamp, name
+        self._array = self._load()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._path, self._stamp, self._name)
+
+    def take(self, rows: Integers) -> Array:
+        return self._array[rows]
+
+    def _load(self) -> Array:
+        Readable(self._path, self._stamp)  # it is still the file that was indexed
+        try:
+            with np.load(self._path, allow_pickle=False) as members:
+                return native(members[self._name])
+        except (OSError, ValueError, *DAMAGE) as error:
+            raise DataError(f"{self._path}: cannot load {self._name!r}: {error}") from error
+
+
+def index_members(path: str, size: int, skip: bool) -> Index:
+    """The arrays of an archive, each with its header and where its data are; all is read once.
+
+    Raises:
+        DataError: the archive is damaged, and not to be skipped, or has no arrays.
+    """
+    offset = 0
+    try:
+        members = {}
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                offset = member.header_offset
+                if member.filename.endswith(SUFFIX):
+                    name = member.filename.removesuffix(SUFFIX)
+                    members[name] = _describe(path, archive, member)
+    except DAMAGE as error:
+        if not skip:
+            raise DataError(
+                f"{path} is damaged at byte {offset} of {size}: {error}; restore it, or read with "
+                "on_error='skip', which leaves the file out"
+            ) from error
+        return Index(skipped=(Skipped(0, size, f"damaged at byte {offset}: {error}"),))
+    if not members:
+        raise DataError(f"{path} holds no arrays")
+    return Index(facts=members)
+
+
+def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> dict[str, int | str]:
+    """Where the data of a member are (-1: compressed), and its header in hexadecimal.
+
+    Reads it to its end, where zipfile compares its checksum.
+    """
+    with archive.open(member) as content:
+        header = read_header(content)
+        if not header.dtype.hasobject and member.file_size != header.stored_bytes:
+            raise BadHeader(f"{member.filename} has {member.file_size} bytes and says another size")
+        while content.read(CHUNK_BYTES):
+            pass
+        content.seek(0)
+        head = content.read(header.length)
+    if member.compress_type != zipfile.ZIP_STORED:
+        return {"header": head.hex(), "offset": -1}
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        name, extra = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+    return {
+        "header": head.hex(),
+        "offset": member.header_offset + LOCAL_HEADER.size + name + extra + header.length,
+    }
+
+
+def _header(file: Indexed, name: str) -> Header:
+    if name not in file.index.facts:
+        known = ", ".join(sorted(file.index.facts))
+        raise DataError(f"{file.path} has no array {name!r}; it has {known}")
+    header = read_header(io.BytesIO(bytes.fromhex(file.index.facts[name]["header"])))
+    header.check(f"{name!r} in {file.path}")
+    return header
+
+
+def _rows(opened: PerProcess[Readable], file: Indexed, name: str, header: Header) -> Rows:
+    offset = file.index.facts[name]["offset"]
+    if offset < 0:
+        return Packed(file.path, file.stamp, name)
+    reader = partial(opened.get, file.path, partial(Readable, file.path, file.stamp))
+    return Stored(reader, offset, header.dtype, header.row)

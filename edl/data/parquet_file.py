@@ -1,0 +1,304 @@
+"""Rows of Parquet files.
+
+A row group is the least that can be read, so a record costs the decoding of its row group,
+unless that was read lately.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edl.data.dataset import Dataset, Part
+from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.index import Index, OnError, Skipped, check_policy, index_of
+from edl.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
+
+CACHE_BYTES = 256 * 2**20  # decoded row groups that one process keeps
+GROUPS, ROWS, OFFSETS = "groups", "rows", "offsets"  # of the row groups that can be read
+SCHEMA = "schema"
+
+Values = Sequence[Any]  # of one column in one row group, by row
+
+
+def parquet(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    parse: Callable[[dict[str, Any]], Any] | None = None,
+    on_error: OnError = "error",
+    cache_bytes: int = CACHE_BYTES,
+) -> Dataset[Any]:
+    """One record a row, as a dict of its columns.
+
+    Numbers are NumPy scalars, lists of numbers NumPy arrays, other values what PyArrow's
+    ``to_pylist`` makes of them; a missing value is None. Needs PyArrow.
+
+    Args:
+        columns: to read; None: all.
+        on_error: ``"skip"``: all row groups are read once, now, and those that cannot be are left
+            out; so is a file without a sound footer. ``"error"``: that is an error, now where it
+            concerns the footer, and when a row is read where it concerns its row group.
+        cache_bytes: how much of decoded row groups a process keeps.
+
+    Raises:
+        DataError: a file is missing, or has other columns than the first; with ``"error"`` also
+            when it has no sound footer.
+        UsageError: PyArrow is not installed; no columns; a policy that does not exist.
+    """
+    check_policy(on_error)
+    _arrow()
+    if columns is not None and not columns:
+        raise UsageError("columns is empty; name the columns to read, or leave it out for all")
+    wanted = None if columns is None else list(columns)
+    return _Parquet(paths, wanted, parse, on_error, cache_bytes)
+
+
+class _Parquet(Dataset[Any]):
+    def __init__(
+        self,
+        paths: Paths,
+        columns: list[str] | None,
+        parse: Callable[[dict[str, Any]], Any] | None,
+        on_error: OnError,
+        cache_bytes: int,
+    ) -> None:
+        make = partial(index_groups, columns=columns, skip=on_error == "skip")
+        kind = f"parquet {columns} {on_error}"
+        self._files = [index_of(path, kind, make) for path in resolve(paths)]
+        sound = [file for file in self._files if SCHEMA in file.index.facts]
+        for file in sound[1:]:
+            _check_schema(file.path, file.index.facts[SCHEMA], sound[0].path, sound[0].index.facts)
+        self._columns = list(sound[0].index.facts[SCHEMA]) if sound else []
+        self._first_rows = [
+            np.cumsum([0, *file.index.arrays[ROWS]]) if SCHEMA in file.index.facts else [0]
+            for file in self._files
+        ]
+        self._open: PerProcess[_Reader] = PerProcess(OPEN_FILES)
+        self._decoded: PerProcess[_Group] = PerProcess(cache_bytes, _weight)
+        parts = [
+            Part.of(file, int(first[-1]))
+            for file, first in zip(self._files, self._first_rows, strict=True)
+        ]
+        super().__init__("Parquet", parts, parse)
+
+    def _read(self, part: int, rows: Sequence[int]) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = [{} for _ in rows]
+        places = np.searchsorted(self._first_rows[part], rows, side="right") - 1
+        for place in np.unique(places).tolist():
+            values = self._group(part, place).values
+            first = int(self._first_rows[part][place])
+            for which in np.flatnonzero(places == place).tolist():
+                row = rows[which] - first
+                records[which] = {name: values[name][row] for name in self._columns}
+        return records
+
+    def _group(self, part: int, place: int) -> _Group:
+        return self._decoded.get((part, place), lambda: self._decode(part, place))
+
+    def _decode(self, part: int, place: int) -> _Group:
+        file = self._files[part]
+        number = int(file.index.arrays[GROUPS][place])
+        reader = self._open.get(part, lambda: _Reader(file.path, file.stamp))
+        try:
+            return reader.decode(number, self._columns)
+        except _damage() as error:
+            raise DataError(
+                f"{file.path}: row group {number}, at byte {file.index.arrays[OFFSETS][place]}, "
+                f"cannot be read: {_first_line(error)}; restore the file, or read with "
+                "on_error='skip'"
+            ) from error
+
+    def _where(self, part: int, row: int) -> str:
+        return f"{self._files[part].path}, row {row}"
+
+
+class _Group:
+    """A decoded row group."""
+
+    def __init__(self, table: pyarrow.Table) -> None:
+        self.bytes = int(table.nbytes)
+        self.values = {name: _values(table.column(name)) for name in table.column_names}
+
+
+def _weight(group: _Group) -> int:
+    return group.bytes
+
+
+class _Reader:
+    """A Parquet file as this process has it open.
+
+    Raises:
+        DataError: it is not the file that was indexed.
+    """
+
+    def __init__(self, path: str, stamp: Stamp) -> None:
+        Readable(path, stamp)
+        self._file = open_file(path)
+        self._one_thread = threading.Lock()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close(force=True)
+
+    def decode(self, group: int, columns: list[str]) -> _Group:
+        with self._one_thread:
+            return _Group(read_group(self._file, group, columns))
+
+
+def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) -> Index:
+    """The row groups of a file; with ``skip``, without those that cannot be read.
+
+    Raises:
+        DataError: a column is missing; without ``skip``: the file has no sound footer.
+    """
+    try:
+        file = open_file(path)
+    except _damage() as error:
+        problem = f"it has no sound Parquet footer: {_first_line(error)}"
+        if not skip:
+            raise DataError(
+                f"{path} cannot be read at byte {max(0, size - 8)} of {size}: {problem}; restore "
+                "it, or read with on_error='skip', which leaves the file out"
+            ) from error
+        return Index(skipped=(Skipped(0, size, problem),))
+    with file:
+        schema = _schema(path, file, columns)
+        arrays: dict[str, list[int]] = {GROUPS: [], ROWS: [], OFFSETS: []}
+        skipped = []
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            offset, length = _extent(group)
+            problem = _problem(file, number, list(schema)) if skip else ""
+            if problem:
+                skipped.append(Skipped(offset, length, f"row group {number}: {problem}"))
+                continue
+            arrays[GROUPS].append(number)
+            arrays[ROWS].append(group.num_rows)
+            arrays[OFFSETS].append(offset)
+    found = {name: np.array(values, np.int64) for name, values in arrays.items()}
+    return Index(found, {SCHEMA: schema}, tuple(skipped))
+
+
+def open_file(path: str) -> pyarrow.parquet.ParquetFile:
+    """A Parquet file that is read without threads of PyArrow's own: a worker may be forked."""
+    return _arrow().parquet.ParquetFile(
+        path, memory_map=False, pre_buffer=False, page_checksum_verification=True
+    )
+
+
+def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> pyarrow.Table:
+    return file.read_row_group(number, columns=columns, use_threads=False)
+
+
+def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> str:
+    """Why a row group cannot be read, or nothing."""
+    try:
+        table = read_group(file, number, columns)
+        table.validate(full=True)
+        _Group(table)
+    except _damage() as error:
+        return _first_line(error)
+    return ""
+
+
+def _schema(
+    path: str, file: pyarrow.parquet.ParquetFile, columns: list[str] | None
+) -> dict[str, str]:
+    """Name and type of each column that is read."""
+    types = {field.name: str(field.type) for field in file.schema_arrow}
+    for name in columns or ():
+        if name not in types:
+            raise DataError(f"{path} has no column {name!r}; it has {', '.join(types)}")
+    return {name: types[name] for name in columns or types}
+
+
+def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> None:
+    theirs = facts[SCHEMA]
+    for name in dict.fromkeys([*mine, *theirs]):
+        if mine.get(name) != theirs.get(name):
+            raise DataError(
+                f"{path} and {first} have different columns: {name!r} is "
+                f"{mine.get(name, 'missing')} in the first and {theirs.get(name, 'missing')} in "
+                "the second; name the columns to read, or mend the files"
+            )
+
+
+def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
+    """Where a row group begins in its file, and how long it is, in bytes."""
+    starts, stops = [], []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        pages = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
+        starts.append(min(pages))
+        stops.append(min(pages) + column.total_compressed_size)
+    return (min(starts), max(stops) - min(starts)) if starts else (0, 0)
+
+
+def _values(column: pyarrow.ChunkedArray) -> Values:
+    """The values of a column: numbers by NumPy, everything else as Python objects."""
+    types = _arrow().types
+    array = column.combine_chunks()
+    if array.null_count == 0:
+        kind = array.type
+        if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+            return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            inner = array.flatten()
+            number = types.is_integer(inner.type) or types.is_floating(inner.type)
+            if number and inner.null_count == 0:
+                return _Lists(inner.to_numpy(zero_copy_only=False), _stops(array))
+    objects: list[Any] = array.to_pylist()
+    return objects
+
+
+def _stops(lists: pyarrow.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    lengths = _arrow().compute.list_value_length(lists).to_numpy(zero_copy_only=False)
+    return np.cumsum(lengths, dtype=np.int64)
+
+
+class _Lists(Sequence[Any]):
+    """Lists of numbers that lie one after the other; an item is a copy, so it may be written."""
+
+    def __init__(
+        self, numbers: np.ndarray[Any, Any], stops: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> None:
+        self._numbers, self._stops = numbers, stops
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    def __getitem__(self, row: Any) -> Any:
+        start = self._stops[row - 1] if row else 0
+        return self._numbers[start : self._stops[row]].copy()
+
+
+def _arrow() -> Any:
+    """PyArrow, which is large: imported by those who read Parquet."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(
+            "Parquet files are read with PyArrow, which is not installed; "
+            "run: pip install 'edl-horovod[parquet]'"
+        ) from error
+    return pyarrow
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What PyArrow raises for a file that it cannot read."""
+    return _arrow().ArrowException, OSError, ValueError
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,56 @@
+"""Records that are spans of bytes in a file: lines and TFRecords."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edl.data.dataset import Dataset, Part, Record
+from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, resolve
+from edl.data.index import Index, OnError, check_policy, index_of
+
+STARTS, LENGTHS = "starts", "lengths"  # of the records' bytes in the file
+
+
+class SpanDataset(Dataset[Record]):
+    """The common part: index each file, then read a span and decode it.
+
+    16 bytes of memory for each record; processes that are forks share them.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        paths: Paths,
+        parse: Callable[[Any], Record] | None,
+        on_error: OnError,
+        options: str,
+        make: Callable[[str, int], Index],
+    ) -> None:
+        check_policy(on_error)
+        self._on_error = on_error
+        self._files = [
+            index_of(path, f"{kind} {options} {on_error}", make) for path in resolve(paths)
+        ]
+        self._spans = [
+            (file.index.arrays[STARTS], file.index.arrays[LENGTHS]) for file in self._files
+        ]
+        self._open: PerProcess[Readable] = PerProcess(OPEN_FILES)
+        parts = [
+            Part.of(file, len(starts))
+            for file, (starts, _) in zip(self._files, self._spans, strict=True)
+        ]
+        super().__init__(kind, parts, parse)
+
+    def _read(self, part: int, rows: Sequence[int]) -> list[Any]:
+        file = self._files[part]
+        readable = self._open.get(part, lambda: Readable(file.path, file.stamp))
+        starts, lengths = self._spans[part]
+        return [self._record(readable, int(starts[row]), int(lengths[row])) for row in rows]
+
+    def _record(self, readable: Readable, start: int, length: int) -> Any:
+        """The record whose bytes are at ``start``."""
+        raise NotImplementedError
+
+    def _where(self, part: int, row: int) -> str:
+        return f"{self._files[part].path}, the record at byte {self._spans[part][0][row]}"

@@ -1,0 +1,165 @@
+"""Lines of text files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, overload
+
+import numpy as np
+
+from edl.data.dataset import Dataset, Record
+from edl.data.files import Paths, Readable, compression_of
+from edl.data.index import Index, Integers, OnError, Skipped
+from edl.data.spans import LENGTHS, STARTS, SpanDataset
+from edl.errors import DataError, UsageError
+
+CHUNK_BYTES = 2**20
+NEWLINE = ord("\n")
+BYTE_ORDER_MARK = "\ufeff"
+
+
+@overload
+def text_lines(
+    paths: Paths, *, encoding: str = ..., parse: None = None, on_error: OnError = ...
+) -> Dataset[str]: ...
+@overload
+def text_lines(
+    paths: Paths, *, encoding: None, parse: None = None, on_error: OnError = ...
+) -> Dataset[bytes]: ...
+@overload
+def text_lines(
+    paths: Paths,
+    *,
+    encoding: str | None = ...,
+    parse: Callable[[Any], Record],
+    on_error: OnError = ...,
+) -> Dataset[Record]: ...
+def text_lines(
+    paths: Paths,
+    *,
+    encoding: str | None = "utf-8",
+    parse: Callable[[Any], Any] | None = None,
+    on_error: OnError = "error",
+) -> Dataset[Any]:
+    r"""One record a line, without its end (``\n`` or ``\r\n``); an empty line is a record, too.
+
+    The last line needs no end. A byte order mark at the beginning of a file is no part of it.
+
+    Args:
+        encoding: of the files, one in which ``\n`` is one byte of its own; None: records are bytes.
+        parse: makes the record that the script sees of a line.
+        on_error: ``"skip"``: every line is decoded once, now, and those that cannot be are left
+            out. ``"error"``: such a line is an error when it is read.
+
+    Raises:
+        DataError: a file is missing, or compressed.
+        UsageError: an encoding or a policy that does not exist.
+    """
+    _check_encoding(encoding)
+    return _TextLines(paths, encoding, parse, on_error)
+
+
+class _TextLines(SpanDataset[Any]):
+    def __init__(
+        self,
+        paths: Paths,
+        encoding: str | None,
+        parse: Callable[[Any], Any] | None,
+        on_error: OnError,
+    ) -> None:
+        self._encoding = encoding
+        verified = encoding if on_error == "skip" else None
+        make = partial(index_lines, encoding=verified)
+        super().__init__("text", paths, parse, on_error, str(verified), make)
+
+    def _record(self, readable: Readable, start: int, length: int) -> Any:
+        line = readable.read(start, length)
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        if self._encoding is None:
+            return line
+        try:
+            text = line.decode(self._encoding)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{readable.path}: the line at byte {start} is not valid {self._encoding} "
+                f"({error.reason} at byte {start + error.start}); mend it, or read with another "
+                "encoding or on_error='skip'"
+            ) from error
+        return text.removeprefix(BYTE_ORDER_MARK) if start == 0 else text
+
+
+def index_lines(path: str, size: int, encoding: str | None) -> Index:
+    """Where the lines are; with an ``encoding``, without those that are not in it.
+
+    Raises:
+        DataError: the file is compressed.
+    """
+    newlines: list[Integers] = []
+    offset = 0
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            if offset == 0 and (compression := compression_of(chunk)):
+                raise DataError(
+                    f"{path} is compressed ({compression}); lines are read by offset, which needs "
+                    "an uncompressed file"
+                )
+            newlines.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE) + offset)
+            offset += len(chunk)
+    stops = np.concatenate(newlines) if newlines else np.empty(0, np.int64)
+    if offset and (not len(stops) or stops[-1] != offset - 1):
+        stops = np.append(stops, offset)
+    starts = np.concatenate([[0], stops[:-1] + 1]) if len(stops) else stops
+    lengths = stops - starts
+    if encoding is None:
+        return Index({STARTS: starts, LENGTHS: lengths})
+    good = _decodable(path, starts, stops, encoding)
+    skipped = tuple(
+        Skipped(int(starts[line]), int(lengths[line]), f"the line is not valid {encoding}")
+        for line in np.flatnonzero(~good)
+    )
+    return Index({STARTS: starts[good], LENGTHS: lengths[good]}, skipped=skipped)
+
+
+def _decodable(
+    path: str, starts: Integers, stops: Integers, encoding: str
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which lines are in ``encoding``. Many together are tried first, since most are."""
+    good = np.ones(len(starts), np.bool_)
+    with open(path, "rb") as file:
+        first = 0
+        while first < len(starts):
+            last = int(np.searchsorted(stops, starts[first] + CHUNK_BYTES))
+            last = max(first + 1, min(last, len(starts)))
+            base = int(starts[first])
+            data = os.pread(file.fileno(), int(stops[last - 1]) - base, base)
+            if not _is_in(data, encoding):
+                for line in range(first, last):
+                    one = data[starts[line] - base : stops[line] - base]
+                    good[line] = _is_in(one.removesuffix(b"\r"), encoding)
+            first = last
+    return good
+
+
+def _is_in(data: bytes, encoding: str) -> bool:
+    try:
+        data.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _check_encoding(encoding: str | None) -> None:
+    if encoding is None:
+        return
+    try:
+        suits = "a\r\n".encode(encoding) == b"a\r\n"
+    except LookupError:
+        raise UsageError(f"there is no encoding {encoding!r}") from None
+    if not suits:
+        raise UsageError(
+            f"lines cannot be found in {encoding}: a newline is not one byte of its own there; "
+            "convert the files to utf-8"
+        )

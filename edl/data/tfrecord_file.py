@@ -1,0 +1,162 @@
+"""Records of TFRecord files.
+
+A record is, little-endian (tensorflow/core/lib/io/record_writer.h)::
+
+    uint64 length | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of data
+
+The length's sum is checked when the file is indexed, the data's when the record is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO, overload
+
+import google_crc32c
+import numpy as np
+
+from edl.data.dataset import Dataset, Record
+from edl.data.files import Paths, Readable, compression_of
+from edl.data.index import Index, OnError, Skipped
+from edl.data.spans import LENGTHS, STARTS, SpanDataset
+from edl.errors import DataError
+
+HEADER = struct.Struct("<QI")
+LENGTH_BYTES = 8
+FOOTER_BYTES = 4
+AROUND = HEADER.size + FOOTER_BYTES
+
+_sum = google_crc32c.value
+
+
+@overload
+def tfrecord(paths: Paths, *, parse: None = None, on_error: OnError = ...) -> Dataset[bytes]: ...
+@overload
+def tfrecord(
+    paths: Paths, *, parse: Callable[[bytes], Record], on_error: OnError = ...
+) -> Dataset[Record]: ...
+def tfrecord(
+    paths: Paths,
+    *,
+    parse: Callable[[bytes], Any] | None = None,
+    on_error: OnError = "error",
+) -> Dataset[Any]:
+    """The records of uncompressed TFRecord files, as bytes.
+
+    Args:
+        parse: makes the record that the script sees of the bytes, for example
+            ``tf.train.Example.FromString``.
+        on_error: ``"skip"``: every record is read and checked once, now, and damaged ones are
+            left out; what follows a damaged length is left out to the end of the file, because
+            nothing tells where the next record begins. ``"error"``: that is an error, now where
+            it concerns the lengths, and when a record is read where it concerns its data.
+
+    Raises:
+        DataError: a file is missing or compressed; with ``"error"`` also cut or damaged.
+        UsageError: a policy that does not exist.
+    """
+    return _TFRecord(paths, parse, on_error)
+
+
+class _TFRecord(SpanDataset[Any]):
+    def __init__(
+        self, paths: Paths, parse: Callable[[bytes], Any] | None, on_error: OnError
+    ) -> None:
+        make = partial(index_records, skip=on_error == "skip")
+        super().__init__("TFRecord", paths, parse, on_error, "", make)
+
+    def _record(self, readable: Readable, start: int, length: int) -> bytes:
+        framed = readable.read(start, length + FOOTER_BYTES)
+        data = framed[:length]
+        if masked(_sum(data)) != _stored(framed, length):
+            way = (
+                "it was sound when it was indexed; look at the storage"
+                if self._on_error == "skip"
+                else "restore it, or read with on_error='skip'"
+            )
+            raise DataError(
+                f"{readable.path}: the record at byte {start - HEADER.size} is damaged: the "
+                f"checksum of its {length} bytes does not match; {way}"
+            )
+        return data
+
+
+def masked(crc: int) -> int:
+    """A CRC as TFRecord stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def index_records(path: str, size: int, skip: bool) -> Index:
+    """Where the records are; with ``skip`` without those that are damaged, else after the lengths.
+
+    Raises:
+        DataError: the file is compressed; without ``skip``: it is cut, or a length is damaged.
+    """
+    starts: list[int] = []
+    lengths: list[int] = []
+    skipped: list[Skipped] = []
+    offset = 0
+    with open(path, "rb") as file:
+        while offset < size:
+            length, problem = _length_at(file, offset, size)
+            if problem:
+                if offset == 0:
+                    _refuse_compressed(path)
+                if not skip:
+                    raise DataError(
+                        f"{path}: {problem} at byte {offset} of {size}; restore the file, or read "
+                        "with on_error='skip', which leaves the rest of it out"
+                    )
+                skipped.append(Skipped(offset, size - offset, problem))
+                break
+            start = offset + HEADER.size
+            if skip and not _is_sound(file, length):
+                reason = "the checksum of the record's data does not match"
+                skipped.append(Skipped(offset, length + AROUND, reason))
+            else:
+                starts.append(start)
+                lengths.append(length)
+            offset = start + length + FOOTER_BYTES
+            if not skip:
+                file.seek(offset)
+    arrays = {STARTS: np.array(starts, np.int64), LENGTHS: np.array(lengths, np.int64)}
+    return Index(arrays, skipped=tuple(skipped))
+
+
+def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
+    """Length of the record at ``offset``, where the file stands, and what is wrong with it."""
+    header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return 0, "the file ends within a record's header"
+    length, crc = HEADER.unpack(header)
+    if masked(_sum(header[:LENGTH_BYTES])) != crc:
+        kind = "; is it a TFRecord file?" if offset == 0 else ""
+        return 0, f"the checksum of a record's length does not match{kind}"
+    if offset + length + AROUND > size:
+        return 0, "the file ends within a record"
+    return length, ""
+
+
+def _is_sound(file: BinaryIO, length: int) -> bool:
+    framed = file.read(length + FOOTER_BYTES)
+    return masked(_sum(framed[:length])) == _stored(framed, length)
+
+
+def _stored(framed: bytes, length: int) -> int:
+    """The masked CRC that follows the ``length`` bytes of data."""
+    return int.from_bytes(framed[length : length + FOOTER_BYTES], "little")
+
+
+def _refuse_compressed(path: str) -> None:
+    with open(path, "rb") as file:
+        head = file.read(HEADER.size)
+    compression = compression_of(head)
+    if head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:  # RFC 1950, 2.2
+        compression = "zlib"
+    if compression:
+        raise DataError(
+            f"{path} is compressed ({compression}); records are read by offset, which needs an "
+            "uncompressed file: write it again without compression"
+        )

@@ -1,0 +1,46 @@
+"""Where a worker is in the job: what it takes over, and what it refuses to."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.daemon.position import Position, Receive
+from edl.daemon.shard import Source
+from edl.errors import DataError
+
+
+def position(worker: int, fingerprint: str = "", total: int = 100) -> Position:
+    one = Position()
+    one.attach(Source(total, 4, True, 7, 0, fingerprint), worker)
+    return one
+
+
+def test_equal_data_are_taken_over() -> None:
+    root, newcomer = position(0, "100 lines, digest a"), position(3, "100 lines, digest a")
+    root.step = 7
+    newcomer.take_over(root.header(), Receive.ALL)
+    assert newcomer.step == 7
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (
+            "100 lines, digest b",
+            "100 lines, digest a",
+            "of w3 are not .* Here: 100 lines, digest b. The job: 100 lines, digest a$",
+        ),
+        ("", "100 lines, digest a", "Here: data of unknown files. The job: 100 lines"),
+    ],
+)
+def test_other_data_are_refused_before_anything_moves(mine: str, theirs: str, told: str) -> None:
+    root, newcomer = position(0, theirs), position(3, mine)
+    root.step = 7
+    with pytest.raises(DataError, match=told):
+        newcomer.take_over(root.header(), Receive.ALL)
+    assert newcomer.step == 0
+
+
+def test_without_fingerprints_the_size_must_do() -> None:
+    with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
+        position(3, total=99).take_over(position(0).header(), Receive.ALL)

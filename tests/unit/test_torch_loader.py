@@ -1,0 +1,52 @@
+"""What the loader makes known of a source: its fingerprint to the job, its damage to the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tfrecords import framed
+
+import edl.data
+import edl.torch
+from edl.daemon.shard import Source
+from edl.daemon.worker import Worker
+
+
+class Listener:
+    """A worker that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.source: Source | None = None
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def attach_source(self, source: Source) -> None:
+        self.source = source
+
+    def tell(self, kind: str, reason: str, **details: Any) -> None:
+        self.told.append((kind, details))
+
+
+def attached(dataset: Any) -> Listener:
+    worker = Listener()
+    edl.torch.DataLoader(dataset, batch_size=2, worker=cast(Worker, worker))
+    return worker
+
+
+def test_damage_is_told_and_the_fingerprint_attached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "a"
+    path.write_bytes(framed(b"one") + framed(b"two")[:9])
+    dataset = edl.data.tfrecord(path, on_error="skip")
+    worker = attached(dataset)
+    assert worker.source == Source(1, 2, False, 0, 0, dataset.fingerprint)
+    assert worker.told == [("data_skipped", {"file": str(path), "offset": 19, "bytes": 9})]
+
+
+def test_other_data_sets_have_nothing_to_tell() -> None:
+    worker = attached([1.0, 2.0, 3.0])
+    assert worker.source == Source(3, 2, False, 0, 0, "")
+    assert worker.told == []
