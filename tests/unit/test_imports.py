@@ -2,7 +2,8 @@
 
 ::
 
-    errors, config <- core <- coordination, ring <- daemon <- torch, tensorflow, launch <- cli
+    errors, config <- core <- coordination, ring <- daemon <- framework <- torch, tensorflow
+                                                    daemon <- launch <- cli
     errors, config <- install <- cli
 """
 
@@ -32,9 +33,10 @@ MAY_IMPORT = {
     "daemon": CORE | {"coordination", "ring"},
     "install": BASE,
 }
-FRAMEWORK = CORE | {"coordination", "ring", "daemon"}
-MAY_IMPORT |= {"torch": FRAMEWORK, "tensorflow": FRAMEWORK, "launch": FRAMEWORK}
-MAY_IMPORT["cli"] = FRAMEWORK | {"launch", "install"}
+WORKER = CORE | {"coordination", "ring", "daemon"}
+MAY_IMPORT |= {"framework": WORKER, "launch": WORKER}
+MAY_IMPORT |= dict.fromkeys(("torch", "tensorflow"), WORKER | {"framework"})
+MAY_IMPORT["cli"] = WORKER | {"launch", "install"}
 
 ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}
 ONLY_IN |= dict.fromkeys(
