@@ -25,6 +25,7 @@ from edl.ring.ring import Collectives
 logger = logging.getLogger(__name__)
 
 _worker: Worker | None = None
+_hidden: EdlError | None = None
 
 
 @runtime_checkable
@@ -183,11 +184,19 @@ def _leave_on_sigterm(worker: Worker) -> None:
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
 
 
+def hide(error: EdlError) -> None:
+    """``error`` passes through a framework, which will raise something of its own for it."""
+    global _hidden
+    _hidden = error
+
+
 def _speak_in_sentences() -> None:
     """An :class:`EdlError` that ends the script is shown as its sentence, not as a traceback."""
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
+        if _hidden is not None and isinstance(error, Exception):
+            error = _hidden
         if isinstance(error, EdlError):
             logger.debug("", exc_info=(kind, error, trace))
             print(f"edl: {error}", file=sys.stderr, flush=True)
