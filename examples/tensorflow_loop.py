@@ -58,7 +58,7 @@ loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 optimizer = edl.Optimizer(tf.keras.optimizers.SGD(0.03, momentum=0.9), model)  # (edl)
 
 
-@tf.function
+@tf.function(input_signature=dataset.element_spec)  # one trace, also for smaller last batches
 def train_step(x, y):
     with tf.GradientTape() as tape:
         loss = loss_of(y, model(x, training=True))  # a mean over the batch

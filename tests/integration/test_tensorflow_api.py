@@ -127,10 +127,78 @@ WRONG_USES = {
 }
 
 
+RIGHT_USES = {
+    "loop without naming the model": (
+        """
+edl.init(); ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd); model = network()
+for epoch in ds.epochs(2):
+    for x, y in ds:
+        with tf.GradientTape() as tape: loss = tf.reduce_mean((model(x) - y) ** 2)
+        weights = model.trainable_variables
+        opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
+assert edl.step() == 4 and int(sgd.iterations) == 4
+shared = edl.current_worker()._replica.variables()["model"]
+assert [v.shape for v in shared.values()] == [v.shape for v in model.variables], shared.keys()
+""",
+        "",
+    ),
+    "feeds": (
+        """
+opt, w = graph()
+x = tf.compat.v1.placeholder(tf.float32, (None, 1))
+train = opt.minimize(tf.reduce_mean(w * x))
+edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+with edl.Session() as s:
+    while not s.Done():
+        s.run(train, {x: edl.next_batch()})
+        edl.notify_batch_end()
+    assert edl.step() == 6
+    assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
+""",
+        "",
+    ),
+    "hook": (
+        """
+opt, w = graph()
+generator = edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+ds = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((None, 1)))
+x = tf.compat.v1.data.make_one_shot_iterator(ds.prefetch(2)).get_next()
+step = tf.compat.v1.train.get_or_create_global_step()
+train = opt.minimize(tf.reduce_mean(w * x), global_step=step)
+with tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()]) as s:
+    while not s.should_stop():
+        assert edl.step() == s.run(step)
+        s.run(train)
+assert edl.step() == 6
+""",
+        "",
+    ),
+    "fit": (
+        """
+keras.mixed_precision.set_global_policy("mixed_float16")
+edl.init()
+ds = edl.Dataset(data, 4).map(lambda x, y: (x * 2, y)).prefetch(1)
+model = keras.Sequential([keras.layers.Dense(2, activation="relu"), keras.layers.Dense(1)])
+model.compile(edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW())), "mse")
+stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)
+told = model.fit(ds, epochs=9, verbose=0, shuffle=False, callbacks=[edl.KerasCallback(), stop])
+assert len(told.epoch) == 2 and edl.step() == 4, told.epoch
+""",
+        "",
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def told() -> dict[str, tuple[int, str]]:
     imports = "import numpy as np; import tensorflow as tf; import edl.tensorflow as edl"
-    return told_of(WRONG_USES, imports, SETUP)
+    return told_of(WRONG_USES | RIGHT_USES, imports, SETUP)
+
+
+@pytest.mark.parametrize("name", RIGHT_USES)
+def test_other_ways_to_write_it(name: str, told: dict[str, tuple[int, str]]) -> None:
+    code, stderr = told[name]
+    assert code == 0, stderr
 
 
 @pytest.mark.parametrize("name", WRONG_USES)

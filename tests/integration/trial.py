@@ -39,6 +39,7 @@ class Trial(Job):
     step_delay_s = 0.2
     script = COUNTING
     options: Sequence[str] = ()  # of `edl run`
+    more: Sequence[str] = ()  # options of the script
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.slow = self.directory / "slow"
@@ -66,7 +67,7 @@ class Trial(Job):
             "--slow": self.slow,
             "--stuck": self.stuck,
         }
-        return [str(word) for option in options.items() for word in option]
+        return [*(str(word) for option in options.items() for word in option), *self.more]
 
     def rejoin(self) -> None:
         """`edl join` on the same host, in the place of `edl run`, whose process has ended."""
