@@ -4,16 +4,24 @@ Alone:
 
     python examples/tensorflow_listing.py
 
-Elastic; then, in another terminal, `edl scale --np 3`:
+Elastic, and slow enough to watch; then, in another terminal, `edl scale --np 3`:
 
-    edl run -np 2 --max-np 3 python examples/tensorflow_listing.py
+    edl run -np 2 --max-np 3 python examples/tensorflow_listing.py --step-delay 0.1
 """
+
+import argparse
+import time
 
 import numpy as np
 import tensorflow as tf
 from digits_data import load
 
 import edl.tensorflow as edl
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--epochs", type=int, default=40)
+parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in each step")
+args = parser.parse_args()
 
 tf.compat.v1.disable_eager_execution()  # TensorFlow 2 builds graphs only when it is told to
 
@@ -43,7 +51,7 @@ def build_model(ds):
 
 edl.init()  # starts the daemon
 ds = tf.data.Dataset.from_generator(
-    edl.elastic_shard_generator(source, batch_size=32, epochs=40),
+    edl.elastic_shard_generator(source, batch_size=32, epochs=args.epochs),
     output_signature=(
         tf.TensorSpec((None, 64), tf.float32),
         tf.TensorSpec((None,), tf.int64),
@@ -56,6 +64,7 @@ named = tf.argmax(network(tf.constant(images[test].reshape(-1, 64))), axis=1)
 with edl.Session() as s:  # tf.compat.v1.Session that knows the job
     while not s.Done():
         s.run(obj)
+        time.sleep(args.step_delay)
         edl.notify_batch_end()
     if edl.rank() == 0:
         print(f"accuracy {np.mean(s.run(named) == labels[test]):.3f} steps {edl.step()}")

@@ -30,11 +30,17 @@ from edl.framework.process import (
     size,
     step,
 )
-from edl.tensorflow.api import init, notify_batch_end, track
+from edl.tensorflow.api import init, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.optimizer import Optimizer
-from edl.tensorflow.session import Session, SessionHook, elastic_shard_generator, next_batch
+from edl.tensorflow.session import (
+    Session,
+    SessionHook,
+    elastic_shard_generator,
+    next_batch,
+    notify_batch_end,
+)
 
 __all__ = [
     "Dataset",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from edl.framework import process
-from edl.tensorflow import training
 from edl.tensorflow.collectives import TensorFlowCollectives
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
@@ -40,12 +39,3 @@ def track(**objects: Any) -> None:
         UsageError: an object has neither.
     """
     process.track(TensorFlowReplica.check, objects)
-
-
-def notify_batch_end() -> None:
-    """The update of this batch is complete: the ledger moves. Harmless twice.
-
-    In a graph call it after each training step. Elsewhere taking the next batch does the same;
-    call it if something that follows the update asks for :func:`edl.tensorflow.step`.
-    """
-    training.current().finish_step()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from edl.daemon.shard import Batch
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
+from edl.framework import process
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
 LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs
@@ -38,6 +39,7 @@ class PipelineFeed:
         self._change = threading.Condition()
         self._reader = 0  # the newest one; older ones end
         self._begun = False
+        self.trial = False  # a batch was read before any step had begun
 
     # --- training thread
 
@@ -91,17 +93,23 @@ class PipelineFeed:
     def _take(self, number: int) -> _Entry | None:
         waited = 0.0
         with self._change:
+            if not (self._begun or self.trial):
+                # A session that does not know the job: its first run is a trial for nothing.
+                self.trial = True
+                return _Entry(self._worker.shard.rehearsal(), True, read=True)
             while self._reader == number and not self._unread:
                 if not self._change.wait(LOOK_S):
                     waited += LOOK_S
                 if not threading.main_thread().is_alive():
                     return None
                 if not self._begun and waited >= UNBEGUN_S:
-                    raise UsageError(
+                    error = UsageError(
                         "a batch was asked for, and no step has begun: run the graph in "
-                        "edl.Session, or in a MonitoredTrainingSession with "
-                        "hooks=[edl.SessionHook()]; without a graph use edl.Dataset"
+                        "edl.Session, or call edl.notify_batch_end() after each training step; "
+                        "without a graph use edl.Dataset"
                     )
+                    process.hide(error)
+                    raise error
             if self._reader != number:
                 return None
             entry = self._unread.popleft()

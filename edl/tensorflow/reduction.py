@@ -18,17 +18,20 @@ from edl.core.steprecord import global_samples
 from edl.daemon import points
 from edl.daemon.activity import training_here
 from edl.daemon.worker import Worker
-from edl.errors import RingBroken, UsageError
+from edl.errors import RingBroken, RingError, UsageError
 from edl.framework import process
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow.collectives import WIRE_DTYPE, average
+from edl.tensorflow.feed import PipelineFeed
 
 
 class GradientReduction:
     """The gradients of one optimizer, step by step."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, feed: PipelineFeed) -> None:
         self._worker = worker
+        self._feed = feed
+        self.repairs = True  # False where the variables cannot be reached inside of a step
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._pending: BaseException | None = None  # it showed inside a graph
 
@@ -88,6 +91,8 @@ class GradientReduction:
             UsageError: no batch was handed out for this step, or it was reduced already.
         """
         worker = self._worker
+        if self._feed.trial and not worker.begun:
+            return gradients, False
         if not worker.step_open:
             raise UsageError(
                 "gradients were applied without a batch from edl; take each training batch from "
@@ -105,6 +110,11 @@ class GradientReduction:
                 means, proceed = self._reduce(gradients)
                 break
             except RingBroken as error:
+                if not self.repairs:
+                    raise RingError(
+                        f"a step was interrupted, and this session cannot be repaired inside of "
+                        f"it, for it runs one operation at a time; use edl.Session ({error})"
+                    ) from error
                 if worker.recover(error):
                     means, proceed = gradients, False
                     break

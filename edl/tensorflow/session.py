@@ -69,9 +69,10 @@ def next_batch() -> Any:
 class _GraphJob:
     """The steps of a job whose model lives in one session."""
 
-    def __init__(self, session: tf.compat.v1.Session) -> None:
+    def __init__(self, session: tf.compat.v1.Session, tried: bool = False) -> None:
         self._training = training.current()
         self._session = session
+        self._tried = tried  # a run of the graph has trained for nothing
         self._entered = False
         self._finished = False
         self._trains: dict[int, bool] = {}  # by id of an operation
@@ -82,15 +83,16 @@ class _GraphJob:
             raise UsageError("the job has no data: call edl.elastic_shard_generator(...)")
         _check_order(session.graph)
         replica.access = SessionAccess(session)
+        config = session._config
+        threads = (config and config.inter_op_parallelism_threads) or os.cpu_count() or 1
+        self._training.reduction.repairs = threads > 1
 
     def done(self) -> bool:
         """Whether all epochs are trained; then the job is finished."""
         now, worker = self._training, self._training.worker
         now.finish_step()
-        if self._finished:
-            return True
-        if worker.rehearsing or not self._entered:
-            return False
+        if self._finished or not self._entered:
+            return self._finished
         if worker.epoch_over and not worker.step_open and worker.epoch + 1 >= now.epochs:
             self._finished = True
             now.feed.end()
@@ -103,11 +105,11 @@ class _GraphJob:
         now.finish_step()
         if worker.step_open:
             return
-        if worker.rehearsing and not self._entered:
-            self._entered = True
+        if worker.rehearsing and not self._tried:
+            self._tried = True
             now.steps.begin()
             return
-        if worker.rehearsing or not self._entered:
+        if not self._entered:
             self._entered = True
             now.steps.enter()
         if self.done():
@@ -127,6 +129,31 @@ class _GraphJob:
 
 
 _current: _GraphJob | None = None
+_plain = False  # _current is of a session that does not ask for batches itself
+
+
+def notify_batch_end() -> None:
+    """The update of this batch is complete: the ledger moves. Harmless twice.
+
+    In a graph call it after each training step. Elsewhere taking the next batch does the same;
+    call it if something that follows the update asks for :func:`edl.tensorflow.step`.
+
+    In a plain ``tf.compat.v1.Session`` it also hands out the next batch; the first run trained
+    for nothing. When all epochs are trained, the data set is at its end.
+    """
+    global _current, _plain
+    now = training.current()
+    now.finish_step()
+    if _current is None and now.epochs and now.feed.trial:
+        session = tf.compat.v1.get_default_session()
+        if session is None:
+            raise UsageError(
+                "no session knows the job: use edl.Session, or call edl.notify_batch_end() inside "
+                "`with tf.compat.v1.Session() as s:`"
+            )
+        _current, _plain = _GraphJob(session, tried=True), True
+    if _plain and not _job().done():
+        _job().begin()
 
 
 def _job() -> _GraphJob:

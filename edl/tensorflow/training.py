@@ -28,8 +28,8 @@ class Training:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.reduction = GradientReduction(worker)
         self.feed = PipelineFeed(worker)
+        self.reduction = GradientReduction(worker, self.feed)
         self.steps = Steps(worker, self.feed, UNFINISHED)
         self.optimizer: Any = None
         self.model: Any = None

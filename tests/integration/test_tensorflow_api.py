@@ -157,6 +157,26 @@ with edl.Session() as s:
 """,
         "",
     ),
+    "plain session": (
+        """
+opt, w = graph()
+generator = edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+ds = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((None, 1)))
+x = tf.compat.v1.data.make_one_shot_iterator(ds.prefetch(2)).get_next()
+train = opt.minimize(tf.reduce_mean(w * x))
+with tf.compat.v1.Session() as s:
+    s.run(tf.compat.v1.global_variables_initializer())
+    try:
+        while True:
+            s.run(train)
+            edl.notify_batch_end()
+    except tf.errors.OutOfRangeError:
+        pass
+    assert edl.step() == 6
+    assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
+""",
+        "",
+    ),
     "hook": (
         """
 opt, w = graph()
