@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
-from edl.tensorflow.optimizer import Elastic
+from edl.tensorflow.optimizer import is_elastic
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class KerasCallback(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         optimizer = model.optimizer
-        if not isinstance(optimizer, Elastic):
+        if not is_elastic(optimizer):
             inner = getattr(optimizer, "inner_optimizer", None)
             what = (
                 "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...))"
-                if isinstance(inner, Elastic)
+                if is_elastic(inner)
                 else f"compile(optimizer=edl.Optimizer({type(optimizer).__name__}(...)))"
             )
             raise UsageError(

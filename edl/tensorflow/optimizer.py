@@ -1,7 +1,8 @@
 """``edl.tensorflow.Optimizer``: makes an optimizer's updates the steps of the job.
 
-The class of the optimizer is replaced by a subclass of itself that reduces the gradients before it
-applies them, and applies them only if all were reduced.
+The one method through which an optimizer applies gradients is replaced, on that object only: it
+reduces them first, and applies them only if all were reduced. The object keeps its class, which
+Keras looks at, and writes into the files of a saved model.
 """
 
 from __future__ import annotations
@@ -17,38 +18,7 @@ from edl.tensorflow import training
 
 Wrapped = TypeVar("Wrapped")
 
-
-class Elastic:
-    """What all wrapped optimizers are."""
-
-
-class ElasticKeras(Elastic):
-    """A Keras optimizer; ``apply_gradients`` calls ``apply``, too."""
-
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        optimizer: Any = self
-        variables = list(
-            optimizer._trainable_variables if trainable_variables is None else trainable_variables
-        )
-        with tf.init_scope():  # not in the branch below
-            if not optimizer.built:
-                optimizer.build(variables)
-        means, proceed = training.current().reduction.reduce(grads)
-        apply = super().apply  # type: ignore[misc]
-        _if(proceed, lambda: apply(means, variables))
-
-
-class ElasticGraph(Elastic):
-    """An optimizer of ``tf.compat.v1.train``; ``minimize`` calls ``apply_gradients``, too."""
-
-    def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
-    ) -> Any:
-        pairs = list(grads_and_vars)
-        means, proceed = training.current().reduction.reduce([gradient for gradient, _ in pairs])
-        apply = super().apply_gradients  # type: ignore[misc]
-        averaged = list(zip(means, (variable for _, variable in pairs), strict=True))
-        return tf.cond(proceed, lambda: apply(averaged, global_step), tf.no_op, name=name)
+_elastic: set[int] = set()  # ids of wrapped optimizers, which live as long as the training
 
 
 def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
@@ -69,7 +39,7 @@ def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
     """
     now = training.current()
     kind: Any = type(optimizer)
-    if isinstance(optimizer, Elastic):
+    if is_elastic(optimizer):
         raise UsageError("this optimizer was wrapped by edl.Optimizer already")
     if "horovod" in str(kind.__module__):
         raise UsageError("this optimizer was wrapped by Horovod already; give edl the plain one")
@@ -80,22 +50,60 @@ def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
                 "tf.compat.v1.disable_eager_execution() at the start of the script, or use "
                 "tf.keras.optimizers"
             )
-        mixin: type[Elastic] = ElasticGraph
+        elastic = _graph_apply
     elif isinstance(optimizer, keras.optimizers.Optimizer):
         if not tf.executing_eagerly():
             raise UsageError(
                 "the script builds graphs (eager execution is disabled), in which Keras "
                 "optimizers cannot train: use one of tf.compat.v1.train"
             )
-        mixin = ElasticKeras
+        elastic = _keras_apply
     else:
         raise UsageError(
             "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
             f"is a {kind.__name__}"
         )
     now.attach_optimizer(optimizer, model)
-    optimizer.__class__ = type(kind.__name__, (mixin, kind), {})
+    elastic(optimizer)
+    _elastic.add(id(optimizer))
     return optimizer
+
+
+def is_elastic(optimizer: Any) -> bool:
+    """Whether it was wrapped by :func:`Optimizer`."""
+    return id(optimizer) in _elastic
+
+
+def _keras_apply(optimizer: Any) -> None:
+    """Keras' ``apply_gradients`` calls ``apply``, too."""
+    plain = optimizer.apply
+
+    def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        variables = list(
+            optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        with tf.init_scope():  # not in the branch below
+            if not optimizer.built:
+                optimizer.build(variables)
+        means, proceed = training.current().reduction.reduce(grads)
+        _if(proceed, lambda: plain(means, variables))
+
+    optimizer.apply = apply
+
+
+def _graph_apply(optimizer: Any) -> None:
+    """``minimize`` of ``tf.compat.v1.train`` calls ``apply_gradients``, too."""
+    plain = optimizer.apply_gradients
+
+    def apply_gradients(
+        grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
+    ) -> Any:
+        pairs = list(grads_and_vars)
+        means, proceed = training.current().reduction.reduce([gradient for gradient, _ in pairs])
+        averaged = list(zip(means, (variable for _, variable in pairs), strict=True))
+        return tf.cond(proceed, lambda: plain(averaged, global_step), tf.no_op, name=name)
+
+    optimizer.apply_gradients = apply_gradients
 
 
 def _if(proceed: Any, apply: Any) -> None:

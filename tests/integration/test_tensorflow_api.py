@@ -7,6 +7,12 @@ from wrong import assert_a_sentence, told_of
 
 pytestmark = pytest.mark.integration
 
+IMPORTS = """
+import tempfile, zipfile
+import numpy as np
+import tensorflow as tf
+import edl.tensorflow as edl
+"""
 SETUP = """
 keras = tf.keras
 sgd = keras.optimizers.SGD(0.1)
@@ -203,6 +209,10 @@ model.compile(edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers
 stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)
 told = model.fit(ds, epochs=9, verbose=0, shuffle=False, callbacks=[edl.KerasCallback(), stop])
 assert len(told.epoch) == 2 and edl.step() == 4, told.epoch
+path = tempfile.mkdtemp() + "/model.keras"
+model.save(path)
+assert b"edl" not in zipfile.ZipFile(path).read("config.json")
+assert int(keras.models.load_model(path).optimizer.inner_optimizer.iterations) == 4
 """,
         "",
     ),
@@ -211,8 +221,7 @@ assert len(told.epoch) == 2 and edl.step() == 4, told.epoch
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, tuple[int, str]]:
-    imports = "import numpy as np; import tensorflow as tf; import edl.tensorflow as edl"
-    return told_of(WRONG_USES | RIGHT_USES, imports, SETUP)
+    return told_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
 
 
 @pytest.mark.parametrize("name", RIGHT_USES)
