@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import re
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -57,7 +59,9 @@ class TensorFlowCollectives:
     """The collectives of edl itself; gradients go through :mod:`edl.tensorflow.reduction`."""
 
     def __init__(self) -> None:
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="edl-records")
+        self._rows: SimpleQueue[tuple[Table, Future[Table]]] = SimpleQueue()
+        # A daemon: a program that ends must not wait for the others' rows.
+        self._beside = threading.Thread(target=self._gather, name="edl-records", daemon=True)
 
     def init(self) -> None:
         try:
@@ -71,7 +75,11 @@ class TensorFlowCollectives:
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Future[Table]:
-        return self._beside.submit(guarded, _allgather, row)
+        if not self._beside.is_alive():
+            self._beside.start()
+        rows: Future[Table] = Future()
+        self._rows.put((row, rows))
+        return rows
 
     def allgather_finish(self, handle: Future[Table]) -> Table:
         return handle.result()
@@ -82,6 +90,14 @@ class TensorFlowCollectives:
             return bytearray(received.tobytes())
 
         return broadcast_message(payload, hvd.rank() == root, name, broadcast)
+
+    def _gather(self) -> None:
+        while True:
+            row, rows = self._rows.get()
+            try:
+                rows.set_result(guarded(_allgather, row))
+            except Exception as error:  # noqa: BLE001 - for who waits for the rows
+                rows.set_exception(error)
 
 
 def _allgather(row: Table) -> Table:

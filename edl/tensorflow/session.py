@@ -71,6 +71,7 @@ class _GraphJob:
 
     def __init__(self, session: tf.compat.v1.Session, tried: bool = False) -> None:
         self._training = training.current()
+        self._training.graph = session.graph
         self._session = session
         self._tried = tried  # a run of the graph has trained for nothing
         self._entered = False

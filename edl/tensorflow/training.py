@@ -35,6 +35,7 @@ class Training:
         self.model: Any = None
         self.replica: TensorFlowReplica | None = None
         self.load: Load | None = None
+        self.graph: tf.Graph | None = None  # of the session that knows the job
         self.epochs = 0  # of elastic_shard_generator
         self.newest_dataset: Any = None  # the last one derived from edl.Dataset
         self.fitting = False  # Keras' fit takes the batches
@@ -78,7 +79,8 @@ class Training:
 
     def _model_variables(self) -> list[Any]:
         if isinstance(self.optimizer, tf.compat.v1.train.Optimizer):
-            return list(tf.compat.v1.global_variables())
+            graph = self.graph or tf.compat.v1.get_default_graph()
+            return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
         if self.model is not None:
             return list(variables_of(self.model) or [])
         others = {id(plain(variable)) for variable in self.optimizer.variables}
