@@ -19,8 +19,9 @@ def reader_of(source: Any) -> tuple[int, Load]:
     """The number of samples of ``source``, and a function that returns some of them as a batch.
 
     An array, or a tuple or dict of arrays of one length, gives batches of the same structure.
-    Anything else with ``__len__`` and ``__getitem__`` is a sequence of samples, which are stacked
-    (``__getitems__``, if there is one, is given all indices of a batch at once).
+    Anything else with ``__len__`` and ``__getitem__`` is a sequence of samples, which are
+    stacked, tuples and dicts by their parts (``__getitems__``, if there is one, is given all
+    indices of a batch at once).
 
     Raises:
         DataError: it is empty, or its arrays differ in length.
@@ -60,8 +61,10 @@ def _stack(samples: list[Any]) -> Any:
     first = samples[0]
     if isinstance(first, dict):
         return {key: _stack([sample[key] for sample in samples]) for key in first}
-    if isinstance(first, (tuple, list)):
+    if isinstance(first, tuple):
         return tuple(_stack(list(column)) for column in zip(*samples, strict=True))
+    if isinstance(first, (bytes, str)):
+        return np.array(samples, dtype=object)  # numpy's own type would cut off trailing zeros
     return np.stack([np.asarray(sample) for sample in samples])
 
 
