@@ -12,6 +12,9 @@ pytestmark = [pytest.mark.chaos]
 
 MODES = ("function", "fit", "graph")
 GROUPS: dict[str, Sequence[Sequence[Fault]]] = {
+    "early in a step": [[fault(point, size=2)] for point in ("boundary", "step", "gradient")],
+    "late in a step": [[fault(point, size=2)] for point in ("records", "reduced", "applied")],
+    "newcomers": [[fault("gradient")], *([fault(p, "new")] for p in ("rehearsed", "built"))],
     "leader, newcomer, worker": [
         [fault("reduced", "leader")],
         [fault("broadcast", "new")],
