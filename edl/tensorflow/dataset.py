@@ -49,6 +49,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         _check_outside()
         if now.fitting:
             raw: Iterator[Any] = super().__iter__()
+            now.feed.watch(raw)
             return raw
         if not now.steps.in_epoch:
             raise UsageError(

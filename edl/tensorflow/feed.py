@@ -8,6 +8,8 @@ but order ties the two: the k-th batch that leaves the pipeline is the k-th that
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from edl.framework import process
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
 LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs
+LEAVE_S = 1.0  # for readers to leave when the program ends
 UNBEGUN_S = 20.0  # how long it waits for the very first step
 
 
@@ -37,6 +40,8 @@ class PipelineFeed:
         self._formed: deque[_Entry] = deque()  # not yet handed to a step
         self._unread: deque[_Entry] = deque()
         self._change = threading.Condition()
+        self._inside = 0  # readers that wait
+        self._iteration = 0  # the newest iterator of the pipeline
         self._reader = 0  # the newest one; older ones end
         self._begun = False
         self.trial = False  # a batch was read before any step had begun
@@ -75,6 +80,25 @@ class PipelineFeed:
             self._unread.clear()
             self._change.notify_all()
 
+    def close(self) -> None:
+        """End all readers, and let them leave, for the interpreter is about to go."""
+        self.end()
+        with self._change:
+            self._change.wait_for(lambda: self._inside == 0, LEAVE_S)
+        time.sleep(0.02)  # for the way from here out of Python
+
+    def watch(self, iterator: object) -> None:
+        """End the readers when ``iterator``, a new one of the pipeline, goes.
+
+        TensorFlow's destructor waits for its thread, which may wait in a reader for a batch.
+        """
+        self._iteration += 1
+        weakref.finalize(iterator, self._end_iteration, self._iteration)
+
+    def _end_iteration(self, number: int) -> None:
+        if number == self._iteration:
+            self.end()
+
     def _put(self, batch: Batch, filler: bool) -> None:
         entry = _Entry(batch, filler)
         self._formed.append(entry)
@@ -91,27 +115,35 @@ class PipelineFeed:
             yield entry.batch
 
     def _take(self, number: int) -> _Entry | None:
-        waited = 0.0
         with self._change:
-            if not (self._begun or self.trial):
-                # A session that does not know the job: its first run is a trial for nothing.
-                self.trial = True
-                return _Entry(self._worker.shard.rehearsal(), True, read=True)
-            while self._reader == number and not self._unread:
-                if not self._change.wait(LOOK_S):
-                    waited += LOOK_S
-                if not threading.main_thread().is_alive():
-                    return None
-                if not self._begun and waited >= UNBEGUN_S:
-                    error = UsageError(
-                        "a batch was asked for, and no step has begun: run the graph in "
-                        "edl.Session, or call edl.notify_batch_end() after each training step; "
-                        "without a graph use edl.Dataset"
-                    )
-                    process.hide(error)
-                    raise error
-            if self._reader != number:
+            self._inside += 1
+            try:
+                return self._wait(number)
+            finally:
+                self._inside -= 1
+                self._change.notify_all()
+
+    def _wait(self, number: int) -> _Entry | None:
+        if not (self._begun or self.trial):
+            # A session that does not know the job: its first run is a trial for nothing.
+            self.trial = True
+            return _Entry(self._worker.shard.rehearsal(), True, read=True)
+        waited = 0.0
+        while self._reader == number and not self._unread:
+            if not self._change.wait(LOOK_S):
+                waited += LOOK_S
+            if not threading.main_thread().is_alive():
                 return None
-            entry = self._unread.popleft()
-            entry.read = True
-            return entry
+            if not self._begun and waited >= UNBEGUN_S:
+                error = UsageError(
+                    "a batch was asked for, and no step has begun: run the graph in "
+                    "edl.Session, or call edl.notify_batch_end() after each training step; "
+                    "without a graph use edl.Dataset"
+                )
+                process.hide(error)
+                raise error
+        if self._reader != number:
+            return None
+        entry = self._unread.popleft()
+        entry.read = True
+        return entry

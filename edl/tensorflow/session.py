@@ -84,6 +84,13 @@ class _GraphJob:
             raise UsageError("the job has no data: call edl.elastic_shard_generator(...)")
         _check_order(session.graph)
         replica.access = SessionAccess(session)
+        plain_close = session.close
+
+        def close() -> None:
+            self._training.feed.end()  # or TensorFlow would wait for its thread, which waits for us
+            plain_close()
+
+        session.close = close
         config = session._config
         threads = (config and config.inter_op_parallelism_threads) or os.cpu_count() or 1
         self._training.reduction.repairs = threads > 1
@@ -205,10 +212,6 @@ class Session(tf.compat.v1.Session):
         )
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        training.current().feed.end()
-        super().__exit__(kind, error, trace)
-
     def Done(self) -> bool:
         """Whether all epochs are trained. On all workers alike, after the same step."""
         return _job().done()
@@ -247,9 +250,6 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         if self._trains(run_context) and _job().done():
             run_context.request_stop()
-
-    def end(self, session: Any) -> None:
-        training.current().feed.end()
 
     def _trains(self, run_context: Any) -> bool:
         return self._job is not None and self._job.trains(run_context.original_args.fetches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +30,7 @@ class Training:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.feed = PipelineFeed(worker)
+        atexit.register(self.feed.close)
         self.reduction = GradientReduction(worker, self.feed)
         self.steps = Steps(worker, self.feed, UNFINISHED)
         self.optimizer: Any = None
