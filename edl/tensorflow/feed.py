@@ -22,7 +22,7 @@ from edl.framework import process
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
 LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs
 LEAVE_S = 1.0  # for readers to leave when the program ends
-UNBEGUN_S = 20.0  # how long it waits for the very first step
+UNBEGUN_S = 120.0  # how long it waits for the very first step
 
 
 @dataclass
@@ -71,6 +71,11 @@ class PipelineFeed:
             entry = self._formed.popleft()
             self._change.notify_all()
         return entry.batch, entry.filler
+
+    def skip(self) -> None:
+        """The batch of the step that has begun is not read through the pipeline."""
+        with self._change:
+            self._unread.popleft()
 
     def end(self) -> None:
         """End all readers: no batch follows. What they have read and nobody trained is gone."""

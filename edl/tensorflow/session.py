@@ -60,8 +60,10 @@ def next_batch() -> Any:
     if now.load is None:
         raise UsageError("declare the data before edl.next_batch(): elastic_shard_generator(...)")
     job = _job()
+    now.finish_step()
     if not now.worker.step_open:
         job.begin()
+        now.feed.skip()
     assert now.worker.batch is not None
     return now.load(now.worker.batch.indices)
 

@@ -174,8 +174,8 @@ train = opt.minimize(tf.reduce_mean(w * x))
 edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
 with edl.Session() as s:
     while not s.Done():
+        assert len(edl.next_batch()) == 4
         s.run(train, {x: edl.next_batch()})
-        edl.notify_batch_end()
     assert edl.step() == 6
     assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
 """,
