@@ -7,6 +7,7 @@ innermost frame that belongs to neither edl nor a library says where.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -21,12 +22,15 @@ from edl.daemon import points
 from edl.daemon.mailbox import Mailbox
 from edl.ring.ring import Ring
 
+_acting = 0  # the thread that trains while the one that called Watch.start() waits for it
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 _WAITS: dict[CodeType, str] = {
     Ring.finish_record.__code__: "waiting for the step records of the others",
     Ring.barrier.__code__: "waiting for the others before a switch",
     Ring.build.__code__: "building a ring with the others",
+    Ring.exchange.__code__: "waiting for the numbers of the others",
     Ring.broadcast.__code__: "exchanging the state with the others",
     Mailbox.wait_for_generation.__code__: "waiting for the leader's next generation",
 }
@@ -50,6 +54,17 @@ def waits(what: str) -> Callable[[Function], Function]:
     return register
 
 
+@contextlib.contextmanager
+def training_here() -> Iterator[None]:
+    """While this lasts, the calling thread trains: a framework called it from its own thread."""
+    global _acting
+    _acting = threading.get_ident()
+    try:
+        yield
+    finally:
+        _acting = 0
+
+
 class Watch:
     """Looks at the thread that called :meth:`start`. Ask it from any thread."""
 
@@ -68,7 +83,7 @@ class Watch:
     def look(self) -> Activity:
         """What the thread does, where, and for how long it has passed no point."""
         point, at = self._passed
-        frame = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(_acting or self._thread)
         where, doing = "", IN_USER_CODE
         for each in _outwards(frame):
             if doing == IN_USER_CODE:
@@ -78,7 +93,8 @@ class Watch:
         return Activity(doing, where, point, round(time.monotonic() - at, 3))
 
     def _pass(self, name: str) -> None:
-        if threading.get_ident() == self._thread:  # the daemon's thread has points of its own
+        # The daemon's thread has points of its own.
+        if threading.get_ident() == (_acting or self._thread):
             self._passed = (name, time.monotonic())
 
 

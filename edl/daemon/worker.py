@@ -20,7 +20,7 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class Worker:
         self._steps_here = 0  # steps completed in this generation
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
+        self._alike = False  # the last step was completed here, in the ring, as by the others
 
     # --- life ---
 
@@ -284,6 +285,11 @@ class Worker:
         return self._position.samples
 
     @property
+    def batch(self) -> Batch | None:
+        """The batch that was handed out and is not trained yet."""
+        return self._position.batch
+
+    @property
     def batch_size(self) -> int:
         """The nominal batch size of one worker."""
         return self._position.source.batch_size
@@ -334,11 +340,13 @@ class Worker:
             return
         if position.superseded:  # the others completed this step; their state counts it already
             position.superseded = position.open = False
+            self._alike = False
             self._report()
             return
         points.reached("applied")
         records = self.records()
         position.complete(records)
+        self._alike = True
         self._steps_here += 1
         self._samples_total += sum(record.samples for record in records)
         self._target, reason = agreed_generation(records)
@@ -348,6 +356,25 @@ class Worker:
         if self._steps_here == 2:
             self._log_switch()
         self._report()
+
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        """Everybody's ``values`` in rank order, between two steps; for what people want to see.
+
+        Only this worker's own when somebody dies meanwhile. It is never tried again: others may
+        have their answer and be in the next step. For the same reason a worker that had to be
+        given the last step does not take part: the ring in which the others did is gone.
+        """
+        mine = list(values)
+        if self.rehearsing or not self._alike:
+            return [mine]
+        began = time.monotonic()
+        try:
+            return self.ring.exchange(mine)
+        except RingBroken as error:
+            if self._switching is None:
+                raise
+            self._switching.repair(error, began)
+            return [mine]
 
     def _send_record(self) -> None:
         """Send this worker's row; that the ring is broken may only show in :meth:`records`."""

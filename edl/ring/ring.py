@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Any, Protocol
 
+import numpy as np
 import psutil
 
 from edl import config
@@ -132,6 +133,20 @@ class Ring:
         if not self.alone:
             handle = self._call(self._collectives.allgather_start, record.encode(), "edl.barrier")
             self._call(self._collectives.allgather_finish, handle)
+
+    def exchange(self, values: list[float]) -> list[list[float]]:
+        """The ``values`` of all members, in rank order; as many from each.
+
+        Raises:
+            RingBroken: a worker is gone.
+        """
+        if self.alone:
+            return [values]
+        row = np.array([values], dtype=np.float64).view(np.int64)
+        handle = self._call(self._collectives.allgather_start, row, "edl.exchange")
+        rows: Table = self._call(self._collectives.allgather_finish, handle)
+        told: list[list[float]] = np.ascontiguousarray(rows).view(np.float64).tolist()
+        return told
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         """``payload`` of the rank ``root``; the others' payload is ignored."""

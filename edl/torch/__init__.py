@@ -16,24 +16,22 @@ batch. One process has one worker, one loader and one optimizer. Sources of data
 from __future__ import annotations
 
 from edl import data
-from edl.torch.api import (
+from edl.framework.process import (
     checkpoint,
     current_worker,
     generation,
-    init,
     is_initialized,
     is_leader,
     is_rehearsing,
     leader,
     local_rank,
-    notify_batch_end,
     on_resize,
     rank,
     shutdown,
     size,
     step,
-    track,
 )
+from edl.torch.api import init, notify_batch_end, track
 from edl.torch.loader import DataLoader
 from edl.torch.optimizer import Optimizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from edl.daemon.checkpoint_file import Blob
 from edl.errors import CheckpointError
+from edl.framework.state import few, map_leaves
 
 KIND = "torch"
 
@@ -28,7 +29,7 @@ class Copier:
     def copy(self, state: Any) -> Any:
         """``state`` with each tensor replaced by a :class:`Blob` that holds a copy."""
         self._used, self._from_device = 0, False
-        copied = _map(state, self._leaf)
+        copied = map_leaves(state, self._leaf)
         if self._from_device:
             torch.cuda.synchronize()  # those copies were only started
         return copied
@@ -56,7 +57,7 @@ class Copier:
 def to_tensors(state: Any) -> Any:
     """``state`` with each of this module's blobs as a tensor again, on a device of its kind."""
 
-    return _map(state, _tensor)
+    return map_leaves(state, _tensor)
 
 
 def _tensor(value: Any, where: str) -> Any:
@@ -83,27 +84,11 @@ def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Ten
     """
     odd = sorted(mine.keys() ^ theirs.keys())
     if odd:
-        raise CheckpointError(f"the checkpoint is of another model: only one has {_few(odd)}")
+        raise CheckpointError(f"the checkpoint is of another model: only one has {few(odd)}")
     shapes = [
         f"{name} has shape {tuple(theirs[name].shape)} there and {tuple(mine[name].shape)} here"
         for name in sorted(mine)
         if mine[name].shape != theirs[name].shape
     ]
     if shapes:
-        raise CheckpointError(f"the checkpoint is of another model: {_few(shapes)}")
-
-
-def _few(texts: list[str]) -> str:
-    rest = len(texts) - 3
-    return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _map(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:
-    """A copy of the containers, with each thing in them replaced by ``leaf(thing, where)``."""
-    if isinstance(value, dict):
-        return {key: _map(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map(item, leaf, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, tuple):
-        return tuple(_map(item, leaf, f"{where}[{i}]") for i, item in enumerate(value))
-    return leaf(value, where)
+        raise CheckpointError(f"the checkpoint is of another model: {few(shapes)}")

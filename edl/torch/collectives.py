@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +16,9 @@ from horovod.torch import mpi_ops
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
 from edl.errors import UsageError
+from edl.framework.message import broadcast_message
+from edl.framework.refusal import is_refusal
 from edl.ring.ring import CollectiveFailed
-
-FIRST_PIECE_BYTES = 2**15  # of a message; a position, or the description of a small state
-LENGTH_BYTES = 8
 
 # Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
 # longer by a tenth at most, up to half of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms).
@@ -28,11 +26,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 5e-4, 1.1
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
-
-
-# How Horovod refuses a collective while the ring is intact (controller.cc, common.h). It uses the
-# same exception as for a ring that broke, but a repair would only lead to the same refusal.
-REFUSAL = re.compile(r"Mismatched |with the same name as another|is not supported|tried to ")
 
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -45,7 +38,7 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except HorovodInternalError as error:
-        if REFUSAL.search(str(error)):
+        if is_refusal(str(error)):
             raise UsageError(f"{error} (every worker must build the same model)") from error
         raise CollectiveFailed(str(error)) from error
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -74,18 +67,10 @@ class TorchCollectives:
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        # One collective for a short message: its length goes ahead in the same piece.
-        first = bytearray(FIRST_PIECE_BYTES)
-        if hvd.rank() == root:
-            head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload
-            first[: len(head)] = head[:FIRST_PIECE_BYTES]
-        first = self._broadcast(first, root, name)
-        length = int.from_bytes(first[:LENGTH_BYTES], "big")
-        received = first[LENGTH_BYTES : LENGTH_BYTES + length]
-        if missing := length - len(received):
-            rest = payload[-missing:] if hvd.rank() == root else bytes(missing)
-            received += self._broadcast(bytearray(rest), root, f"{name}.rest")
-        return bytes(received)
+        def broadcast(data: bytearray, piece: str) -> bytearray:
+            return self._broadcast(data, root, piece)
+
+        return broadcast_message(payload, hvd.rank() == root, name, broadcast)
 
     @staticmethod
     def _broadcast(data: bytearray, root: int, name: str) -> bytearray:

@@ -14,12 +14,19 @@ from typing import Any, cast
 
 import torch.utils.data
 
-from edl.daemon.shard import Batch, Source
+from edl.daemon.shard import Batch
 from edl.daemon.worker import Worker
-from edl.data.dataset import Dataset, fingerprint_of, skip_events
+from edl.data.dataset import Dataset
 from edl.errors import DataError, UsageError
+from edl.framework.process import current_worker
+from edl.framework.source import attach_source
+from edl.framework.steps import Steps
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
+UNFINISHED = (
+    "the loop body took a batch without calling optimizer.step(); every worker must train each "
+    "batch with exactly one optimizer.step()"
+)
 
 
 class DataLoader:
@@ -54,26 +61,25 @@ class DataLoader:
         worker: Worker | None = None,
         **options: Any,
     ) -> None:
-        self._worker = worker if worker is not None else _current_worker()
+        self._worker = worker if worker is not None else current_worker()
         _check(dataset, batch_size, options)
         ahead = num_workers * (prefetch_factor or 2)
         total = len(cast(Sized, dataset))
-        self._source = Source(total, batch_size, shuffle, seed, ahead, fingerprint_of(dataset))
-        self._worker.attach_source(self._source)
-        for reason, details in skip_events(dataset):
-            self._worker.tell("data_skipped", reason, **details)
-        self._formed: deque[Batch] = deque()
-        self._in_epoch = False
+        self._source = attach_source(self._worker, dataset, total, batch_size, shuffle, seed, ahead)
         if num_workers:
             options.setdefault("persistent_workers", True)
-        self._loader = torch.utils.data.DataLoader(
-            cast(torch.utils.data.Dataset[Any], dataset),
-            batch_sampler=_Leases(self._form),
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            worker_init_fn=_WorkerInit(worker_init_fn),
-            **options,
+        self._feed = _LoaderFeed(
+            self._worker,
+            lambda leases: torch.utils.data.DataLoader(
+                cast(torch.utils.data.Dataset[Any], dataset),
+                batch_sampler=leases,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                worker_init_fn=_WorkerInit(worker_init_fn),
+                **options,
+            ),
         )
+        self._steps = Steps(self._worker, self._feed, UNFINISHED)
         self.dataset = dataset
         self.batch_size = batch_size
 
@@ -83,69 +89,56 @@ class DataLoader:
         A newcomer first rehearses: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
-        worker = self._worker
-        if worker.rehearsing:
-            yield from self._within(worker.epoch)
-            worker.join()
-        worker.begin()
-        while worker.epoch < count:
-            yield from self._within(worker.epoch)
-            if worker.epoch + 1 >= count:
-                break
-            worker.next_epoch()
-        worker.finish()
+        return self._steps.epochs(count)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the current epoch."""
-        if not self._in_epoch:
+        if not self._steps.in_epoch:
             raise UsageError(
                 "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer "
                 "can start in the job's current epoch"
             )
-        return self._rehearsal() if self._worker.rehearsing else self._epoch()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        while self._steps.begin():
+            yield self._feed.data
 
     def __len__(self) -> int:
         """Steps of an epoch with the present number of workers, rounded up."""
         each = self.batch_size * self._worker.size
         return -(-self._source.total // each)
 
-    def _within(self, epoch: int) -> Iterator[int]:
-        self._in_epoch = True
+
+class _LoaderFeed:
+    """Batches of this worker's leases, loaded by PyTorch's loader. ``data``: those of the last."""
+
+    def __init__(self, worker: Worker, loader: Callable[..., Any]) -> None:
+        self._worker = worker
+        self._formed: deque[Batch] = deque()
+        self._loader = loader(_Leases(self._form))
+        self._arriving: Iterator[Any] = iter(())
+        self.data: Any = None
+
+    def restart(self) -> None:
+        """See :class:`edl.framework.steps.Feed`."""
+        self._arriving = iter(())
         self._formed.clear()
-        yield epoch
-        self._in_epoch = False
 
-    def _rehearsal(self) -> Iterator[Any]:
-        for data in self._load():
-            self._worker.begin_step(self._formed[0])
-            yield data
-
-    def _epoch(self) -> Iterator[Any]:
+    def next(self) -> tuple[Batch, bool]:
+        """See :class:`edl.framework.steps.Feed`."""
         worker = self._worker
-        data: Any = None
-        arriving: Iterator[Any] = iter(())
-        restarts = -1
-        while not worker.epoch_over:
-            worker.boundary()
-            if worker.shard.restarts != restarts:  # what is under way is not ours any more
-                restarts, arriving = worker.shard.restarts, iter(())
-                self._formed.clear()
-            batch, fresh = None, next(arriving, None)
-            if fresh is None and worker.shard.has_more(worker.ledger):
-                # At the start, and when leases came after the loader had read the last one.
-                arriving = self._load()
-                fresh = next(arriving)
-            if fresh is not None:
-                data, batch = fresh, self._formed.popleft()
-            if data is None:
-                data = self._any_batch()
-            worker.begin_step(batch or worker.shard.rehearsal(), filler=batch is None)
-            yield data
-            if worker.step_open:
-                raise UsageError(
-                    "the loop body took a batch without calling optimizer.step(); every worker "
-                    "must train each batch with exactly one optimizer.step()"
-                )
+        fresh = next(self._arriving, None)
+        if fresh is None and (worker.rehearsing or worker.shard.has_more(worker.ledger)):
+            # At the start, and when leases came after the loader had read the last one.
+            self._arriving = self._load()
+            fresh = next(self._arriving)
+        if fresh is not None:
+            self.data = fresh
+            return self._formed.popleft(), False
+        if self.data is None:
+            self.data = self._any_data()
+        return worker.shard.rehearsal(), True
 
     def _load(self) -> Iterator[Any]:
         """PyTorch's batches, from now on.
@@ -171,7 +164,7 @@ class DataLoader:
             self._formed.append(batch)
         return batch
 
-    def _any_batch(self) -> Any:
+    def _any_data(self) -> Any:
         """A batch to repeat with weight zero, for a worker that has not had one of its own yet."""
         indices = self._worker.shard.rehearsal().indices.tolist()
         dataset = self._loader.dataset
@@ -256,9 +249,3 @@ def _check(dataset: Any, batch_size: int, options: dict[str, Any]) -> None:
         )
     if len(dataset) < 1:
         raise DataError("the dataset has 0 samples; at least one is needed")
-
-
-def _current_worker() -> Worker:
-    from edl.torch import current_worker
-
-    return current_worker()

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import torch
 
 from edl.errors import UsageError
-from edl.torch.api import attach_optimizer, current_worker
+from edl.framework.process import current_worker
+from edl.torch.api import attach_optimizer
 from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica
 

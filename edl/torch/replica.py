@@ -1,46 +1,24 @@
 """The state that all workers share: model, optimizer and tracked objects, sent to newcomers.
 
-The sync root describes its state in one pickled message in which each tensor is replaced by a
-reference, and sends the tensors' bytes in a few large pieces. Pickles travel inside the ring
-only, between processes of one job.
+How it travels: :mod:`edl.framework.state`.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from edl.daemon.position import Receive
 from edl.errors import CheckpointError, RingBroken, UsageError
+from edl.framework.process import Stateful
+from edl.framework.state import Reference, map_leaves, pieces, references
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.collectives import broadcast_start, finish
 from edl.torch.reduction import optimizer_parameters
-
-LARGE_BYTES = 2**18  # a tensor of this size is worth a collective of its own
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that ``edl.track`` can follow."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """Stands for a tensor in a description: the ``index``-th that is sent."""
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str  # device type; the receiver has its own device of that type
 
 
 class TorchReplica:
@@ -89,10 +67,9 @@ class TorchReplica:
         tensors: list[torch.Tensor] = []
         mine = pickle.dumps(_describe(self._state(), tensors)) if sending else b""
         description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
-        references = sorted(_references(description), key=lambda reference: reference.index)
         try:
             keep = receive is not Receive.NOTHING
-            received = _broadcast(references, tensors if sending else None, root, keep)
+            received = _broadcast(references(description), tensors if sending else None, root, keep)
         except CollectiveFailed as error:
             raise RingBroken(ring.generation, str(error)) from error
         if keep and not sending:
@@ -160,45 +137,36 @@ class TorchReplica:
                 yield name, parameter
 
 
-def _describe(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """``value`` with each tensor moved to ``tensors`` and a reference in its place."""
-    if isinstance(value, torch.Tensor):
+def _describe(state: Any, tensors: list[torch.Tensor]) -> Any:
+    """``state`` with each tensor moved to ``tensors`` and a reference in its place."""
+
+    def leaf(value: Any, _where: str) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
         tensors.append(value.detach())
-        index = len(tensors) - 1
-        return _Reference(index, tuple(value.shape), value.dtype, value.device.type)
-    if isinstance(value, dict):
-        return {key: _describe(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_describe(item, tensors) for item in value)
-    return value
+        dtype = str(value.dtype).removeprefix("torch.")
+        size = value.numel() * value.element_size()
+        return Reference(len(tensors) - 1, tuple(value.shape), dtype, size, value.device.type)
+
+    return map_leaves(state, leaf)
 
 
-def _references(value: Any) -> Iterator[_Reference]:
-    if isinstance(value, _Reference):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _references(item)
-    elif type(value) in (list, tuple):
-        for item in value:
-            yield from _references(item)
-
-
-def _fill(value: Any, tensors: dict[int, torch.Tensor]) -> Any:
+def _fill(description: Any, tensors: dict[int, torch.Tensor]) -> Any:
     """The inverse of :func:`_describe`."""
-    if isinstance(value, _Reference):
+
+    def leaf(value: Any, _where: str) -> Any:
+        if not isinstance(value, Reference):
+            return value
         if value.index in tensors:
             return tensors[value.index]
-        return torch.empty(value.shape, dtype=value.dtype, device=_own_device(value.device))
-    if isinstance(value, dict):
-        return {key: _fill(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_fill(item, tensors) for item in value)
-    return value
+        device = _own_device(value.device)
+        return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
+
+    return map_leaves(description, leaf)
 
 
 def _broadcast(
-    references: Iterable[_Reference],
+    sent: Iterable[Reference],
     tensors: list[torch.Tensor] | None,
     root: int,
     keep: bool,
@@ -209,12 +177,12 @@ def _broadcast(
     side; small ones share a piece. Who has the state already lets all of it run into one
     scratch buffer: touching new memory would cost it more than the transfer.
     """
-    pieces = list(_pieces(references))
+    parts_sent = list(pieces(sent))
     buffers: list[torch.Tensor] = []
     handles: list[int] = []
     scratch: dict[str, torch.Tensor] = {}
-    for number, piece in enumerate(pieces):
-        size, kind = sum(_size(reference) for reference in piece), piece[0].device
+    for number, piece in enumerate(parts_sent):
+        size, kind = sum(reference.size for reference in piece), piece[0].device
         if tensors is not None:
             parts = [_as_bytes(tensors[reference.index]) for reference in piece]
             flat = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -235,43 +203,21 @@ def _broadcast(
     if failures:
         raise failures[0]
     received: dict[int, torch.Tensor] = {}
-    for piece, flat in zip(pieces, buffers, strict=True) if keep and tensors is None else ():
+    for piece, flat in zip(parts_sent, buffers, strict=True) if keep and tensors is None else ():
         start = 0
         for reference in piece:
-            stop = start + _size(reference)
+            stop = start + reference.size
             # In a shared piece a copy of its own: a view must be aligned to its type.
             own = flat if len(piece) == 1 else flat[start:stop].clone()
-            received[reference.index] = own.view(reference.dtype).reshape(reference.shape)
+            received[reference.index] = own.view(getattr(torch, reference.dtype)).reshape(
+                reference.shape
+            )
             start = stop
     return received
 
 
-def _pieces(references: Iterable[_Reference]) -> Iterator[list[_Reference]]:
-    """Large tensors alone, the others together; empty ones are not sent."""
-    small: list[_Reference] = []
-    size = 0
-    for reference in sorted(references, key=lambda r: (r.device, r.index)):
-        if _size(reference) >= LARGE_BYTES:
-            yield [reference]
-        elif _size(reference) > 0:
-            if small and (size >= LARGE_BYTES or small[0].device != reference.device):
-                yield small
-                small, size = [], 0
-            small.append(reference)
-            size += _size(reference)
-    if small:
-        yield small
-
-
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _size(reference: _Reference) -> int:
-    count = 1
-    for length in reference.shape:
-        count *= length
-    return count * reference.dtype.itemsize
 
 
 def _own_device(kind: str) -> torch.device:

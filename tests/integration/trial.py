@@ -47,6 +47,7 @@ class Trial(Job):
     end_s = 180.0  # for a job to end once nobody disturbs it any more
     script = COUNTING
     options: Sequence[str] = ()  # of `edl run`
+    more: Sequence[str] = ()  # options of the script
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.slow = self.directory / "slow"
@@ -75,7 +76,7 @@ class Trial(Job):
             "--slow": self.slow,
             "--stuck": self.stuck,
         }
-        return [str(word) for option in options.items() for word in option]
+        return [*(str(word) for option in options.items() for word in option), *self.more]
 
     @contextmanager
     def store(self) -> Iterator[JobStore]:

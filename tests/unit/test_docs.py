@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from dataclasses import fields
@@ -15,7 +16,6 @@ import pytest
 from tfrecords import framed
 
 import edl.data
-import edl.torch
 from edl.cli.main import app
 from edl.config import Config
 from edl.install import horovod_edits
@@ -31,6 +31,20 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 # Where the docs may send a reader: public places only.
 HOSTS = {"keepachangelog.com", "semver.org"}
 EXAMPLE_HOSTS = {"ADDR:PORT"}  # in code, as Horovod builds its URL
+
+
+def public(package: str) -> list[str]:
+    """``__all__`` of a package of the API, read: importing the frameworks takes seconds."""
+    tree = ast.parse((ROOT / "edl" / package / "__init__.py").read_text(encoding="utf-8"))
+    return next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+
+
+API = [("torch", "api.md", each) for each in public("torch")]
+API += [("tensorflow", "tensorflow.md", each) for each in public("tensorflow")]
 
 
 def name(page: Path) -> str:
@@ -101,9 +115,9 @@ def test_no_page_names_a_verb_that_does_not_exist() -> None:
     assert set(code) <= set(verbs())
 
 
-@pytest.mark.parametrize("public", edl.torch.__all__)
-def test_every_public_name_stands_in_the_api(public: str) -> None:
-    assert f"edl.{public}" in TEXTS[ROOT / "docs" / "api.md"]
+@pytest.mark.parametrize(("package", "page", "function"), API)
+def test_every_public_name_stands_in_the_api(package: str, page: str, function: str) -> None:
+    assert f"edl.{function}" in TEXTS[ROOT / "docs" / page]
 
 
 @pytest.mark.parametrize("public", edl.data.__all__)
@@ -140,7 +154,7 @@ def test_the_snippet_of_the_data_page_runs(
 
 def test_no_page_names_a_function_that_does_not_exist() -> None:
     called = set(re.findall(r"\bedl\.(\w+)\(", ALL))
-    assert called <= set(edl.torch.__all__)
+    assert called <= {function for _, _, function in API}
 
 
 @pytest.mark.parametrize("edit", sorted(horovod_edits.LOST_WITHOUT))

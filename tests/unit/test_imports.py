@@ -2,8 +2,9 @@
 
 ::
 
-    errors, config <- core <- coordination, ring <- daemon <- torch, tensorflow, launch <- cli
-    errors, config <- data <- torch, tensorflow
+    errors, config <- core <- coordination, ring <- daemon <- framework <- torch, tensorflow
+                                                    daemon <- launch <- cli
+    errors, config <- data <- framework
     errors, config <- install <- cli
 """
 
@@ -34,10 +35,10 @@ MAY_IMPORT = {
     "install": BASE,
     "data": BASE,
 }
-FRAMEWORK = CORE | {"coordination", "ring", "daemon"}
-MAY_IMPORT |= dict.fromkeys(("torch", "tensorflow"), FRAMEWORK | {"data"})
-MAY_IMPORT["launch"] = FRAMEWORK
-MAY_IMPORT["cli"] = FRAMEWORK | {"launch", "install"}
+WORKER = CORE | {"coordination", "ring", "daemon"}
+MAY_IMPORT |= {"framework": WORKER | {"data"}, "launch": WORKER}
+MAY_IMPORT |= dict.fromkeys(("torch", "tensorflow"), WORKER | {"framework", "data"})
+MAY_IMPORT["cli"] = WORKER | {"launch", "install"}
 
 ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}
 ONLY_IN |= dict.fromkeys(

@@ -1,4 +1,6 @@
-"""The counting model (../../integration/scripts/counting.py) that kills itself on purpose.
+"""A counting model (of ../../integration/scripts) that kills itself on purpose.
+
+EDL_TEST_SCRIPT names it: counting.py, PyTorch's, or another.
 
 EDL_TEST_FAULTS holds faults as JSON, one list a group; EDL_TEST_CLAIMS names a directory where
 each fault is claimed by the one process that it strikes, so that it strikes once in the job.
@@ -25,13 +27,14 @@ import sys
 import time
 from pathlib import Path
 
-import edl.torch as edl
 from edl.daemon import points
+from edl.framework import process as edl
 
 GROUPS = json.loads(os.environ["EDL_TEST_FAULTS"])
 CLAIMS = Path(os.environ["EDL_TEST_CLAIMS"])
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-COUNTING = Path(__file__).resolve().parents[2] / "integration" / "scripts" / "counting.py"
+SCRIPTS = Path(__file__).resolve().parents[2] / "integration" / "scripts"
+COUNTING = SCRIPTS / os.environ.get("EDL_TEST_SCRIPT", "counting.py")
 
 
 def role():
@@ -88,4 +91,5 @@ def strike(point):
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
 points.subscribe(strike)
 sys.argv[0] = str(COUNTING)
+sys.path.insert(0, str(SCRIPTS))
 runpy.run_path(str(COUNTING), run_name="__main__")

@@ -1,48 +1,11 @@
-"""The counting model: its parameters can prove which samples were trained, and how often.
-
-One float64 parameter w[i] a sample; the loss of a batch is the mean of w[i] over its samples, so
-the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a global batch of N moves
-w[i] by -1/N for each time that sample i was counted. So, without knowing anything of edl's
-bookkeeping, from w before and after one step:
-
-    1/N   the smallest change (a sample that was counted once)
-    N     an integer, or the gradient was no mean
-    times how often each sample was counted: its change in units of 1/N, an integer as well
-    sum   the times of all samples together are N, or the step's weights were wrong
-
-`before` (w at the last tally) and `count` (times so far) are buffers of the model, so they reach
-newcomers with everything else. Each worker that trains to the end writes <out>/<pid>.json.
-"""
-
-import argparse
-import hashlib
-import json
-import os
-import time
-from collections import Counter
-from pathlib import Path
+"""The counting model in PyTorch: its parameters prove which samples were trained, see tally.py."""
 
 import torch
+from tally import Diary, counted, parser
 
 import edl.torch as edl
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--samples", type=int, default=1797)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--batch-size", type=int, default=4)
-parser.add_argument("--num-workers", type=int, default=0)
-parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in a step")
-parser.add_argument("--slow", type=Path, help="sleep only while this file exists")
-parser.add_argument("--stuck", type=Path, help="the worker of the slot in this file stands still")
-parser.add_argument("--checkpoint", type=Path, help="save into this directory")
-parser.add_argument("--tfrecord", help="samples are the numbers in the sound records of files")
-parser.add_argument("--every", type=float, default=300.0, help="seconds between two checkpoints")
-parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
-args = parser.parse_args()
-
-PAUSE_S = 0.5
-TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
+args = parser().parse_args()
 
 
 class Indices(torch.utils.data.Dataset):
@@ -69,33 +32,13 @@ class CountingModel(torch.nn.Module):
     @torch.no_grad()
     def tally(self):
         """Count what the last step did. Tells what was wrong with it, or None."""
-        change = self.before - self.w
-        self.before.copy_(self.w)
-        if not change.any():
+        if torch.equal(self.w, self.before):
             return None
+        times, problem = counted(self.before.numpy(), self.w.numpy())
+        self.before.copy_(self.w)
         self.steps += 1
-        size = 1 / change[change > 0].min() if (change > 0).any() else torch.tensor(0.0)
-        times = change * size
-        self.count += times.round().long()
-        if (change < 0).any() or (times - times.round()).abs().max() > TOLERANCE:
-            return f"step {self.steps.item()} counted a part of a sample: {change.unique()}"
-        if abs(size - size.round()) > TOLERANCE * size or times.round().sum() != size.round():
-            return (
-                f"step {self.steps.item()} is no mean over its samples: {times.round().sum():g} "
-                f"counted, each with weight 1/{size:.9g}"
-            )
-        return None
-
-
-def histogram(count):
-    """How many samples were counted how often, as {"times": samples}."""
-    return {str(times): samples for times, samples in sorted(Counter(count.tolist()).items())}
-
-
-def stand_still():
-    """As code that hangs: until somebody removes the file."""
-    while args.stuck.exists():
-        time.sleep(0.05)
+        self.count += torch.from_numpy(times)
+        return problem
 
 
 torch.set_num_threads(1)
@@ -109,50 +52,19 @@ loader = edl.DataLoader(
 )
 model = CountingModel()
 optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
-
-pauses = []  # steps that took long, from the end of the one before
-last_step = time.monotonic()
 if args.checkpoint:
     edl.checkpoint(args.checkpoint, every_s=args.every, keep=args.keep)
 
-wrong = []  # what this worker saw go wrong
-rings = []  # the generations that this worker was in: number, size, first step
-epochs = []  # the counts at the end of each epoch that this worker was in
+diary = Diary(args)
 for epoch in loader.epochs(args.epochs):
     for indices in loader:
-        if not edl.is_rehearsing() and (not rings or rings[-1]["generation"] != edl.generation()):
-            rings.append(
-                {"generation": edl.generation(), "size": edl.size(), "step": model.steps.item()}
-            )
+        diary.begin_step(model.steps.item())
         optimizer.zero_grad()
         model(indices).backward()
-        if args.step_delay and (args.slow is None or args.slow.exists()):
-            time.sleep(args.step_delay)
-        if args.stuck and args.stuck.exists() and args.stuck.read_text() == str(edl.local_rank()):
-            stand_still()
+        diary.in_step()
         optimizer.step()
-        if edl.is_rehearsing():
-            continue
-        now = time.monotonic()
-        if now - last_step > PAUSE_S:
-            pauses.append({"step": model.steps.item(), "seconds": now - last_step})
-        last_step = now
-        if problem := model.tally():
-            wrong.append(problem)
+        if not edl.is_rehearsing():
+            diary.end_step(model.steps.item(), model.tally())
     if not edl.is_rehearsing():
-        epochs.append({"epoch": epoch, "counts": histogram(model.count)})
-
-report = {
-    "pid": os.getpid(),
-    "rank": edl.rank(),
-    "w_sha256": hashlib.sha256(model.w.detach().numpy().tobytes()).hexdigest(),
-    "counts": histogram(model.count),
-    "steps": model.steps.item(),
-    "epochs": epochs,
-    "rings": rings,
-    "pauses": pauses,
-    "wrong": wrong,
-}
-fresh = args.out / f"{os.getpid()}.new"
-fresh.write_text(json.dumps(report))
-fresh.rename(args.out / f"{os.getpid()}.json")
+        diary.end_epoch(epoch, model.count)
+diary.report(model.w.detach().numpy(), model.count, model.steps.item())

@@ -1,6 +1,7 @@
-"""Run each snippet of a JSON object in a process of its own; print exit codes and standard errors.
+"""Run snippets of code in processes of their own; print exit codes and standard errors as JSON.
 
-The processes are forks of this one, which has imported everything: imports take seconds.
+Standard input is a JSON object: `imports`, done once, for imports take seconds and the processes
+are forks of this one; `setup`, done in each; `snippets`, by name.
 """
 
 import json
@@ -8,24 +9,20 @@ import os
 import sys
 import tempfile
 
-import torch
-
-import edl.torch as edl
-from edl.errors import EdlError
-
+order = json.load(sys.stdin)
+names = {}
+exec(order["imports"], names)
 answers = {}
-for name, code in json.load(sys.stdin).items():
+for name, code in order["snippets"].items():
     with tempfile.TemporaryFile() as stderr:
         child = os.fork()
         if child == 0:
             os.dup2(stderr.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            model = torch.nn.Linear(1, 1)
-            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-            names = {"torch": torch, "edl": edl, "model": model, "sgd": sgd, "data": [0.0, 1.0]}
             try:
+                exec(order["setup"], names)
                 exec(code, names)
-            except EdlError:
+            except Exception:  # noqa: BLE001 - as the interpreter would show it
                 sys.excepthook(*sys.exc_info())
                 os._exit(1)
             os._exit(0)

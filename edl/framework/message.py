@@ -1,0 +1,25 @@
+"""A message of any length by way of broadcasts whose length all workers know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+FIRST_PIECE_BYTES = 2**15  # a position, or the description of a small state
+LENGTH_BYTES = 8
+
+Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's data
+
+
+def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
+    """The root's ``payload``; one collective for a short one, whose length goes ahead in it."""
+    first = bytearray(FIRST_PIECE_BYTES)
+    if sending:
+        head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+        first[: len(head)] = head[:FIRST_PIECE_BYTES]
+    first = broadcast(first, name)
+    length = int.from_bytes(first[:LENGTH_BYTES], "big")
+    received = first[LENGTH_BYTES : LENGTH_BYTES + length]
+    if missing := length - len(received):
+        rest = payload[-missing:] if sending else bytes(missing)
+        received += broadcast(bytearray(rest), f"{name}.rest")
+    return bytes(received)

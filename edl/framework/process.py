@@ -1,0 +1,209 @@
+"""This process's one worker, and the functions of the API that only need it.
+
+``edl.torch`` and ``edl.tensorflow`` offer these functions under their own names; each adds what
+its framework needs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from edl import config
+from edl.daemon.switching import Replica
+from edl.daemon.worker import Worker
+from edl.errors import EdlError, UsageError
+from edl.ring.ring import Collectives
+
+logger = logging.getLogger(__name__)
+
+_worker: Worker | None = None
+_hidden: EdlError | None = None
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that ``edl.track`` can follow."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class Tracking(Replica, Protocol):
+    """A replica that more objects can be added to."""
+
+    def track(self, objects: dict[str, Any]) -> None: ...
+
+
+_replica: Tracking | None = None
+_tracked_early: dict[str, Any] = {}
+
+
+def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> None:
+    """``edl.init()``: take part in the job that the launcher started this process for.
+
+    Raises:
+        ConfigError: a setting has no usable value.
+        CoordinationError: ZooKeeper or the job is not there.
+        JobFailed: the job did not start in time.
+    """
+    global _worker
+    if _worker is not None:
+        return
+    settings_now = config.load(**settings)
+    worker = Worker(settings_now, collectives())
+    if settings_now.job is not None:
+        _leave_on_sigterm(worker)
+    atexit.register(worker.close)
+    worker.start()
+    _worker = worker
+
+
+def shutdown() -> None:
+    """Leave the job for good. Called by itself at the end of the process."""
+    if _worker is not None:
+        _worker.close()
+
+
+def is_initialized() -> bool:
+    return _worker is not None
+
+
+def current_worker() -> Worker:
+    """This process's worker.
+
+    Raises:
+        UsageError: ``edl.init()`` was not called.
+    """
+    if _worker is None:
+        raise UsageError("call edl.init() first")
+    return _worker
+
+
+def rank() -> int:
+    """This worker's rank in the ring. Never 0 while it rehearses."""
+    return current_worker().rank
+
+
+def size() -> int:
+    """The number of workers in the ring."""
+    return current_worker().size
+
+
+def local_rank() -> int:
+    """This worker's slot on its host, for choosing a device; constant while the process lives.
+
+    Unlike Horovod's it does not close ranks when another worker leaves. Two workers of a host
+    share it only while one replaces the other and no slot is free.
+    """
+    return current_worker().local_rank
+
+
+def generation() -> int:
+    """The number of the ring's membership; grows with each switch."""
+    return current_worker().generation
+
+
+def step() -> int:
+    """How many optimizer updates the job has made."""
+    return current_worker().step
+
+
+def leader() -> str:
+    """The name of the worker whose daemon leads the job, like ``w0``."""
+    return f"w{current_worker().leader.worker}"
+
+
+def is_leader() -> bool:
+    worker = current_worker()
+    return worker.leader.worker == worker.id
+
+
+def is_rehearsing() -> bool:
+    """Whether this newcomer still trains for nothing, to be warm when it joins."""
+    return current_worker().rehearsing
+
+
+def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> None:
+    """Let objects follow the job; ``check`` raises UsageError for those that cannot."""
+    current_worker()
+    check(objects)
+    if _replica is not None:
+        _replica.track(objects)
+    else:
+        _tracked_early.update(objects)
+
+
+def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:
+    """Save model, optimizer, tracked objects, step and ledger: the job may outlive its workers.
+
+    Call it before training begins. One worker writes: at the first step, then every
+    ``every_s`` seconds, and before the job ends in any orderly way. The ``keep`` newest files are
+    kept. When all workers die, the restarted ones continue from the newest; `edl run --resume`
+    does so in a new job, with any number of workers.
+
+    Args:
+        directory: one that all hosts share, for this training only.
+
+    Raises:
+        CheckpointError: nothing can be written there.
+        UsageError: called twice, too late, or with values out of range.
+    """
+    worker = current_worker()
+    worker.attach_checkpoints(Path(directory), every_s, keep)
+    _leave_on_sigterm(worker)
+
+
+def on_resize(callback: Callable[[int, int], None]) -> None:
+    """Call ``callback(old_size, new_size)`` on this worker after each switch."""
+    current_worker().on_resize(callback)
+
+
+def attach_replica(replica: Tracking) -> None:
+    """Let this worker share ``replica``, and what was tracked before it was there.
+
+    Raises:
+        UsageError: there is one already.
+    """
+    global _replica
+    current_worker().attach_replica(replica)
+    replica.track(_tracked_early)
+    _replica = replica
+
+
+def _leave_on_sigterm(worker: Worker) -> None:
+    if threading.current_thread() is threading.main_thread():  # Python allows it there only
+        signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
+
+
+def hide(error: EdlError) -> None:
+    """``error`` passes through a framework, which will raise something of its own for it."""
+    global _hidden
+    _hidden = error
+
+
+def _speak_in_sentences() -> None:
+    """An :class:`EdlError` that ends the script is shown as its sentence, not as a traceback."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        if _hidden is not None and isinstance(error, Exception):
+            error = _hidden
+        if isinstance(error, EdlError):
+            logger.debug("", exc_info=(kind, error, trace))
+            print(f"edl: {error}", file=sys.stderr, flush=True)
+        else:
+            previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+_speak_in_sentences()

@@ -1,0 +1,16 @@
+"""How Horovod refuses a collective while the ring is intact (its controller.cc and common.h).
+
+It uses the same exception as for a ring that broke, but a repair would only lead to the same
+refusal.
+"""
+
+from __future__ import annotations
+
+import re
+
+_REFUSAL = re.compile(r"Mismatched |with the same name as another|is not supported|tried to ")
+
+
+def is_refusal(message: str) -> bool:
+    """Whether this is what Horovod says when it would say the same in any ring."""
+    return _REFUSAL.search(message) is not None

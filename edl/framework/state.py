@@ -1,0 +1,70 @@
+"""State as it travels: a description in which each array is a reference, and the arrays' pieces.
+
+The sync root describes its state in one pickled message and sends the arrays' bytes in a few
+large pieces. Pickles travel inside the ring only, between processes of one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+LARGE_BYTES = 2**18  # an array of this size is worth a collective of its own
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Stands for an array in a description: the ``index``-th that is sent."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str  # in the framework's words
+    size: int  # bytes
+    device: str = "cpu"  # device type; the receiver has its own device of that type
+
+
+def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:
+    """A copy of the containers, with each thing in them replaced by ``leaf(thing, where)``."""
+    if isinstance(value, dict):
+        return {key: map_leaves(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list):
+        return [map_leaves(item, leaf, f"{where}[{i}]") for i, item in enumerate(value)]
+    if type(value) is tuple:
+        return tuple(map_leaves(item, leaf, f"{where}[{i}]") for i, item in enumerate(value))
+    return leaf(value, where)
+
+
+def references(description: Any) -> list[Reference]:
+    """All references of a description, by index."""
+    found: list[Reference] = []
+
+    def look(value: Any, _where: str) -> None:
+        if isinstance(value, Reference):
+            found.append(value)
+
+    map_leaves(description, look)
+    return sorted(found, key=lambda reference: reference.index)
+
+
+def pieces(all_references: Iterable[Reference]) -> Iterator[list[Reference]]:
+    """Large arrays alone, the others of a device together; empty ones are not sent."""
+    small: list[Reference] = []
+    size = 0
+    for reference in sorted(all_references, key=lambda r: (r.device, r.index)):
+        if reference.size >= LARGE_BYTES:
+            yield [reference]
+        elif reference.size > 0:
+            if small and (size >= LARGE_BYTES or small[0].device != reference.device):
+                yield small
+                small, size = [], 0
+            small.append(reference)
+            size += reference.size
+    if small:
+        yield small
+
+
+def few(texts: list[str]) -> str:
+    """The first of ``texts``, and how many more there are."""
+    rest = len(texts) - 3
+    return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,94 @@
+"""The steps of a script's training loop: epochs, batches, fillers, and a newcomer's rehearsal.
+
+What a framework's loader or data set adds is a :class:`Feed`: where the data of the next batch
+comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from edl.daemon.shard import Batch
+from edl.daemon.worker import Worker
+from edl.errors import UsageError
+
+
+class Feed(Protocol):
+    """Batches on their way from the leases to the step that trains them, in order."""
+
+    def restart(self) -> None:
+        """Give up all that is under way: it is not this worker's any more."""
+
+    def next(self) -> tuple[Batch, bool]:
+        """The batch whose data the script gets next; True with it when it is to count for nothing.
+
+        That is a batch of a rehearsal, or one that is repeated because this worker has no
+        samples left before the others do.
+        """
+
+
+class Steps:
+    """Hands out batches at the right moments. ``unfinished``: what to say of an open step."""
+
+    def __init__(self, worker: Worker, feed: Feed, unfinished: str) -> None:
+        self._worker = worker
+        self._feed = feed
+        self._unfinished = unfinished
+        self._restarts = -1
+        self._rehearsed = False
+        self.in_epoch = False
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs to train: from the job's current one to ``count - 1``.
+
+        A newcomer first rehearses: it gets one batch of one epoch, in a world of one, and what
+        that leaves behind is thrown away; then it goes on with the job's current epoch.
+        """
+        worker = self._worker
+        if worker.rehearsing:
+            yield from self._within(worker.epoch)
+        self.enter()
+        while worker.epoch < count:
+            yield from self._within(worker.epoch)
+            if worker.epoch + 1 >= count:
+                break
+            worker.next_epoch()
+        worker.finish()
+
+    def enter(self) -> None:
+        """All is built (and rehearsed): from here on the epoch and the step are the job's."""
+        if self._worker.rehearsing:
+            self._worker.join()
+        self._worker.begin()
+
+    def begin(self) -> bool:
+        """Between two steps: hand out the next batch. False when the epoch is over.
+
+        Raises:
+            UsageError: the batch before was not trained.
+        """
+        worker, feed = self._worker, self._feed
+        if worker.step_open:
+            raise UsageError(self._unfinished)
+        if worker.rehearsing:
+            if self._rehearsed:
+                return False
+            self._rehearsed = True
+            worker.begin_step(feed.next()[0])
+            return True
+        if worker.epoch_over:
+            return False
+        worker.boundary()
+        if worker.shard.restarts != self._restarts:
+            self._restarts = worker.shard.restarts
+            feed.restart()
+        batch, filler = feed.next()
+        worker.begin_step(batch, filler)
+        return True
+
+    def _within(self, epoch: int) -> Iterator[int]:
+        self.in_epoch = True
+        self._feed.restart()
+        yield epoch
+        self.in_epoch = False

@@ -1,0 +1,71 @@
+"""Elastic TensorFlow training on Horovod::
+
+    import edl.tensorflow as edl
+    edl.init()
+    dataset = edl.Dataset((images, labels), batch_size=32, shuffle=True)
+    optimizer = edl.Optimizer(tf.keras.optimizers.SGD(0.1), model)
+    for epoch in dataset.epochs(10):
+        for x, y in dataset:
+            train_step(x, y)      # a tf.function; it ends with optimizer.apply_gradients(...)
+
+Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too; docs/tensorflow.md
+has all three. The loss must be a mean over the batch. One process has one worker, one source
+and one optimizer.
+"""
+
+from __future__ import annotations
+
+from edl import data
+from edl.framework.process import (
+    checkpoint,
+    current_worker,
+    generation,
+    is_initialized,
+    is_leader,
+    is_rehearsing,
+    leader,
+    local_rank,
+    on_resize,
+    rank,
+    shutdown,
+    size,
+    step,
+)
+from edl.tensorflow.api import init, track
+from edl.tensorflow.dataset import Dataset
+from edl.tensorflow.fit import KerasCallback
+from edl.tensorflow.optimizer import Optimizer
+from edl.tensorflow.session import (
+    Session,
+    SessionHook,
+    elastic_shard_generator,
+    next_batch,
+    notify_batch_end,
+)
+
+__all__ = [
+    "Dataset",
+    "KerasCallback",
+    "Optimizer",
+    "Session",
+    "SessionHook",
+    "checkpoint",
+    "current_worker",
+    "data",
+    "elastic_shard_generator",
+    "generation",
+    "init",
+    "is_initialized",
+    "is_leader",
+    "is_rehearsing",
+    "leader",
+    "local_rank",
+    "next_batch",
+    "notify_batch_end",
+    "on_resize",
+    "rank",
+    "shutdown",
+    "size",
+    "step",
+    "track",
+]

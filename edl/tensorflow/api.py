@@ -1,0 +1,41 @@
+"""The functions of ``edl.tensorflow`` that know TensorFlow.
+
+The others are :mod:`edl.framework.process`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl.framework import process
+from edl.tensorflow.collectives import TensorFlowCollectives
+from edl.tensorflow.replica import TensorFlowReplica
+from edl.tensorflow.variables import CREATED
+
+
+def init(**settings: Any) -> None:
+    """Take part in the job that the launcher started this process for.
+
+    Without a launcher the script is a job of one worker. In a job that is already training the
+    call returns at once and the script *rehearses*: its first batch counts for nothing.
+    A second call does nothing. ``settings``: fields of :class:`edl.config.Config`.
+
+    Raises:
+        ConfigError: a setting has no usable value.
+        CoordinationError: ZooKeeper or the job is not there.
+        JobFailed: the job did not start in time.
+    """
+    process.start(TensorFlowCollectives, settings)
+    CREATED.watch()
+
+
+def track(**objects: Any) -> None:
+    """Let objects follow the job: their state reaches every newcomer.
+
+    Each has variables (``tf.Variable``, ``tf.Module``, a Keras layer, a list of variables), or
+    ``state_dict()`` and ``load_state_dict()``.
+
+    Raises:
+        UsageError: an object has neither.
+    """
+    process.track(TensorFlowReplica.check, objects)

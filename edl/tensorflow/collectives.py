@@ -1,0 +1,126 @@
+"""Horovod's TensorFlow binding as :class:`edl.ring.ring.Collectives`.
+
+Everything here runs eagerly, also in a script that builds graphs, and blocks the calling thread.
+Horovod's binding has no handles as PyTorch's has, so the step record, which is to travel while
+the model computes, waits in a thread of its own.
+
+Run eagerly, Horovod's operations are known by their type alone, whatever name they are given:
+no two of a type may be under way at once. Gradients are allreduces, step records are the only
+allgathers, and a state is broadcast between steps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow import mpi_ops
+from tensorflow.python.eager import context
+
+from edl.core.steprecord import Table
+from edl.daemon.activity import waits
+from edl.errors import UsageError
+from edl.framework.message import broadcast_message
+from edl.framework.refusal import is_refusal
+from edl.ring.ring import CollectiveFailed
+
+# Horovod's binding knows no bfloat16; such gradients travel as float32.
+WIRE_DTYPE = {tf.bfloat16: tf.float32}
+_TAIL = re.compile(r" \[Op:\w*\] ?(name: .*)?$")  # what TensorFlow adds to a message
+
+
+def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
+    """Call Horovod eagerly.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
+        UsageError: Horovod refuses the call, and would again in any ring.
+    """
+    try:
+        with context.eager_mode():
+            return function(*arguments, **named)
+    except (tf.errors.OpError, HorovodInternalError) as error:
+        message = _TAIL.sub("", str(getattr(error, "message", error)))
+        if is_refusal(message):
+            raise UsageError(f"{message} (every worker must build the same model)") from error
+        raise CollectiveFailed(message) from error
+
+
+class TensorFlowCollectives:
+    """The collectives of edl itself; gradients go through :mod:`edl.tensorflow.reduction`."""
+
+    def __init__(self) -> None:
+        self._rows: SimpleQueue[tuple[Table, Future[Table]]] = SimpleQueue()
+        # A daemon: a program that ends must not wait for the others' rows.
+        self._beside = threading.Thread(target=self._gather, name="edl-records", daemon=True)
+
+    def init(self) -> None:
+        try:
+            hvd.init()
+        except (HorovodInternalError, ValueError, RuntimeError) as error:
+            raise CollectiveFailed(str(error)) from error
+        # Horovod registers this anew at every init; one worker may see hundreds of them.
+        atexit.unregister(hvd.shutdown)
+
+    def shutdown(self) -> None:
+        hvd.shutdown()
+
+    def allgather_start(self, row: Table, name: str) -> Future[Table]:
+        if not self._beside.is_alive():
+            self._beside.start()
+        rows: Future[Table] = Future()
+        self._rows.put((row, rows))
+        return rows
+
+    def allgather_finish(self, handle: Future[Table]) -> Table:
+        return handle.result()
+
+    def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
+        def broadcast(data: bytearray, _piece: str) -> bytearray:
+            received = broadcast_array(np.frombuffer(data, dtype=np.uint8), root)
+            return bytearray(received.tobytes())
+
+        return broadcast_message(payload, hvd.rank() == root, name, broadcast)
+
+    def _gather(self) -> None:
+        while True:
+            row, rows = self._rows.get()
+            try:
+                rows.set_result(guarded(_allgather, row))
+            except Exception as error:  # noqa: BLE001 - for who waits for the rows
+                rows.set_exception(error)
+
+
+def _allgather(row: Table) -> Table:
+    rows: Table = mpi_ops.allgather(tf.convert_to_tensor(row)).numpy()
+    return rows
+
+
+@waits("exchanging the state with the others")
+def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
+    """The array of the rank ``root``; all pass one of the same shape and type. Read-only."""
+    return guarded(lambda: mpi_ops.broadcast(tf.convert_to_tensor(array), root).numpy())  # type: ignore[no-any-return]
+
+
+@waits("waiting for the gradients of the others")
+def average(tensors: Sequence[Any]) -> list[Any]:
+    """The mean of each tensor over the ring; the tensors stay as they are.
+
+    All tensors of a type are one operation: none is reduced before all are there.
+    """
+    averages: dict[int, Any] = {}
+    for dtype in sorted({tensor.dtype for tensor in tensors}, key=lambda dtype: dtype.name):
+        group = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        sent = [tensors[index] for index in group]
+        received = guarded(mpi_ops._grouped_allreduce, sent, op=hvd.Average)
+        averages.update(zip(group, received, strict=True))
+    return [averages[index] for index in range(len(tensors))]

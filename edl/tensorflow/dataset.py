@@ -1,0 +1,142 @@
+"""``edl.tensorflow.Dataset``: a ``tf.data.Dataset`` of the batches of this worker's leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+
+from edl.errors import UsageError
+from edl.tensorflow import training
+from edl.tensorflow.feed import AHEAD
+from edl.tensorflow.source import signature_of
+
+# What may follow: one element in, one out, in the same order.
+_KEEPS_ORDER = ("map", "prefetch", "with_options")
+_SPOILS = (
+    "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate", "filter",
+    "flat_map", "group_by_window", "interleave", "padded_batch", "ragged_batch", "random",
+    "rebatch", "reduce", "rejection_resample", "repeat", "scan", "shard", "shuffle", "skip",
+    "snapshot", "sparse_batch", "take", "take_while", "unbatch", "unique", "window",
+)  # fmt: skip
+
+
+class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
+    """A ``tf.data.Dataset`` of this worker's batches: iterated step by step, in order."""
+
+    def __init__(self, batches: tf.data.Dataset) -> None:
+        super().__init__(batches, batches._variant_tensor)
+        training.current().newest_dataset = self
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs to train: from the job's current one to ``count - 1``.
+
+        A newcomer first rehearses: it gets one batch of one epoch, in a world of one, and what
+        that leaves behind is thrown away; then it goes on with the job's current epoch.
+        """
+        now = training.current()
+        if now.replica is None:
+            raise UsageError("create an edl.Optimizer before `for epoch in dataset.epochs(n)`")
+        now.replica.variables()
+        return now.steps.epochs(count)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the current epoch."""
+        now = training.current()
+        _check_outside()
+        if now.fitting:
+            raw: Iterator[Any] = super().__iter__()
+            now.feed.watch(raw)
+            return raw
+        if not now.steps.in_epoch:
+            raise UsageError(
+                "iterate the data set inside `for epoch in dataset.epochs(n):`, or give "
+                "callbacks=[edl.KerasCallback()] to model.fit, so that a newcomer can start in "
+                "the job's current epoch"
+            )
+        return self._batches(now)
+
+    def _batches(self, now: training.Training) -> Iterator[Any]:
+        arriving = super().__iter__()
+        try:
+            while now.begin_step():
+                yield next(arriving)
+        finally:
+            now.feed.end()
+
+
+def _check_outside() -> None:
+    if not tf.executing_eagerly():
+        raise UsageError(
+            "an edl data set cannot be iterated inside a tf.function: take its batches "
+            "outside, and call the function with each"
+        )
+
+
+def _keeping(name: str) -> Any:
+    plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
+
+    def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
+        if named.get("deterministic") is False:
+            raise UsageError(f"edl.Dataset: {name}(deterministic=False) would mix up the batches")
+        return ElasticDataset(plain(self, *arguments, **named))
+
+    return method
+
+
+def _spoiling(name: str) -> Any:
+    def method(*_: Any, **__: Any) -> NoReturn:
+        _check_outside()  # AutoGraph makes a scan or a reduce of a loop
+        raise UsageError(
+            f"edl.Dataset: {name}() would break the link between batches and leases, by which "
+            f"each sample is trained once; only {', '.join(_KEEPS_ORDER)} may follow "
+            "(shuffle, seed and batch_size are arguments of edl.Dataset)"
+        )
+
+    return method
+
+
+for _name in _KEEPS_ORDER:
+    setattr(ElasticDataset, _name, _keeping(_name))
+for _name in _SPOILS:
+    setattr(ElasticDataset, _name, _spoiling(_name))
+
+
+def Dataset(
+    source: Any, batch_size: int = 1, shuffle: bool = False, seed: int = 0
+) -> ElasticDataset:
+    """A ``tf.data.Dataset`` of this worker's batches::
+
+        for epoch in dataset.epochs(10):
+            for x, y in dataset:
+                train_step(x, y)
+
+    or ``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback()])``.
+
+    Every sample of an epoch enters the model exactly once, whoever joins or leaves meanwhile. All
+    workers leave an epoch after the same step. When this worker has no samples left before the
+    others do, a batch is repeated with weight zero. ``map`` and ``prefetch`` may follow.
+
+    Args:
+        source: numpy arrays (one, a tuple, a dict), or anything with ``__len__`` and
+            ``__getitem__``; the same on all workers.
+        batch_size: samples of one worker in a step; the global batch is that times the size.
+        shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
+
+    Raises:
+        DataError: the source is empty.
+        UsageError: it has no numbered samples, or there is a data set already.
+    """
+    now = training.current()
+    load = now.attach_source(source, batch_size, shuffle, seed)
+
+    def batches() -> Iterator[Any]:
+        for batch in now.feed.read():
+            yield load(batch.indices)
+
+    signature = signature_of(load(np.zeros(1, dtype=np.int64)))
+    plain = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return ElasticDataset(plain.prefetch(AHEAD))

@@ -1,0 +1,154 @@
+"""From the leases through ``tf.data`` to the step: batches in one order, in two threads.
+
+The training thread forms batches, at step boundaries only, a little ahead of need. A reader, in
+whatever thread ``tf.data`` runs it, takes them in the same order and loads their samples. Nothing
+but order ties the two: the k-th batch that leaves the pipeline is the k-th that was formed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edl.daemon.shard import Batch
+from edl.daemon.worker import Worker
+from edl.errors import UsageError
+from edl.framework import process
+
+AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
+LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs
+LEAVE_S = 1.0  # for readers to leave when the program ends
+UNBEGUN_S = 120.0  # how long it waits for the very first step
+
+
+@dataclass
+class _Entry:
+    batch: Batch
+    filler: bool
+    read: bool = False
+
+
+class PipelineFeed:
+    """See :class:`edl.framework.steps.Feed`; :meth:`read` is the other end."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._formed: deque[_Entry] = deque()  # not yet handed to a step
+        self._unread: deque[_Entry] = deque()
+        self._change = threading.Condition()
+        self._inside = 0  # readers that wait
+        self._iteration = 0  # the newest iterator of the pipeline
+        self._reader = 0  # the newest one; older ones end
+        self._begun = False
+        self.trial = False  # a batch was read before any step had begun
+
+    # --- training thread
+
+    def restart(self) -> None:
+        """See :class:`edl.framework.steps.Feed`. What is in the pipeline counts for nothing."""
+        with self._change:
+            self._unread.clear()
+            self._formed = deque(entry for entry in self._formed if entry.read)
+            for entry in self._formed:
+                entry.filler = True
+
+    def next(self) -> tuple[Batch, bool]:
+        """See :class:`edl.framework.steps.Feed`."""
+        worker = self._worker
+        with self._change:
+            self._begun = True
+            if worker.rehearsing:
+                self._put(worker.shard.rehearsal(), False)
+            else:
+                while len(self._formed) <= AHEAD and (batch := worker.shard.form(worker.ledger)):
+                    self._put(batch, False)
+            if not self._formed:
+                self._put(worker.shard.rehearsal(), True)
+            entry = self._formed.popleft()
+            self._change.notify_all()
+        return entry.batch, entry.filler
+
+    def skip(self) -> None:
+        """The batch of the step that has begun is not read through the pipeline."""
+        with self._change:
+            self._unread.popleft()
+
+    def end(self) -> None:
+        """End all readers: no batch follows. What they have read and nobody trained is gone."""
+        with self._change:
+            self._reader += 1
+            self._formed.clear()
+            self._unread.clear()
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """End all readers, and let them leave, for the interpreter is about to go."""
+        self.end()
+        with self._change:
+            self._change.wait_for(lambda: self._inside == 0, LEAVE_S)
+        time.sleep(0.02)  # for the way from here out of Python
+
+    def watch(self, iterator: object) -> None:
+        """End the readers when ``iterator``, a new one of the pipeline, goes.
+
+        TensorFlow's destructor waits for its thread, which may wait in a reader for a batch.
+        """
+        self._iteration += 1
+        weakref.finalize(iterator, self._end_iteration, self._iteration)
+
+    def _end_iteration(self, number: int) -> None:
+        if number == self._iteration:
+            self.end()
+
+    def _put(self, batch: Batch, filler: bool) -> None:
+        entry = _Entry(batch, filler)
+        self._formed.append(entry)
+        self._unread.append(entry)
+
+    # --- tf.data's thread
+
+    def read(self) -> Iterator[Batch]:
+        """The batches in order, each as soon as it is formed. A newer reader ends this one."""
+        with self._change:
+            self._reader += 1
+            number = self._reader
+        while (entry := self._take(number)) is not None:
+            yield entry.batch
+
+    def _take(self, number: int) -> _Entry | None:
+        with self._change:
+            self._inside += 1
+            try:
+                return self._wait(number)
+            finally:
+                self._inside -= 1
+                self._change.notify_all()
+
+    def _wait(self, number: int) -> _Entry | None:
+        if not (self._begun or self.trial):
+            # A session that does not know the job: its first run is a trial for nothing.
+            self.trial = True
+            return _Entry(self._worker.shard.rehearsal(), True, read=True)
+        waited = 0.0
+        while self._reader == number and not self._unread:
+            if not self._change.wait(LOOK_S):
+                waited += LOOK_S
+            if not threading.main_thread().is_alive():
+                return None
+            if not self._begun and waited >= UNBEGUN_S:
+                error = UsageError(
+                    "a batch was asked for, and no step has begun: run the graph in "
+                    "edl.Session, or call edl.notify_batch_end() after each training step; "
+                    "without a graph use edl.Dataset"
+                )
+                process.hide(error)
+                raise error
+        if self._reader != number:
+            return None
+        entry = self._unread.popleft()
+        entry.read = True
+        return entry

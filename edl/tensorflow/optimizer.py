@@ -1,0 +1,120 @@
+"""``edl.tensorflow.Optimizer``: makes an optimizer's updates the steps of the job.
+
+The one method through which an optimizer applies gradients is replaced, on that object only: it
+reduces them first, and applies them only if all were reduced. The object keeps its class, which
+Keras looks at, and writes into the files of a saved model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.tensorflow import training
+
+Wrapped = TypeVar("Wrapped")
+
+_elastic: set[int] = set()  # ids of wrapped optimizers, which live as long as the training
+
+
+def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
+    """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
+
+    The same object is returned. A step is applied as a whole or not at all. Keras' own clipping
+    (``clipnorm`` and the like) sees the means.
+
+    Args:
+        optimizer: one of ``tf.keras.optimizers``, or, in a graph, of ``tf.compat.v1.train``.
+        model: whose variables reach every newcomer: a Keras model, a ``tf.Module``, or a list of
+            variables. Not needed for ``model.fit``, nor in a graph. Without it, all variables
+            are taken that were created since ``edl.init()``.
+
+    Raises:
+        UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
+            does not fit the mode that TensorFlow is in.
+    """
+    now = training.current()
+    kind: Any = type(optimizer)
+    if is_elastic(optimizer):
+        raise UsageError("this optimizer was wrapped by edl.Optimizer already")
+    if "horovod" in str(kind.__module__):
+        raise UsageError("this optimizer was wrapped by Horovod already; give edl the plain one")
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if tf.executing_eagerly():
+            raise UsageError(
+                f"{kind.__name__} of tf.compat.v1.train needs a graph: call "
+                "tf.compat.v1.disable_eager_execution() at the start of the script, or use "
+                "tf.keras.optimizers"
+            )
+        elastic = _graph_apply
+    elif isinstance(optimizer, keras.optimizers.Optimizer):
+        if not tf.executing_eagerly():
+            raise UsageError(
+                "the script builds graphs (eager execution is disabled), in which Keras "
+                "optimizers cannot train: use one of tf.compat.v1.train"
+            )
+        elastic = _keras_apply
+    else:
+        raise UsageError(
+            "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
+            f"is a {kind.__name__}"
+        )
+    now.attach_optimizer(optimizer, model)
+    elastic(optimizer)
+    _elastic.add(id(optimizer))
+    return optimizer
+
+
+def is_elastic(optimizer: Any) -> bool:
+    """Whether it was wrapped by :func:`Optimizer`."""
+    return id(optimizer) in _elastic
+
+
+def _keras_apply(optimizer: Any) -> None:
+    """Keras' ``apply_gradients`` calls ``apply``, too."""
+    plain = optimizer.apply
+
+    def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        variables = list(
+            optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        with tf.init_scope():  # not in the branch below
+            if not optimizer.built:
+                optimizer.build(variables)
+        means, proceed = training.current().reduction.reduce(grads)
+        _if(proceed, lambda: plain(means, variables))
+
+    optimizer.apply = apply
+
+
+def _graph_apply(optimizer: Any) -> None:
+    """``minimize`` of ``tf.compat.v1.train`` calls ``apply_gradients``, too."""
+    plain = optimizer.apply_gradients
+
+    def apply_gradients(
+        grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
+    ) -> Any:
+        pairs = list(grads_and_vars)
+        means, proceed = training.current().reduction.reduce([gradient for gradient, _ in pairs])
+        averaged = list(zip(means, (variable for _, variable in pairs), strict=True))
+        return tf.cond(proceed, lambda: plain(averaged, global_step), tf.no_op, name=name)
+
+    optimizer.apply_gradients = apply_gradients
+
+
+def _if(proceed: Any, apply: Any) -> None:
+    """Call ``apply`` if ``proceed``, a bool or a tensor, is true."""
+    if isinstance(proceed, bool):
+        if proceed:
+            apply()
+        return
+
+    def applied() -> Any:
+        apply()
+        return tf.constant(True)
+
+    tf.cond(proceed, applied, lambda: tf.constant(False))

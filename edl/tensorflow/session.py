@@ -1,0 +1,299 @@
+"""Graph mode: sessions that know the job, and the data that flows into their graphs.
+
+A run that trains is one whose fetches depend on the wrapped optimizer. Before it a batch is
+handed out; how the batch comes into the graph is the script's business: ``from_generator`` with
+:func:`elastic_shard_generator`, or a feed with :func:`next_batch`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.tensorflow import training
+from edl.tensorflow.variables import SessionAccess
+
+LEAST_THREADS = 4  # a repair reads variables while a run of the same session is under way
+
+
+def elastic_shard_generator(
+    source: Any, batch_size: int = 1, epochs: int = 1, shuffle: bool = False, seed: int = 0
+) -> Callable[[], Iterator[Any]]:
+    """What ``tf.data.Dataset.from_generator`` wants: it yields this worker's mini-batches.
+
+    Every sample of an epoch enters the model exactly once, whoever joins or leaves meanwhile.
+    Only stages that keep the order (``map``, ``prefetch``) may follow. The last batch of an epoch
+    may be smaller, so let the ``output_signature`` have None for the number of samples.
+
+    Args:
+        source, batch_size, shuffle, seed: as for :func:`edl.tensorflow.Dataset`.
+        epochs: after so many ``edl.Session.Done()`` is true.
+
+    Raises:
+        DataError: the source is empty.
+        UsageError: it has no numbered samples, or there is a source already.
+    """
+    now = training.current()
+    if epochs < 1:
+        raise UsageError(f"epochs is {epochs}; it must be at least 1")
+    load = now.attach_source(source, batch_size, shuffle, seed)
+    now.epochs = epochs
+
+    def batches() -> Iterator[Any]:
+        for batch in now.feed.read():
+            yield load(batch.indices)
+
+    return batches
+
+
+def next_batch() -> Any:
+    """The samples of the next step, for a feed; :func:`elastic_shard_generator` says of what.
+
+    Raises:
+        UsageError: no source was declared, the training is over, or no session knows the job.
+    """
+    now = training.current()
+    if now.load is None:
+        raise UsageError("declare the data before edl.next_batch(): elastic_shard_generator(...)")
+    job = _job()
+    now.finish_step()
+    if not now.worker.step_open:
+        job.begin()
+        now.feed.skip()
+    assert now.worker.batch is not None
+    return now.load(now.worker.batch.indices)
+
+
+class _GraphJob:
+    """The steps of a job whose model lives in one session."""
+
+    def __init__(self, session: tf.compat.v1.Session, tried: bool = False) -> None:
+        self._training = training.current()
+        self._training.graph = session.graph
+        self._session = session
+        self._tried = tried  # a run of the graph has trained for nothing
+        self._entered = False
+        self._finished = False
+        self._trains: dict[int, bool] = {}  # by id of an operation
+        replica = self._training.replica
+        if replica is None:
+            raise UsageError("create an edl.Optimizer before the session")
+        if self._training.epochs == 0:
+            raise UsageError("the job has no data: call edl.elastic_shard_generator(...)")
+        _check_order(session.graph)
+        replica.access = SessionAccess(session)
+        plain_close = session.close
+
+        def close() -> None:
+            self._training.feed.end()  # or TensorFlow would wait for its thread, which waits for us
+            plain_close()
+
+        session.close = close
+        config = session._config
+        threads = (config and config.inter_op_parallelism_threads) or os.cpu_count() or 1
+        self._training.reduction.repairs = threads > 1
+
+    def done(self) -> bool:
+        """Whether all epochs are trained; then the job is finished."""
+        now, worker = self._training, self._training.worker
+        now.finish_step()
+        if self._finished or not self._entered:
+            return self._finished
+        if worker.epoch_over and not worker.step_open and worker.epoch + 1 >= now.epochs:
+            self._finished = True
+            now.feed.end()
+            worker.finish()
+        return self._finished
+
+    def begin(self) -> None:
+        """Hand out the next batch, if none is in hand."""
+        now, worker = self._training, self._training.worker
+        now.finish_step()
+        if worker.step_open:
+            return
+        if worker.rehearsing and not self._tried:
+            self._tried = True
+            now.steps.begin()
+            return
+        if not self._entered:
+            self._entered = True
+            now.steps.enter()
+        if self.done():
+            raise UsageError("all epochs are trained; ask edl.Session.Done() before each step")
+        while not now.steps.begin():
+            worker.next_epoch()
+
+    def trains(self, fetches: Any) -> bool:
+        """Whether these fetches depend on the reduction of gradients."""
+        return any(self._depends(_operation(self._session.graph, f)) for f in _flat(fetches))
+
+    def _depends(self, operation: tf.Operation) -> bool:
+        known = self._trains.get(id(operation))
+        if known is None:
+            known = self._trains[id(operation)] = _reaches_reduction(operation)
+        return known
+
+
+_current: _GraphJob | None = None
+_plain = False  # _current is of a session that does not ask for batches itself
+
+
+def notify_batch_end() -> None:
+    """The update of this batch is complete: the ledger moves. Harmless twice.
+
+    In a graph call it after each training step. Elsewhere taking the next batch does the same;
+    call it if something that follows the update asks for :func:`edl.tensorflow.step`.
+
+    In a plain ``tf.compat.v1.Session`` it also hands out the next batch; the first run trained
+    for nothing. When all epochs are trained, the data set is at its end.
+    """
+    global _current, _plain
+    now = training.current()
+    now.finish_step()
+    if _current is None and now.epochs and now.feed.trial:
+        session = tf.compat.v1.get_default_session()
+        if session is None:
+            raise UsageError(
+                "no session knows the job: use edl.Session, or call edl.notify_batch_end() inside "
+                "`with tf.compat.v1.Session() as s:`"
+            )
+        _current, _plain = _GraphJob(session, tried=True), True
+    if _plain and not _job().done():
+        _job().begin()
+
+
+def _job() -> _GraphJob:
+    if _current is None:
+        raise UsageError("no session knows the job: use edl.Session, or edl.SessionHook")
+    return _current
+
+
+class Session(tf.compat.v1.Session):
+    """A ``tf.compat.v1.Session`` that knows the job::
+
+        with edl.Session() as s:
+            while not s.Done():
+                s.run(train)
+                edl.notify_batch_end()
+
+    Entering it initialises all variables; before the first step they become the job's. When a
+    worker dies in a step, ``run`` completes the step with the survivors.
+
+    Raises:
+        UsageError: TensorFlow executes eagerly, or there is no edl.Optimizer or no data.
+    """
+
+    def __init__(self, target: str = "", graph: Any = None, config: Any = None) -> None:
+        if graph is None and tf.executing_eagerly():
+            raise UsageError(
+                "edl.Session needs a graph, and TensorFlow executes eagerly: call "
+                "tf.compat.v1.disable_eager_execution() at the start of the script, or use "
+                "edl.Dataset without a session"
+            )
+        if config is None:
+            config = tf.compat.v1.ConfigProto()
+        if 0 <= config.inter_op_parallelism_threads < LEAST_THREADS:
+            config.inter_op_parallelism_threads = max(LEAST_THREADS, os.cpu_count() or 1)
+        super().__init__(target, graph, config)
+        self._edl: _GraphJob | None = None
+
+    def __enter__(self) -> Session:
+        global _current
+        super().__enter__()
+        self._edl = _current = _GraphJob(self)
+        super().run(
+            [
+                tf.compat.v1.global_variables_initializer(),
+                tf.compat.v1.local_variables_initializer(),
+                tf.compat.v1.tables_initializer(),
+            ]
+        )
+        return self
+
+    def Done(self) -> bool:
+        """Whether all epochs are trained. On all workers alike, after the same step."""
+        return _job().done()
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As ``tf.compat.v1.Session.run``; a run that trains takes part in one step of the job."""
+        job = self._edl
+        if job is None or not job.trains(fetches):
+            return super().run(fetches, feed_dict, options, run_metadata)
+        job.begin()
+        result = super().run(fetches, feed_dict, options, run_metadata)
+        training.current().reduction.raise_pending()
+        return result
+
+
+class SessionHook(tf.compat.v1.train.SessionRunHook):
+    """For ``tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()])``.
+
+    The session stops when all epochs are trained. Leave saving to ``edl.checkpoint``: a
+    ``checkpoint_dir`` of the session's own would be read by newcomers.
+    """
+
+    def __init__(self) -> None:
+        self._job: _GraphJob | None = None
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        global _current
+        self._job = _current = _GraphJob(session)
+
+    def before_run(self, run_context: Any) -> None:
+        if self._trains(run_context):
+            _job().begin()
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if self._trains(run_context) and _job().done():
+            run_context.request_stop()
+
+    def _trains(self, run_context: Any) -> bool:
+        return self._job is not None and self._job.trains(run_context.original_args.fetches)
+
+
+def _flat(fetches: Any) -> list[Any]:
+    return list(tf.nest.flatten(fetches))
+
+
+def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
+    if isinstance(fetch, str):
+        fetch = graph.as_graph_element(fetch)
+    return fetch if isinstance(fetch, tf.Operation) else fetch.op
+
+
+def _reaches_reduction(operation: tf.Operation) -> bool:
+    """Whether ``operation`` depends on the call back in which gradients are reduced."""
+    return any(
+        each.type == "EagerPyFunc" and "edl_reduce" in each.name for each in _before(operation)
+    )
+
+
+def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
+    """``operation`` and all that it depends on."""
+    seen, waiting = {operation}, [operation]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        for earlier in (*(tensor.op for tensor in each.inputs), *each.control_inputs):
+            if earlier not in seen:
+                seen.add(earlier)
+                waiting.append(earlier)
+
+
+def _check_order(graph: tf.Graph) -> None:
+    """Refuse a shuffle after a generator, which is where it can be seen."""
+    for operation in graph.get_operations():
+        if "Shuffle" in operation.type and "Dataset" in operation.type:
+            sources = {each.type for each in _before(operation)}
+            if "FlatMapDataset" in sources:  # how from_generator begins
+                raise UsageError(
+                    "the data set is shuffled after edl.elastic_shard_generator: that would break "
+                    "the link between batches and leases, by which each sample is trained once; "
+                    "give shuffle=True to elastic_shard_generator instead"
+                )

@@ -1,0 +1,96 @@
+"""What a script trains on, and its samples as the arrays of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from edl.errors import DataError, UsageError
+
+Indices = npt.NDArray[np.int64]
+Load = Callable[[Indices], Any]
+
+
+def reader_of(source: Any) -> tuple[int, Load]:
+    """The number of samples of ``source``, and a function that returns some of them as a batch.
+
+    An array, or a tuple or dict of arrays of one length, gives batches of the same structure.
+    Anything else with ``__len__`` and ``__getitem__`` is a sequence of samples, which are
+    stacked, tuples and dicts by their parts (``__getitems__``, if there is one, is given all
+    indices of a batch at once).
+
+    Raises:
+        DataError: it is empty, or its arrays differ in length.
+        UsageError: it has no ``__len__`` and ``__getitem__``.
+    """
+    arrays = _map(source, _array) if _made_of_arrays(source) else None
+    if arrays is not None:
+        leaves = _leaves(arrays)
+        lengths = sorted({len(array) for array in leaves})
+        if len(lengths) > 1:
+            raise DataError(f"the arrays of the data set have different lengths: {lengths}")
+        total, load = lengths[0], lambda indices: _map(arrays, lambda array: array[indices])
+    elif hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        total, load = len(source), lambda indices: _stack(_samples(source, indices.tolist()))
+    else:
+        raise UsageError(
+            f"a {type(source).__name__} has no __len__ and __getitem__; edl needs a source whose "
+            "samples have numbers, such as numpy arrays"
+        )
+    if total < 1:
+        raise DataError("the data set has 0 samples; at least one is needed")
+    return total, load
+
+
+def signature_of(batch: Any) -> Any:
+    """The ``tf.TensorSpec``s of batches like this one, of any number of samples."""
+    return _map(batch, lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype))
+
+
+def _samples(source: Any, indices: list[int]) -> list[Any]:
+    if hasattr(source, "__getitems__"):
+        return list(source.__getitems__(indices))
+    return [source[index] for index in indices]
+
+
+def _stack(samples: list[Any]) -> Any:
+    first = samples[0]
+    if isinstance(first, dict):
+        return {key: _stack([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stack(list(column)) for column in zip(*samples, strict=True))
+    if isinstance(first, (bytes, str)):
+        return np.array(samples, dtype=object)  # numpy's own type would cut off trailing zeros
+    return np.stack([np.asarray(sample) for sample in samples])
+
+
+def _made_of_arrays(source: Any) -> bool:
+    parts = _leaves(source) if isinstance(source, (tuple, dict)) else [source]
+    return bool(parts) and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in parts)
+
+
+def _array(part: Any) -> npt.NDArray[Any]:
+    array = np.asarray(part)
+    if array.ndim == 0:
+        raise DataError("a single number is no data set; its first axis must be the samples")
+    return array
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _leaves(item)]
+    if isinstance(value, tuple):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _map(value: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _map(item, function) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_map(item, function) for item in value)
+    return function(value)

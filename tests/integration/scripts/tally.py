@@ -1,0 +1,120 @@
+"""What the counting models of both frameworks share: options, the tally of a step, the report.
+
+One float64 parameter w[i] a sample; the loss of a batch is the mean of w[i] over its samples, so
+the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a global batch of N moves
+w[i] by -1/N for each time that sample i was counted. So, without knowing anything of edl's
+bookkeeping, from w before and after one step:
+
+    1/N   the smallest change (a sample that was counted once)
+    N     an integer, or the gradient was no mean
+    times how often each sample was counted: its change in units of 1/N, an integer as well
+    sum   the times of all samples together are N, or the step's weights were wrong
+
+`before` (w at the last tally) and `count` (times so far) belong to the model, so they reach
+newcomers with everything else. Each worker that trains to the end writes <out>/<pid>.json.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from edl.framework import process as edl
+
+PAUSE_S = 0.5
+TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
+
+
+def parser():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--samples", type=int, default=1797)
+    options.add_argument("--epochs", type=int, default=3)
+    options.add_argument("--batch-size", type=int, default=4)
+    options.add_argument("--num-workers", type=int, default=0)
+    options.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in a step")
+    options.add_argument("--slow", type=Path, help="sleep only while this file exists")
+    options.add_argument("--stuck", type=Path, help="the worker of the slot in it stands still")
+    options.add_argument("--checkpoint", type=Path, help="save into this directory")
+    options.add_argument("--tfrecord", help="samples: the numbers in the sound records of files")
+    options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
+    options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
+    return options
+
+
+def counted(before, now):
+    """How often each sample was counted in a step, and what was wrong with it, or None."""
+    change = before - now
+    size = 1 / change[change > 0].min() if (change > 0).any() else 0.0
+    times = change * size
+    if (change < 0).any() or abs(times - times.round()).max() > TOLERANCE:
+        return times.round().astype(np.int64), f"counted a part of a sample: {np.unique(change)}"
+    if abs(size - round(size)) > TOLERANCE * size or times.round().sum() != round(size):
+        wrong = f"{times.round().sum():g} counted, each with weight 1/{size:.9g}"
+        return times.round().astype(np.int64), f"is no mean over its samples: {wrong}"
+    return times.round().astype(np.int64), None
+
+
+def histogram(count):
+    """How many samples were counted how often, as {"times": samples}."""
+    return {str(times): samples for times, samples in sorted(Counter(count.tolist()).items())}
+
+
+class Diary:
+    """What one worker sees: its rings, its pauses, the counts after each epoch, what went wrong."""
+
+    def __init__(self, args):
+        self.args = args
+        self.pauses = []  # steps that took long, from the end of the one before
+        self.wrong = []  # what this worker saw go wrong
+        self.rings = []  # the generations that this worker was in: number, size, first step
+        self.epochs = []  # the counts at the end of each epoch that this worker was in
+        self._last_step = time.monotonic()
+
+    def begin_step(self, steps):
+        generation = edl.generation()
+        if not edl.is_rehearsing() and (
+            not self.rings or self.rings[-1]["generation"] != generation
+        ):
+            self.rings.append({"generation": generation, "size": edl.size(), "step": steps})
+
+    def in_step(self):
+        args = self.args
+        if args.step_delay and (args.slow is None or args.slow.exists()):
+            time.sleep(args.step_delay)
+        if args.stuck and args.stuck.exists() and args.stuck.read_text() == str(edl.local_rank()):
+            while args.stuck.exists():  # as code that hangs: until somebody removes the file
+                time.sleep(0.05)
+
+    def end_step(self, steps, problem):
+        now = time.monotonic()
+        if now - self._last_step > PAUSE_S:
+            self.pauses.append({"step": steps, "seconds": now - self._last_step})
+        self._last_step = now
+        if problem:
+            self.wrong.append(f"step {steps} {problem}")
+
+    def end_epoch(self, epoch, count):
+        self.epochs.append({"epoch": epoch, "counts": histogram(count)})
+
+    def report(self, w, count, steps, **more):
+        told = {
+            "pid": os.getpid(),
+            "rank": edl.rank(),
+            "w_sha256": hashlib.sha256(w.tobytes()).hexdigest(),
+            "counts": histogram(count),
+            "steps": steps,
+            "epochs": self.epochs,
+            "rings": self.rings,
+            "pauses": self.pauses,
+            "wrong": self.wrong,
+            **more,
+        }
+        fresh = self.args.out / f"{os.getpid()}.new"
+        fresh.write_text(json.dumps(told))
+        fresh.rename(self.args.out / f"{os.getpid()}.json")

@@ -1,0 +1,257 @@
+"""`edl.tensorflow`: wrong uses get a sentence, and the three ways train alone and in a ring."""
+
+from __future__ import annotations
+
+import pytest
+from wrong import assert_a_sentence, told_of
+
+pytestmark = pytest.mark.integration
+
+IMPORTS = """
+import tempfile, zipfile
+import numpy as np
+import tensorflow as tf
+import edl.tensorflow as edl
+"""
+SETUP = """
+keras = tf.keras
+sgd = keras.optimizers.SGD(0.1)
+data = np.arange(8, dtype=np.float32)[:, None], np.zeros((8, 1), np.float32)
+def network(optimizer=None):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    if optimizer is not None:
+        model.compile(optimizer, "mse")
+    return model
+def graph():
+    tf.compat.v1.disable_eager_execution()
+    edl.init()
+    w = tf.compat.v1.get_variable("w", initializer=tf.zeros(()))
+    return edl.Optimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0)), w
+"""
+LOOP = """
+edl.init(); ds = edl.Dataset(data, 4); model = network(); opt = edl.Optimizer(sgd, model)
+def apply():
+    with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
+    weights = model.trainable_variables
+    opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
+"""
+WRONG_USES = {
+    "rank before init": ("edl.rank()", "call edl.init() first"),
+    "optimizer before init": ("edl.Optimizer(sgd)", "call edl.init() first"),
+    "dataset before init": ("edl.Dataset(data)", "call edl.init() first"),
+    "no optimizer": ("edl.init(); edl.Optimizer(network())", "wraps an optimizer of tf.keras"),
+    "wrapped twice": (
+        "edl.init(); edl.Optimizer(edl.Optimizer(sgd))",
+        "was wrapped by edl.Optimizer already",
+    ),
+    "two optimizers": (
+        "edl.init(); edl.Optimizer(sgd); edl.Optimizer(keras.optimizers.Adam())",
+        "two edl.Optimizers",
+    ),
+    "model": ("edl.init(); edl.Optimizer(sgd, 3)", "a int has no variables"),
+    "graph optimizer, eagerly": (
+        "edl.init(); edl.Optimizer(tf.compat.v1.train.AdamOptimizer())",
+        "call tf.compat.v1.disable_eager_execution()",
+    ),
+    "Keras optimizer in a graph": (
+        "tf.compat.v1.disable_eager_execution(); edl.init(); edl.Optimizer(sgd)",
+        "eager execution is disabled",
+    ),
+    "session, eagerly": ("edl.init(); edl.Session()", "edl.Session needs a graph"),
+    "session without optimizer": (
+        "tf.compat.v1.disable_eager_execution(); edl.init()\nwith edl.Session(): pass",
+        "create an edl.Optimizer before the session",
+    ),
+    "session without data": ("graph()\nwith edl.Session(): pass", "the job has no data"),
+    "shuffle in a graph": (
+        (
+            "graph(); g = edl.elastic_shard_generator(data[0], 4)\n"
+            "tf.data.Dataset.from_generator(g, output_signature=tf.TensorSpec(None)).shuffle(9)\n"
+            "with edl.Session(): pass"
+        ),
+        "shuffled after edl.elastic_shard_generator",
+    ),
+    "next_batch without a session": (
+        "edl.init(); edl.elastic_shard_generator(data[0]); edl.next_batch()",
+        "no session knows the job",
+    ),
+    "empty": ("edl.init(); edl.Dataset(np.zeros((0, 3)))", "the data set has 0 samples"),
+    "lengths": (
+        "edl.init(); edl.Dataset((np.zeros(3), np.zeros(4)))",
+        "different lengths: [3, 4]",
+    ),
+    "batch size": ("edl.init(); edl.Dataset(data, 0)", "batch_size is 0"),
+    "iterator": ("edl.init(); edl.Dataset(iter([1]))", "has no __len__ and __getitem__"),
+    "two data sets": ("edl.init(); edl.Dataset(data); edl.Dataset(data)", "two edl data loaders"),
+    "shuffle": ("edl.init(); edl.Dataset(data).shuffle(3)", "shuffle() would break the link"),
+    "shuffle after map": (
+        "edl.init(); edl.Dataset(data).map(lambda x, y: x).shuffle(3)",
+        "shuffle() would break the link",
+    ),
+    "no epochs": ("edl.init(); iter(edl.Dataset(data))", "for epoch in dataset.epochs(n)"),
+    "epochs without optimizer": (
+        "edl.init(); next(edl.Dataset(data).epochs(1))",
+        "create an edl.Optimizer before",
+    ),
+    "inside a function": (
+        LOOP + "@tf.function\ndef f():\n for x in ds: pass\nf()",
+        "cannot be iterated inside a tf.function",
+    ),
+    "no step": (
+        LOOP + "for _ in ds.epochs(1): list(ds)",
+        "a batch was taken and no gradients were applied",
+    ),
+    "two steps": (
+        LOOP + "for _ in ds.epochs(1):\n for _ in ds: apply(); apply()",
+        "applied twice for one batch",
+    ),
+    "no batch": (LOOP + "apply()", "without a batch from edl"),
+    "no batch, in a function": (LOOP + "tf.function(apply)()", "without a batch from edl"),
+    "unknown model": (
+        (
+            "model = network(); edl.init(); ds = edl.Dataset(data); opt = edl.Optimizer(sgd)\n"
+            "for _ in ds.epochs(1): pass"
+        ),
+        "edl knows no variables of the model",
+    ),
+    "fit, not wrapped": (
+        (
+            "edl.init(); ds = edl.Dataset(data)\n"
+            "network(sgd).fit(ds, shuffle=False, callbacks=[edl.KerasCallback()])"
+        ),
+        "compile(optimizer=edl.Optimizer(SGD(...)))",
+    ),
+    "fit without callback": (
+        "edl.init(); ds = edl.Dataset(data); network(edl.Optimizer(sgd)).fit(ds, shuffle=False)",
+        "callbacks=[edl.KerasCallback()]",
+    ),
+    "fit without data": (
+        "edl.init(); network(edl.Optimizer(sgd)).fit(*data, callbacks=[edl.KerasCallback()])",
+        "needs an edl.Dataset",
+    ),
+    "track": ("edl.init(); edl.track(a=1)", "has neither variables nor state_dict()"),
+}
+
+
+RIGHT_USES = {
+    "loop without naming the model": (
+        """
+edl.init(); ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd); model = network()
+for epoch in ds.epochs(2):
+    for x, y in ds:
+        with tf.GradientTape() as tape: loss = tf.reduce_mean((model(x) - y) ** 2)
+        weights = model.trainable_variables
+        opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
+assert edl.step() == 4 and int(sgd.iterations) == 4
+shared = edl.current_worker()._replica.variables()["model"]
+assert [v.shape for v in shared.values()] == [v.shape for v in model.variables], shared.keys()
+""",
+        "",
+    ),
+    "samples of many kinds": (
+        """
+edl.init()
+samples = [{"id": n, "raw": bytes([n, 0]), "pair": (float(n), [n, n])} for n in range(3)]
+ds = edl.Dataset(samples, 2)
+edl.Optimizer(sgd, tf.Variable(1.0))
+for _ in ds.epochs(1):
+    seen = []
+    for batch in ds:
+        seen.append(tf.nest.map_structure(lambda t: t.numpy().tolist(), batch))
+        sgd.apply_gradients([(tf.constant(1.0), v) for v in edl.current_worker()._replica._model()])
+assert seen == [
+    {"id": [0, 1], "raw": [b"\\0\\0", b"\\1\\0"], "pair": ([0.0, 1.0], [[0, 0], [1, 1]])},
+    {"id": [2], "raw": [b"\\2\\0"], "pair": ([2.0], [[2, 2]])},
+], seen
+""",
+        "",
+    ),
+    "feeds": (
+        """
+opt, w = graph()
+x = tf.compat.v1.placeholder(tf.float32, (None, 1))
+train = opt.minimize(tf.reduce_mean(w * x))
+edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+with edl.Session() as s:
+    while not s.Done():
+        assert len(edl.next_batch()) == 4
+        s.run(train, {x: edl.next_batch()})
+    assert edl.step() == 6
+    assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
+""",
+        "",
+    ),
+    "plain session": (
+        """
+opt, w = graph()
+generator = edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+ds = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((None, 1)))
+x = tf.compat.v1.data.make_one_shot_iterator(ds.prefetch(2)).get_next()
+train = opt.minimize(tf.reduce_mean(w * x))
+with tf.compat.v1.Session() as s:
+    s.run(tf.compat.v1.global_variables_initializer())
+    try:
+        while True:
+            s.run(train)
+            edl.notify_batch_end()
+    except tf.errors.OutOfRangeError:
+        pass
+    assert edl.step() == 6
+    assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
+""",
+        "",
+    ),
+    "hook": (
+        """
+opt, w = graph()
+generator = edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+ds = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((None, 1)))
+x = tf.compat.v1.data.make_one_shot_iterator(ds.prefetch(2)).get_next()
+step = tf.compat.v1.train.get_or_create_global_step()
+train = opt.minimize(tf.reduce_mean(w * x), global_step=step)
+with tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()]) as s:
+    while not s.should_stop():
+        assert edl.step() == s.run(step)
+        s.run(train)
+assert edl.step() == 6
+""",
+        "",
+    ),
+    "fit": (
+        """
+keras.mixed_precision.set_global_policy("mixed_float16")
+edl.init()
+ds = edl.Dataset(data, 4).map(lambda x, y: (x * 2, y)).prefetch(1)
+model = keras.Sequential([keras.layers.Dense(2, activation="relu"), keras.layers.Dense(1)])
+model.compile(edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW())), "mse")
+stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)
+told = model.fit(ds, epochs=9, verbose=0, shuffle=False, callbacks=[edl.KerasCallback(), stop])
+assert len(told.epoch) == 2 and edl.step() == 4, told.epoch
+path = tempfile.mkdtemp() + "/model.keras"
+model.save(path)
+assert b"edl" not in zipfile.ZipFile(path).read("config.json")
+again = keras.models.load_model(path).optimizer
+assert type(again) is type(model.optimizer)
+assert [v.numpy().tolist() for v in again.variables] == [
+    v.numpy().tolist() for v in model.optimizer.variables
+]
+""",
+        "",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, tuple[int, str]]:
+    return told_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
+
+
+@pytest.mark.parametrize("name", RIGHT_USES)
+def test_other_ways_to_write_it(name: str, told: dict[str, tuple[int, str]]) -> None:
+    code, stderr = told[name]
+    assert code == 0, stderr
+
+
+@pytest.mark.parametrize("name", WRONG_USES)
+def test_wrong_use_gets_a_sentence(name: str, told: dict[str, tuple[int, str]]) -> None:
+    assert_a_sentence(told[name], WRONG_USES[name][1])

@@ -1,0 +1,135 @@
+"""TensorFlow on several workers: same gradient, examples, checkpoints, a neighbour in PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import ROOT, SCRIPTS, started
+from trial import trial
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SAMPLES, EPOCHS = 203, 4
+START_S = 200.0  # TensorFlow takes its time to be imported
+TF_COUNTING = SCRIPTS / "tf_counting.py"
+
+
+def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
+    """2 workers, then 3: uneven batches, every dtype, the schedule in step, a single trace."""
+    out, slow = tmp_path / "out", tmp_path / "slow"
+    out.mkdir()
+    slow.touch()
+    options = ["--out", str(out), "--slow", str(slow)]
+    script = SCRIPTS / "tf_api.py"
+    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
+        job.wait_for_step(1, START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        slow.unlink()
+        assert job.end() == 0, job.story("it failed")
+
+    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    finals = []
+    for file in sorted(out.glob("*.jsonl")):
+        for line in map(json.loads, file.read_text().splitlines()):
+            if "final" in line:
+                finals.append(line)
+            else:
+                steps[line["step"]].append(line)
+    assert len(finals) == 3
+    assert all(final == finals[0] for final in finals)
+    assert finals[0]["steps"] == len(steps)
+    assert finals[0]["traces"] == 1
+
+    seen: dict[int, list[int]] = defaultdict(list)
+    wide, brain, rate = [0.0] * SAMPLES, 1.0, 1.0
+    for step in range(len(steps)):
+        rows = steps[step]
+        assert [row["rate"] for row in rows] == pytest.approx([rate] * len(rows), rel=1e-4), step
+        trained = [index for row in rows for index in row["indices"]]
+        seen[rows[0]["epoch"]] += trained
+        for index in trained:
+            wide[index] -= rows[0]["rate"] / len(trained)
+        brain -= rate
+        rate *= 0.99
+    assert {epoch: sorted(indices) for epoch, indices in seen.items()} == {
+        epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)
+    }
+    final = finals[0]["final"]
+    assert final["wide:0"] == pytest.approx(wide, rel=1e-5, abs=1e-7)
+    assert final["unused:0"] == [1.0, 1.0, 1.0]
+    assert final["narrow:0"][0] == pytest.approx(1 + (brain - 1) / 4, rel=3e-2)
+    assert final["brain:0"][0] == pytest.approx(brain, rel=1e-1)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("example", ["listing", "loop", "keras"])
+def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: str) -> None:
+    """2 -> 3 -> 1 workers, and one of three killed with -9; 95 % of the held-out digits."""
+    script = ROOT / "examples" / f"tensorflow_{example}.py"
+    pace = ["--epochs", "30", "--step-delay", "0.05"]
+    with started(tmp_path, zk_hosts, script, *pace, np=2, max_np=3) as job:
+        job.environment |= {"TF_CPP_MIN_LOG_LEVEL": "2"}
+        job.wait_for_step(5, START_S)
+        job.scale(3)
+        now = job.wait_for_size(3, START_S)
+        victim = next(m for m in now["members"] if m["id"] != now["leader"])
+        os.kill(victim["pid"], signal.SIGKILL)
+        job.wait(lambda now: now["generation"] > 2, "a repair")
+        job.scale(1)
+        job.wait_for_size(1, START_S)
+        assert job.end(300.0) == 0, job.story("it failed")
+        told = re.findall(r"^.*accuracy (0\.\d+) .*steps", job.output(), flags=re.MULTILINE)
+        assert told, job.story("it said nothing")
+        assert float(told[-1]) >= 0.95, job.story("it learned too little")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", ["function", "fit", "graph"])
+def test_a_stopped_job_is_resumed(mode: str, tmp_path: Path, zk_hosts: str) -> None:
+    """With more workers, at the exact sample."""
+    saved = str(tmp_path / "saved")
+    environment = {"EDL_TEST_MODE": mode}
+    words = ["--checkpoint", saved, "--every", "2"]
+    first = tmp_path / "first"
+    first.mkdir()
+    with trial(
+        first, zk_hosts, np=1, script=TF_COUNTING, more=words, environment=environment
+    ) as job:
+        job.wait_for_step(20, START_S)
+        job.edl("stop")
+        assert job.end() == 0, job.story("it failed")
+    second = tmp_path / "second"
+    second.mkdir()
+    resume = {"options": ["--resume"], "script": TF_COUNTING, "more": words}
+    with trial(second, zk_hosts, np=2, environment=environment, **resume) as job:
+        job.wait_for_step(25, START_S)
+        job.prove(workers=2)
+        assert job.events("resumed")[0]["step"] >= 20
+
+
+@pytest.mark.chaos
+def test_beside_a_pytorch_job(tmp_path: Path, zk_hosts: str) -> None:
+    """Under one ZooKeeper, each unaware of the other; both are resized."""
+    with contextlib.ExitStack() as stack:
+        jobs = []
+        for number, script in enumerate([TF_COUNTING, SCRIPTS / "counting.py"]):
+            directory = tmp_path / str(number)
+            directory.mkdir()
+            job = trial(directory, zk_hosts, np=1, max_np=2, script=script, samples=480)
+            jobs.append(stack.enter_context(job))
+        for job in jobs:
+            job.wait_for_step(3, START_S)
+            job.scale(2)
+        for job in jobs:
+            job.wait_for_size(2, START_S)
+        for job in jobs:
+            job.prove(workers=2)

@@ -1,0 +1,36 @@
+"""Wrong uses of the API, each run in a process of its own, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from jobs import SCRIPTS
+
+Uses = Mapping[str, tuple[str, str]]  # name -> code, a part of the sentence
+
+
+def told_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
+    """Exit code and standard error of each wrong use."""
+    snippets = {name: code for name, (code, _) in uses.items()}
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "wrong_uses.py"],
+        input=json.dumps({"imports": imports, "setup": setup, "snippets": snippets}),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def assert_a_sentence(answer: tuple[int, str], part: str) -> None:
+    """One clear sentence and a non-zero exit; no traceback, no hang."""
+    code, stderr = answer
+    assert code != 0
+    assert stderr.startswith("edl: "), stderr
+    assert part in stderr
+    assert "Traceback" not in stderr

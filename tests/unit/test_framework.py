@@ -1,0 +1,80 @@
+"""What both frameworks build on: messages, pieces of a state, Horovod's refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.framework.message import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
+from edl.framework.refusal import is_refusal
+from edl.framework.state import LARGE_BYTES, Reference, few, map_leaves, pieces, references
+
+FITS = FIRST_PIECE_BYTES - LENGTH_BYTES
+
+
+@pytest.mark.parametrize("size", [0, 1, FITS, FITS + 1, 5 * FITS])
+def test_a_message_arrives_whole_and_a_short_one_in_one_piece(size: int) -> None:
+    payload = bytes(number % 251 for number in range(size))
+    wire: list[bytearray] = []
+
+    def send(data: bytearray, _name: str) -> bytearray:
+        wire.append(data)
+        return data
+
+    assert broadcast_message(payload, True, "m", send) == payload
+    assert len(wire) == (1 if size <= FITS else 2)
+    sent = iter(wire)
+
+    def receive(data: bytearray, _name: str) -> bytearray:
+        piece = next(sent)
+        assert len(data) == len(piece), "all pass as much to a broadcast"
+        return piece
+
+    assert broadcast_message(b"something else", False, "m", receive) == payload
+
+
+def reference(index: int, size: int, device: str = "cpu") -> Reference:
+    return Reference(index, (size,), "uint8", size, device)
+
+
+def test_references_are_found_wherever_they_are_and_come_by_index() -> None:
+    one, two, three = (reference(index, 8) for index in range(3))
+    assert references({"a": [three, {"b": (one, 7)}], "c": two}) == [one, two, three]
+
+
+def test_large_arrays_go_alone_small_ones_together_empty_ones_not_at_all() -> None:
+    small = [reference(index, 8) for index in (0, 2, 4)]
+    large, empty = reference(1, LARGE_BYTES), reference(3, 0)
+    elsewhere = reference(5, 8, "cuda")
+    assert list(pieces([*small, large, empty, elsewhere])) == [[large], small, [elsewhere]]
+
+
+def test_no_piece_of_small_ones_is_much_larger_than_a_large_one() -> None:
+    many = [reference(index, LARGE_BYTES - 1) for index in range(5)]
+    assert [len(piece) for piece in pieces(many)] == [2, 2, 1]
+
+
+def test_leaves_are_told_where_they_are() -> None:
+    seen: list[str] = []
+    value = {"a": [1, (2, {"b": 3})]}
+    assert map_leaves(value, lambda leaf, where: seen.append(where) or -leaf) == {
+        "a": [-1, (-2, {"b": -3})]
+    }
+    assert seen == ["state['a'][0]", "state['a'][1][0]", "state['a'][1][1]['b']"]
+
+
+def test_a_few_of_many() -> None:
+    assert few(["a", "b"]) == "a; b"
+    assert few(["a", "b", "c", "d", "e"]) == "a; b; c and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [
+        ("Mismatched allreduce tensor shapes: One rank sent ...", True),
+        ("Requested to allreduce a tensor with the same name as another tensor", True),
+        ("Horovod has been shut down. This was caused by an exception on one of the ranks", False),
+        ("[../gloo/transport/tcp/pair.cc:589] Read error: Connection reset by peer", False),
+    ],
+)
+def test_a_refusal_is_told_from_a_ring_that_broke(message: str, refused: bool) -> None:
+    assert is_refusal(message) is refused
