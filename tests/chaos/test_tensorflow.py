@@ -22,7 +22,7 @@ GROUPS: dict[str, Sequence[Sequence[Fault]]] = {
     ],
     "at the update, two at once": [
         [fault("applied", "plain")],
-        [fault("records", "leader"), fault("records", "plain")],
+        [fault("records", "leader", size=3), fault("records", "plain", size=3)],
     ],
     "in the repair of another": [
         [fault("gradient", "plain", size=3)],

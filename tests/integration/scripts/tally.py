@@ -99,8 +99,8 @@ class Diary:
         if problem:
             self.wrong.append(f"step {steps} {problem}")
 
-    def end_epoch(self, epoch, count):
-        self.epochs.append({"epoch": epoch, "counts": histogram(count)})
+    def end_epoch(self, epoch, count, **more):
+        self.epochs.append({"epoch": epoch, "counts": histogram(count), **more})
 
     def report(self, w, count, steps, **more):
         told = {

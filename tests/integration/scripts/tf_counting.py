@@ -105,7 +105,7 @@ class Tally(tf.keras.callbacks.Callback):
         diary.end_step(int(self.model.steps.numpy()), self.model.tally())
 
     def on_epoch_end(self, epoch, logs=None):
-        diary.end_epoch(epoch, self.model.count.numpy())
+        diary.end_epoch(epoch, self.model.count.numpy(), loss=logs["loss"])
 
 
 def fit():
