@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ def told_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
         capture_output=True,
         text=True,
         timeout=240,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},  # TensorFlow's own log is not our matter
     )
     assert done.returncode == 0, done.stderr
     answers: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])
