@@ -89,6 +89,7 @@ class Worker:
         if generation is None:
             return True
         if generation.rank_of(self.member.id) is None:
+            self.say(known=generation.number)
             return self.member.generation == 0 and bool(generation.seats)
         if self.member.generation < generation.number:
             leaving = self.member.stage is Stage.LEAVING
@@ -102,7 +103,7 @@ class Worker:
         if leadership is None:
             return
         snapshot = self.store.snapshot()
-        limits = Limits(start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5)
+        limits = Limits(start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5, notice_s=60)
         decision = decide(snapshot, leadership.term, Ages(), limits)
         if decision.acts:
             leadership.carry_out(decision, snapshot)

@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from trial import COUNTING, SESSION_S, Trial, alive, freeze, longest_stall, trial
+from jobs import SCRIPTS
+from trial import SESSION_S, Trial, alive, freeze, longest_stall, trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 LINE = 1 + next(
     number
-    for number, line in enumerate(COUNTING.read_text().splitlines(), 1)
+    for number, line in enumerate((SCRIPTS / "tally.py").read_text().splitlines(), 1)
     if "while args.stuck.exists()" in line
 )  # where a stuck worker sleeps
 
@@ -86,7 +87,7 @@ def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
         stuck = job.members(name)[name]
         assert re.fullmatch(
             rf"stalled in step \d+: {name} \(rank {stuck['rank']}, host {stuck['host']}\) is in "
-            rf"\S*counting.py:{LINE} since \d+ s",
+            rf"\S*tally.py:{LINE} since \d+ s",
             now["reason"],
         ), now["reason"]
         time.sleep(2.0)
@@ -111,7 +112,7 @@ def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: s
         job.stuck.write_text(job.process("w0").environ()["EDL_SLOT"])
         told = given_up(job)
         assert re.fullmatch(
-            rf"w0 \(rank 0, host \S+\) is in \S*counting.py:{LINE} since \d+ s "
+            rf"w0 \(rank 0, host \S+\) is in \S*tally.py:{LINE} since \d+ s "
             r"in step \d+; the stall limit is 4 s",
             told["w0"],
         ), told
