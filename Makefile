@@ -5,7 +5,7 @@
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
 # Most of a test's time is waiting: for a session to end, for a newcomer to start.
-SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
+SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
