@@ -21,8 +21,8 @@ from edl.framework.refusal import is_refusal
 from edl.ring.ring import CollectiveFailed
 
 # Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
-# longer by a tenth at most, up to half of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms).
-FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 5e-4, 1.1
+# longer by a tenth at most, up to a tenth of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms).
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 1e-4, 1.1
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
