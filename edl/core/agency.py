@@ -68,6 +68,14 @@ class Process:
             return False
         return self.exit_code != 0 or self.worker is None
 
+    def failed_late(self, finished: float) -> bool:
+        """It ended with an error after the job had ``finished``, or was about to.
+
+        Who died while it trained was replaced, or was not needed any more: that is no failure.
+        """
+        over = self.departing is not None or (self.exited or 0.0) >= finished
+        return self.failed and bool(self.exit_code) and self.seated and over
+
     @property
     def name(self) -> str:
         return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"

@@ -435,15 +435,7 @@ class Agent:
         self._output.note(f"job {job.name} {job.state}: {job.reason or 'no reason given'}")
         if job.state is JobState.FAILED:
             return job.exit_code or 1
-        # Who died while it trained was replaced, or was not needed any more: that is no failure.
-        late = [
-            p
-            for p in self._processes
-            if p.failed
-            and p.exit_code
-            and p.seated
-            and (p.departing is not None or (p.exited or 0.0) >= self._state_since)
-        ]
+        late = [p for p in self._processes if p.failed_late(self._state_since)]
         if job.state is JobState.FINISHED and late:
             code = late[0].exit_code or 1
             self._output.note(f"after that, {late[0].name} {how(code)}")

@@ -212,6 +212,24 @@ def test_a_newcomer_that_we_ended_is_no_failure() -> None:
     assert slots(decide(snapshot(2, generation(0)), own(trainer(0), told), NOW)) == [1]
 
 
+@pytest.mark.parametrize(
+    ("changes", "late"),
+    [
+        ({}, True),
+        ({"exited": NOW - 6, "departing": NOW - 7}, True),  # about to finish
+        ({"exited": NOW - 6}, False),  # it died while it trained
+        ({"seated": False}, False),  # a newcomer that came too late
+        ({"exit_code": 0}, False),
+        ({"told": NOW - 1}, False),
+    ],
+)
+def test_whose_error_counts_although_the_job_has_finished(
+    changes: dict[str, object], late: bool
+) -> None:
+    one = trainer(1, **{"exit_code": 3, "exited": NOW, **changes})
+    assert one.failed_late(finished=NOW - 5) is late
+
+
 def test_the_evicted_are_ended_and_replaced_when_the_plan_wants_it() -> None:
     facts = snapshot(2, generation(0), evicted={1: "it was not ready after 300 s"})
     processes = (trainer(0), process(1, worker=1))
