@@ -83,10 +83,8 @@ def proof(worker: int, place: str, answer: Answer, now: Snapshot, quiet: Quiet) 
 
     ``place``: where it was asked.
     """
-    if answer.liveness is Liveness.REFUSED:
-        return f"its process is gone: {place} refuses connections"
-    if answer.name not in (None, f"w{worker}"):
-        return f"its process is gone: on {place} {answer.name} answers"
+    if (told := gone(worker, place, answer)) is not None:
+        return told
     if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in now.members):
         return None
     if _enters(worker, now):
@@ -100,6 +98,15 @@ def proof(worker: int, place: str, answer: Answer, now: Snapshot, quiet: Quiet) 
         f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper, {place} does not "
         f"answer and no step completes for {quiet.quiet_s:.1f} s{quiet.told}"
     )
+
+
+def gone(worker: int, place: str, answer: Answer) -> str | None:
+    """What proves that the process of ``worker`` has ended, whatever its ring does; or None."""
+    if answer.liveness is Liveness.REFUSED:
+        return f"its process is gone: {place} refuses connections"
+    if answer.name not in (None, f"w{worker}"):
+        return f"its process is gone: on {place} {answer.name} answers"
+    return None
 
 
 def seats_of(generation: Generation | None) -> dict[int, Seat]:

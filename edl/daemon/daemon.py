@@ -20,13 +20,14 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
+from edl.core.death import gone
 from edl.core.facts import Broken, Generation, JobState, Leader, Member, Seat, Stage
 from edl.daemon import chaos
 from edl.daemon.activity import Watch
 from edl.daemon.leading import Lead
 from edl.daemon.mailbox import Mailbox
 from edl.errors import ConfigError, CoordinationError, Deposed, UnknownJob
-from edl.ring.client import REFUSED, ask
+from edl.ring.client import ask
 from edl.ring.http import DaemonServer
 from edl.ring.ring import Ring
 from edl.ring.signing import Guard, http_key
@@ -143,18 +144,23 @@ class Daemon:
         """This newcomer is ready, and has taken note of ``generation``, which is not for it."""
         self.set_stage(Stage.READY, generation=0, known=generation)
 
-    def set_stage(self, stage: Stage, **changes: int) -> None:
-        """Make a new stage (and ``generation``) of this worker known, as soon as ZooKeeper allows.
+    def set_stage(
+        self, stage: Stage, generation: int | None = None, known: int | None = None
+    ) -> None:
+        """Make a new stage of this worker known, as soon as ZooKeeper allows.
+
+        What else is given is new, too: the ring it is in, the generation it has taken note of.
 
         Who was asked to leave, and enters another ring on the way out, is leaving there too.
         """
         with self._lock:
             assert self._member is not None
-            leaving = self._member.stage is Stage.LEAVING and stage is Stage.ACTIVE
+            own = self._member
             self._member = replace(
-                self._member,
-                stage=Stage.LEAVING if leaving else stage,
-                **changes,  # type: ignore[arg-type]
+                own,
+                stage=own.stage if own.stage is Stage.LEAVING and stage is Stage.ACTIVE else stage,
+                generation=own.generation if generation is None else generation,
+                known=own.known if known is None else known,
             )
             self._dirty = True
         self._wake.set()
@@ -394,6 +400,5 @@ class Daemon:
 
 def _is_gone(seat: Seat) -> bool:
     """Whether the process of a worker is gone: nobody, or another worker, has its port."""
-    health = ask(seat.address, seat.port, PROBE_TIMEOUT_S)
-    answers = health.told.get("worker")
-    return health.liveness is REFUSED or answers not in (None, f"w{seat.id}")
+    answer = ask(seat.address, seat.port, PROBE_TIMEOUT_S).answer
+    return gone(seat.id, f"port {seat.port}", answer) is not None

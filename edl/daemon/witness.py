@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edl.config import Config
 from edl.core import death, stall
-from edl.core.death import Answer, Liveness, Quiet
+from edl.core.death import Liveness, Quiet
 from edl.core.facts import Seat, Snapshot
 from edl.core.stall import Activity, Report, Stall
 from edl.daemon.mailbox import Mailbox, Progress
@@ -72,7 +72,7 @@ class Witness:
         dead: dict[int, str] = {}
         silent = set()
         for worker, health in sorted(self._ask(asked, snapshot).items()):
-            answer = Answer(health.liveness, health.told.get("worker"))
+            answer = health.answer
             place = "{}:{}".format(*asked[worker])
             if answer.liveness is Liveness.SILENT:
                 silent.add(worker)

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from edl.core.death import Liveness
+from edl.core.death import Answer, Liveness
 from edl.errors import RendezvousFailed
 from edl.ring.signing import SCHEME, authorization
 
 ASK_AT_ONCE = 32
-
-ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
 
 
 def fetch(
@@ -71,29 +69,25 @@ class Health:
     liveness: Liveness
     told: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
-
-def probe(address: str, port: int, timeout_s: float) -> Liveness:
-    """Whether a daemon answers on that port. Any HTTP answer counts.
-
-    A port may be used again by another process: who needs to know which worker answers
-    looks at what :func:`ask` returns.
-    """
-    return ask(address, port, timeout_s).liveness
+    @property
+    def answer(self) -> Answer:
+        """What of it may prove a death: a port may be used again by another worker."""
+        return Answer(self.liveness, self.told.get("worker"))
 
 
 def ask(address: str, port: int, timeout_s: float) -> Health:
-    """What the daemon on that port says of its worker."""
+    """What the daemon on that port says of its worker. Any HTTP answer counts."""
     for _ in range(2):
         try:
             _, body = fetch(address, port, "/health", timeout_s)
         except ConnectionRefusedError:
-            return Health(REFUSED)
+            return Health(Liveness.REFUSED)
         except RendezvousFailed as error:
             if isinstance(error.__cause__, ConnectionResetError | http.client.RemoteDisconnected):
                 continue  # it may be dying at this moment: then the next connection is refused
-            return Health(SILENT)
-        return Health(ALIVE, _object(body))
-    return Health(SILENT)
+            return Health(Liveness.SILENT)
+        return Health(Liveness.ALIVE, _object(body))
+    return Health(Liveness.SILENT)
 
 
 def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
@@ -119,7 +113,7 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
         thread.start()
     for thread in threads:
         thread.join()
-    return {worker: answers.get(worker, Health(SILENT)) for worker in ports}
+    return {worker: answers.get(worker, Health(Liveness.SILENT)) for worker in ports}
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

@@ -13,8 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from edl.core.death import Liveness
 from edl.errors import RendezvousFailed, RingError
-from edl.ring.client import ALIVE, REFUSED, SILENT, change, fetch, probe, put, rendezvous_path
+from edl.ring.client import ask, change, fetch, put, rendezvous_path
 from edl.ring.connection import BODY_BYTES
 from edl.ring.http import DaemonServer, Request
 from edl.ring.rendezvous import EARLY, RendezvousStore, new_scope, rendezvous_environment
@@ -278,12 +279,12 @@ class TestServer:
     def test_a_port_tells_whether_its_process_lives(self) -> None:
         with DaemonServer(HERE) as server:
             port = server.port
-            assert probe(HERE, port, 5.0) is ALIVE
-        assert probe(HERE, port, 5.0) is REFUSED
+            assert ask(HERE, port, 5.0).liveness is Liveness.ALIVE
+        assert ask(HERE, port, 5.0).liveness is Liveness.REFUSED
         with pytest.raises(ConnectionRefusedError):
             fetch(HERE, port, "/health", 5.0)
         with socket.create_server((HERE, 0)) as frozen:
-            assert probe(HERE, frozen.getsockname()[1], 0.2) is SILENT
+            assert ask(HERE, frozen.getsockname()[1], 0.2).liveness is Liveness.SILENT
 
     def test_the_end_of_the_server_frees_those_who_wait(
         self, pool: ThreadPoolExecutor, wait_until: Callable[..., None]
