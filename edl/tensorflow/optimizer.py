@@ -101,6 +101,7 @@ def _graph_apply(optimizer: Any) -> None:
         pairs = list(grads_and_vars)
         means, proceed = training.current().reduction.reduce([gradient for gradient, _ in pairs])
         averaged = list(zip(means, (variable for _, variable in pairs), strict=True))
+        optimizer._create_slots([v for g, v in pairs if g is not None])  # not in the branch below
         return tf.cond(proceed, lambda: plain(averaged, global_step), tf.no_op, name=name)
 
     optimizer.apply_gradients = apply_gradients
