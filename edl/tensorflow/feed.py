@@ -113,17 +113,23 @@ class PipelineFeed:
 
     def read(self) -> Iterator[Batch]:
         """The batches in order, each as soon as it is formed. A newer reader ends this one."""
+        number = self.open()
+        while (batch := self.take(number)) is not None:
+            yield batch
+
+    def open(self) -> int:
+        """The number of a new reader, for :meth:`take`; all older ones end."""
         with self._change:
             self._reader += 1
-            number = self._reader
-        while (entry := self._take(number)) is not None:
-            yield entry.batch
+            return self._reader
 
-    def _take(self, number: int) -> _Entry | None:
+    def take(self, number: int) -> Batch | None:
+        """The next batch, as soon as it is formed; None when this reader has ended."""
         with self._change:
             self._inside += 1
             try:
-                return self._wait(number)
+                entry = self._wait(number)
+                return None if entry is None else entry.batch
             finally:
                 self._inside -= 1
                 self._change.notify_all()
