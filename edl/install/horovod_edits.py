@@ -46,6 +46,7 @@ QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
+GRADIENTS = "gradients-outlive-the-ring"
 MARK = "marker"
 
 LOST_WITHOUT = {
@@ -59,12 +60,14 @@ LOST_WITHOUT = {
     CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
     ONE_MESH: "building a ring takes about three times as long on one host",
+    GRADIENTS: "TensorFlow's gradients are sent after backward, not while it computes",
     MARK: "",
 }
 """What edl cannot promise on a Horovod without the edit; empty: nothing, once it is built."""
 
 
 _PAIR = "third_party/gloo/gloo/transport/tcp/pair.cc"
+_TENSORFLOW_OPS = "horovod/tensorflow/mpi_ops.cc"
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 _CXX20_REASON = (
     "PyTorch >= 2.1 needs C++17; the headers of PyTorch 2.13 and TensorFlow 2.21 need C++20"
@@ -222,6 +225,119 @@ EDITS: tuple[Edit, ...] = (
         "  } catch (const std::exception& error) {\n"
         '    signalException(GLOO_ERROR_MSG("lost ", peer_.str(), ": ", error.what()));\n'
         "  }\n",
+    ),
+    Edit(
+        name=GRADIENTS,
+        file=_TENSORFLOW_OPS,
+        reason="an operation that fails ends the whole call of a graph, and the local gradients "
+        "in it are gone. Allreduces named edl_gradient* count their failures instead, for "
+        "edl/tensorflow/gradient_ops.py to ask after them; and while nothing is to be sent "
+        "(in a world of one, in a rehearsal) they hand on what they get",
+        anchor="class HorovodAllreduceOp : public AsyncOpKernel {\n",
+        replacement="""// How edl's gradients fare in the step that is under way.
+struct EdlGradients {
+  std::mutex mutex;
+  bool sends = false;
+  int sent = 0;
+  int failures = 0;
+  std::string reason;
+};
+
+EdlGradients& edl_gradients() {
+  static auto* gradients = new EdlGradients(); // outlives every thread
+  return *gradients;
+}
+
+bool EdlSends() {
+  std::lock_guard<std::mutex> guard(edl_gradients().mutex);
+  edl_gradients().sent += edl_gradients().sends;
+  return edl_gradients().sends;
+}
+
+void EdlNote(const common::Status& status) {
+  std::lock_guard<std::mutex> guard(edl_gradients().mutex);
+  edl_gradients().failures++;
+  edl_gradients().reason = status.reason();
+}
+
+extern "C" {
+
+// From now on gradients are sent, or handed on. Counts begin anew.
+void horovod_edl_send_gradients(bool sends) {
+  std::lock_guard<std::mutex> guard(edl_gradients().mutex);
+  edl_gradients().sends = sends;
+  edl_gradients().sent = edl_gradients().failures = 0;
+}
+
+// How many gradients have been sent since.
+int horovod_edl_sent_gradients() {
+  std::lock_guard<std::mutex> guard(edl_gradients().mutex);
+  return edl_gradients().sent;
+}
+
+// How many could not be reduced since; why the last one could not goes into `reason`.
+int horovod_edl_failed_gradients(char* reason, size_t size) {
+  std::lock_guard<std::mutex> guard(edl_gradients().mutex);
+  if (edl_gradients().failures > 0 && size > 0) {
+    auto length = edl_gradients().reason.copy(reason, size - 1);
+    reason[length] = 0;
+  }
+  return edl_gradients().failures;
+}
+
+} // extern "C"
+
+class HorovodAllreduceOp : public AsyncOpKernel {
+""",
+    ),
+    Edit(
+        name=GRADIENTS,
+        file=_TENSORFLOW_OPS,
+        reason="as above: hand on",
+        anchor="    auto tensor = context->input(0);\n"
+        "    horovod::common::ReduceOp reduce_op = "
+        "static_cast<horovod::common::ReduceOp>(reduce_op_);\n"
+        "    Tensor* output;\n",
+        replacement="    auto tensor = context->input(0);\n"
+        '    const bool edl_gradient = node_name.rfind("edl_gradient", 0) == 0;\n'
+        "    if (edl_gradient && !EdlSends()) {\n"
+        "      context->set_output(0, tensor);\n"
+        "      done();\n"
+        "      return;\n"
+        "    }\n"
+        "    horovod::common::ReduceOp reduce_op = "
+        "static_cast<horovod::common::ReduceOp>(reduce_op_);\n"
+        "    Tensor* output;\n",
+    ),
+    Edit(
+        name=GRADIENTS,
+        file=_TENSORFLOW_OPS,
+        reason="as above",
+        anchor="    auto enqueue_result = EnqueueTensorAllreduce(\n"
+        "        hvd_context, hvd_tensor, hvd_output, ready_event_list, node_name, device,\n"
+        "        [context, done](const common::Status& status) {\n",
+        replacement="    auto enqueue_result = EnqueueTensorAllreduce(\n"
+        "        hvd_context, hvd_tensor, hvd_output, ready_event_list, node_name, device,\n"
+        "        [context, done, edl_gradient](const common::Status& status) {\n"
+        "          if (edl_gradient && !status.ok()) {\n"
+        "            EdlNote(status);\n"
+        "            done();\n"
+        "            return;\n"
+        "          }\n",
+    ),
+    Edit(
+        name=GRADIENTS,
+        file=_TENSORFLOW_OPS,
+        reason="as above, for a ring that broke before",
+        anchor="        reduce_op, (double)prescale_factor_, (double)postscale_factor_,\n"
+        "        process_set_id_);\n",
+        replacement="        reduce_op, (double)prescale_factor_, (double)postscale_factor_,\n"
+        "        process_set_id_);\n"
+        "    if (edl_gradient && !enqueue_result.ok()) {\n"
+        "      EdlNote(enqueue_result);\n"
+        "      done();\n"
+        "      return;\n"
+        "    }\n",
     ),
     Edit(
         name=MARK,

@@ -28,13 +28,13 @@ from tensorflow.python.eager import context
 
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
-from edl.errors import UsageError
 from edl.framework.message import broadcast_message
-from edl.framework.refusal import is_refusal
+from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {tf.bfloat16: tf.float32}
+WAITING = "waiting for the gradients of the others"
 _TAIL = re.compile(r" \[Op:\w*\] ?(name: .*)?$")  # what TensorFlow adds to a message
 
 
@@ -50,9 +50,7 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
             return function(*arguments, **named)
     except (tf.errors.OpError, HorovodInternalError) as error:
         message = _TAIL.sub("", str(getattr(error, "message", error)))
-        if is_refusal(message):
-            raise UsageError(f"{message} (every worker must build the same model)") from error
-        raise CollectiveFailed(message) from error
+        raise told_apart(message) from error
 
 
 class TensorFlowCollectives:
@@ -111,7 +109,7 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
     return guarded(lambda: mpi_ops.broadcast(tf.convert_to_tensor(array), root).numpy())  # type: ignore[no-any-return]
 
 
-@waits("waiting for the gradients of the others")
+@waits(WAITING)
 def average(tensors: Sequence[Any]) -> list[Any]:
     """The mean of each tensor over the ring; the tensors stay as they are.
 

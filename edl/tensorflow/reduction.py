@@ -1,28 +1,45 @@
-"""Gradients: reduced at the end of the step, weighted, exact, all of them or none (promise 5).
+"""Gradients: reduced once a step, weighted, exact, all of them or none (promise 5).
 
-In a graph the reduction is one operation that calls back into this process, with all gradients
-at once (docs/adr/0008). In there the ring can break and be repaired without the graph noticing:
-the local gradients are the operation's inputs, they are still there to be sent again. Nor does
-the graph know how many workers there are, so no change of membership traces it anew.
+In a graph each gradient is an operation of its own, on its way while backward computes the next
+(:mod:`edl.tensorflow.gradient_ops`), between two calls back into this process (docs/adr/0008):
+:meth:`GradientReduction._begin` when the first one is there, :meth:`~GradientReduction._end` when
+all are reduced, or some have failed. In the second the ring can be repaired without the graph
+noticing: the local gradients are still there to be sent again. Nor does the graph know how many
+workers there are, so no change of membership traces it anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from edl.core.batching import average_correction, send_weight
 from edl.core.steprecord import global_samples
-from edl.daemon import points
-from edl.daemon.activity import training_here
+from edl.daemon import activity, points
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
 from edl.framework import process
+from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
-from edl.tensorflow.collectives import WIRE_DTYPE, average
+from edl.tensorflow import gradient_ops
+from edl.tensorflow.collectives import WAITING, WIRE_DTYPE, average
 from edl.tensorflow.feed import PipelineFeed
+
+Told = TypeVar("Told")
+
+END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operations are named
+
+
+class Verdict(IntEnum):
+    """What becomes of a step, once its graph has done all that it can."""
+
+    SKIP = 0  # nothing is applied
+    APPLY = 1  # the means that the graph's operations have made
+    AGAIN = 2  # first reduce the local gradients once more, from Python
 
 
 class GradientReduction:
@@ -34,6 +51,11 @@ class GradientReduction:
         self.repairs = True  # False where the variables cannot be reached inside of a step
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._pending: BaseException | None = None  # it showed inside a graph
+        self._verdict = Verdict.SKIP  # of the step whose graph runs
+        self._broken: RingBroken | None = None  # what the graph's operations met
+        self._sending = False  # they are being reduced
+        self._expected = 0  # gradients in the graph
+        activity.waits_unseen(self._unseen)
 
     @property
     def done(self) -> bool:
@@ -58,42 +80,126 @@ class GradientReduction:
         dense = [tf.convert_to_tensor(g) for g in gradients if g is not None]
         if tf.executing_eagerly():
             means, proceed = self._complete(dense)
+        elif gradient_ops.AVAILABLE:
+            means, proceed = self._in_graph(dense)
         else:
-            types = [*(gradient.dtype for gradient in dense), tf.bool]
-            *means, proceed = tf.py_function(self._called_back, dense, types, name="edl_reduce")
-            for mean, gradient in zip(means, dense, strict=True):
-                mean.set_shape(gradient.shape)
+            *means, proceed = self._again_in_graph(dense)
         found = iter(means)
         return [None if gradient is None else next(found) for gradient in gradients], proceed
 
-    def _called_back(self, *gradients: Any) -> list[Any]:
-        """From a thread of TensorFlow's, while the training thread waits for the graph."""
+    # --- in a graph
+
+    def _in_graph(self, local: list[Any]) -> tuple[list[Any], Any]:
+        self._expected = len(local)
+        with tf.control_dependencies(local[-1:]):  # as a rule the first that backward computes
+            begun = tf.numpy_function(self._begin, [], tf.bool, name="edl_begin")
+        with tf.control_dependencies([begun]):
+            averages = [gradient_ops.average(each, number) for number, each in enumerate(local)]
+        with tf.control_dependencies(averages):
+            verdict = tf.numpy_function(self._end, [], tf.int64, name=END)
+        verdict.set_shape(())
+        *means, proceed = tf.cond(
+            tf.equal(verdict, int(Verdict.AGAIN)),
+            lambda: self._again_in_graph(local),
+            lambda: [*averages, tf.equal(verdict, int(Verdict.APPLY))],
+        )
+        return means, proceed
+
+    def _again_in_graph(self, local: list[Any]) -> list[Any]:
+        types = [*(gradient.dtype for gradient in local), tf.bool]
+        *means, proceed = tf.py_function(self._again, local, types, name=AGAIN)
+        for mean, gradient in zip(means, local, strict=True):
+            mean.set_shape(gradient.shape)
+        proceed.set_shape(())
+        return [*means, proceed]
+
+    def _begin(self) -> Any:
+        """The first gradient is there."""
+
+        def begin() -> bool:
+            self._broken = None
+            self._verdict, self._sending = self._prospect()
+            return self._sending
+
+        sends = self._from_graph(begin, False)
+        gradient_ops.send(sends)
+        if sends:
+            points.reached("gradient")
+        return np.bool_(sends)
+
+    def _prospect(self) -> tuple[Verdict, bool]:
+        """What will become of the step if nothing breaks, and whether gradients are sent."""
+        worker = self._worker
+        if self._is_trial():
+            return Verdict.SKIP, False
+        self._check()
+        if worker.rehearsing:
+            return Verdict.APPLY, False
         try:
-            with training_here():
-                means, proceed = self._complete(list(gradients))
+            records = worker.records()
+        except RingBroken as error:
+            self._broken = error
+            return Verdict.AGAIN, False
+        total = global_samples(records)
+        if worker.ring.alone or total == 0:
+            return Verdict.APPLY if total else Verdict.SKIP, False
+        if any(record.samples != worker.batch_size for record in records):
+            return Verdict.AGAIN, False  # to be weighted
+        return Verdict.APPLY, True
+
+    def _end(self) -> Any:
+        """All gradients of the graph are reduced, handed on, or have failed."""
+
+        def end() -> Verdict:
+            sending, self._sending = self._sending, False
+            if sending and (failure := gradient_ops.failure()) is not None:
+                found = told_apart(failure)
+                if isinstance(found, UsageError):
+                    raise found
+                self._broken = RingBroken(self._worker.generation, failure)
+                return Verdict.AGAIN
+            if self._verdict is Verdict.AGAIN or self._is_trial():
+                return self._verdict
+            self._finish()
+            return self._verdict
+
+        verdict = self._from_graph(end, Verdict.SKIP) if self._pending is None else Verdict.SKIP
+        return np.int64(verdict)
+
+    def _again(self, *gradients: Any) -> list[Any]:
+        def complete() -> tuple[list[Any], bool]:
+            return self._complete(list(gradients), self._broken)
+
+        means, proceed = self._from_graph(complete, (list(gradients), False))
+        return [*means, tf.constant(proceed)]
+
+    def _from_graph(self, act: Callable[[], Told], otherwise: Told) -> Told:
+        """In a thread of TensorFlow's, while the training thread waits for the graph."""
+        try:
+            with activity.training_here():
+                return act()
         except UsageError as error:
             process.hide(error)
             raise
         except BaseException as error:  # noqa: BLE001 - raised by the training thread
             self._pending = error
             self._done_step = self._worker.begun
-            means, proceed = list(gradients), False
-        return [*means, tf.constant(proceed)]
+            return otherwise
 
-    def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """The means over the global batch, and whether to apply them.
+    def _unseen(self) -> str | None:
+        """For :mod:`edl.daemon.activity`: no thread of Python's waits for the graph's gradients."""
+        waits = self._sending and gradient_ops.sent() >= self._expected
+        return WAITING if waits else None
 
-        When a worker dies meanwhile, the survivors complete the step with the gradients that
-        they hold. When others had completed it already, their state is in the model: then this
-        worker must change nothing.
+    # --- from Python
 
-        Raises:
-            UsageError: no batch was handed out for this step, or it was reduced already.
-        """
-        worker = self._worker
-        if self._feed.trial and not worker.begun:
-            return gradients, False
-        if not worker.step_open:
+    def _is_trial(self) -> bool:
+        """A session that does not know the job runs its graph for the first time."""
+        return self._feed.trial and not self._worker.begun
+
+    def _check(self) -> None:
+        """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
+        if not self._worker.step_open:
             raise UsageError(
                 "gradients were applied without a batch from edl; take each training batch from "
                 "edl.Dataset (edl.next_batch() or edl.elastic_shard_generator in a graph), and "
@@ -104,22 +210,48 @@ class GradientReduction:
                 "gradients were applied twice for one batch; add up the losses, then apply the "
                 "gradients once"
             )
+
+    def _finish(self) -> None:
+        self._done_step = self._worker.begun
+        points.reached("reduced")
+
+    def _complete(
+        self, gradients: list[Any], error: RingBroken | None = None
+    ) -> tuple[list[Any], bool]:
+        """The means over the global batch, and whether to apply them.
+
+        When a worker dies meanwhile, the survivors complete the step with the gradients that
+        they hold. When others had completed it already, their state is in the model: then this
+        worker must change nothing.
+
+        Args:
+            error: the ring broke before.
+
+        Raises:
+            UsageError: no batch was handed out for this step, or it was reduced already.
+        """
+        worker = self._worker
+        if self._is_trial():
+            return gradients, False
+        self._check()
         means, proceed = gradients, True
         while not worker.rehearsing:
             try:
+                if error is not None:
+                    raise error
                 means, proceed = self._reduce(gradients)
                 break
-            except RingBroken as error:
+            except RingBroken as broken:
+                error = None
                 if not self.repairs:
                     raise RingError(
                         f"a step was interrupted, and this session cannot be repaired inside of "
-                        f"it, for it runs one operation at a time; use edl.Session ({error})"
-                    ) from error
-                if worker.recover(error):
+                        f"it, for it runs one operation at a time; use edl.Session ({broken})"
+                    ) from broken
+                if worker.recover(broken):
                     means, proceed = gradients, False
                     break
-        self._done_step = worker.begun
-        points.reached("reduced")
+        self._finish()
         return means, proceed
 
     def _reduce(self, gradients: list[Any]) -> tuple[list[Any], bool]:

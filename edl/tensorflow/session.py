@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
+from edl.tensorflow.reduction import REDUCED
 from edl.tensorflow.variables import SessionAccess
 
 LEAST_THREADS = 4  # a repair reads variables while a run of the same session is under way
@@ -268,9 +269,10 @@ def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
 
 
 def _reaches_reduction(operation: tf.Operation) -> bool:
-    """Whether ``operation`` depends on the call back in which gradients are reduced."""
+    """Whether ``operation`` depends on a call back that ends the reduction of gradients."""
     return any(
-        each.type == "EagerPyFunc" and "edl_reduce" in each.name for each in _before(operation)
+        each.type.endswith("PyFunc") and each.name.rpartition("/")[2].startswith(REDUCED)
+        for each in _before(operation)
     )
 
 

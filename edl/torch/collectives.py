@@ -17,7 +17,7 @@ from edl.core.steprecord import Table
 from edl.daemon.activity import waits
 from edl.errors import UsageError
 from edl.framework.message import broadcast_message
-from edl.framework.refusal import is_refusal
+from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
 
 # Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
@@ -38,9 +38,7 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except HorovodInternalError as error:
-        if is_refusal(str(error)):
-            raise UsageError(f"{error} (every worker must build the same model)") from error
-        raise CollectiveFailed(str(error)) from error
+        raise told_apart(str(error)) from error
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UsageError(f"Horovod cannot reduce this: {error}") from error
 
