@@ -83,8 +83,8 @@ class Bench:
         found: dict[str, list[dict[str, resize.Stall]]] = {report.STOCK: [], report.EDL: []}
         for repetition in range(repetitions):
             for system, kind, module in (
-                (report.STOCK, StockJob, "benchmarks.train_stock"),
-                (report.EDL, EdlJob, "benchmarks.train_edl"),
+                (report.STOCK, StockJob, "benchmarks.torch.stock"),
+                (report.EDL, EdlJob, "benchmarks.torch.edl"),
             ):
                 stalls = resize.measure(self._job(kind), module)
                 found[system].append(stalls)
@@ -103,11 +103,11 @@ class Bench:
             told = []
             for name, settings in crash.STOCK.items() if beside_stock else ():
                 job = self._job(TwoHostsStockJob, settings)
-                told.append((name, crash.stock(job, "benchmarks.train_stock")))
+                told.append((name, crash.stock(job, "benchmarks.torch.stock")))
                 self._say_crash(repetition, *told[-1])
             for faults, settings in crash.EDL:
                 job = self._job(EdlJob, settings)
-                for name, one in crash.edl(job, "benchmarks.train_edl", faults):
+                for name, one in crash.edl(job, "benchmarks.torch.edl", faults):
                     told.append((name, one))
                     self._say_crash(repetition, name, one)
             for name, one in told:
@@ -125,7 +125,7 @@ class Bench:
     def step_times(
         self, what: str, other: type[Job], rounds: int, block: int
     ) -> step_time.Comparison:
-        a = (self._job(PlainJob), "benchmarks.train_plain")
+        a = (self._job(PlainJob), "benchmarks.torch.plain")
         b = (self._job(other), f"benchmarks.train_{'edl' if other is EdlJob else 'plain'}")
         turns = self._scratch / f"turns-{self._jobs}"
         comparison = step_time.compare(a, b, turns, rounds, block)

@@ -3,18 +3,10 @@
 import torch.nn.functional as F
 
 import edl.torch as edl
-from benchmarks.workload import (
-    BATCH_SIZE,
-    EPOCHS,
-    StepLog,
-    Synthetic,
-    build_model,
-    build_sgd,
-    parse_arguments,
-)
+from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
+from benchmarks.torch.workload import Synthetic, build_model, build_sgd
 
-args = parse_arguments()
-log = StepLog(args.steps_to)
+progress, _ = arguments()
 edl.init()
 loader = edl.DataLoader(Synthetic(), batch_size=BATCH_SIZE, shuffle=True, seed=0)
 model = build_model()
@@ -27,6 +19,4 @@ for _epoch in loader.epochs(EPOCHS):
         loss.backward()
         optimizer.step()
         if edl.generation() > 0:  # not in the rehearsal, which trains nothing
-            log.completed(edl.step(), edl.size())
-            if args.turns:
-                args.turns.completed(edl.step())
+            progress.completed(edl.step(), edl.size())

@@ -5,18 +5,10 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from benchmarks.workload import (
-    BATCH_SIZE,
-    EPOCHS,
-    StepLog,
-    Synthetic,
-    build_model,
-    build_sgd,
-    parse_arguments,
-)
+from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
+from benchmarks.torch.workload import Synthetic, build_model, build_sgd
 
-args = parse_arguments()
-log = StepLog(args.steps_to)
+progress, _ = arguments()
 hvd.init()
 dataset = Synthetic()
 sampler = DistributedSampler(dataset, hvd.size(), hvd.rank(), shuffle=True, seed=0)
@@ -34,6 +26,4 @@ for epoch in range(EPOCHS):
         loss.backward()
         optimizer.step()
         step += 1
-        log.completed(step, hvd.size())
-        if args.turns:
-            args.turns.completed(step)
+        progress.completed(step, hvd.size())

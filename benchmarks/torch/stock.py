@@ -9,20 +9,12 @@ import horovod.torch as hvd
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from benchmarks.workload import (
-    BATCH_SIZE,
-    EPOCHS,
-    StepLog,
-    Synthetic,
-    build_model,
-    build_sgd,
-    parse_arguments,
-)
+from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
+from benchmarks.torch.workload import Synthetic, build_model, build_sgd
 
 CHECK_EVERY, COMMIT_EVERY = 10, 100
 
-args = parse_arguments()
-log = StepLog(args.steps_to)
+progress, _ = arguments()
 hvd.init()
 dataset = Synthetic()
 sampler = hvd.elastic.ElasticSampler(dataset, shuffle=True, seed=0)
@@ -40,7 +32,7 @@ def train(state):
             loss.backward()
             optimizer.step()
             state.step += 1
-            log.completed(state.step, hvd.size())
+            progress.completed(state.step, hvd.size())
             state.sampler.record_batch(batch, BATCH_SIZE)
             if batch % COMMIT_EVERY == 0:
                 state.commit()

@@ -1,0 +1,1 @@
+"""The training scripts in PyTorch: edl, plain Horovod, stock Horovod Elastic."""
