@@ -76,6 +76,11 @@ class Dataset(ABC, Generic[Record]):
     def __getitem__(self, index: int) -> Record:
         return self.__getitems__([index])[0]
 
+    def __iter__(self) -> Iterator[Record]:
+        """All records. Python's own loop would take an IndexError of ``parse`` for the end."""
+        for index in range(len(self)):
+            yield self[index]
+
     def __getitems__(self, indices: Iterable[int]) -> list[Record]:
         """The records of ``indices``, in their order; neighbours in a file are read together."""
         wanted: dict[int, tuple[list[int], list[int]]] = {}  # part -> places, rows in the part

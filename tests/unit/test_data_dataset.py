@@ -68,6 +68,14 @@ def test_a_data_set_of_somebody_else_has_no_fingerprint() -> None:
     assert list(skip_events([1, 2])) == []
 
 
+def test_an_error_of_parse_does_not_end_a_loop_quietly(folder: Path) -> None:
+    (folder / "a").write_text("1,2\n3\n4,5\n")
+    seconds = edl.data.text_lines(folder / "a", parse=lambda line: line.split(",")[1])
+    with pytest.raises(IndexError, match="list index out of range"):
+        list(seconds)
+    assert list(edl.data.text_lines(folder / "a")) == ["1,2", "3", "4,5"]
+
+
 class Emptied(Dataset[Any]):
     def __init__(self, skipped: int) -> None:
         left_out = tuple(("f", Skipped(n, 2, "damage")) for n in range(skipped))
