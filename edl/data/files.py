@@ -61,7 +61,8 @@ def _named(path: str) -> list[str]:
         raise DataError(f"{path} is no regular file; copy its content into one")
     if not glob.has_magic(path):
         raise DataError(f"there is no file {os.path.abspath(path)} on this host")
-    found = [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
+    # With "**" twice, glob finds a file as often as there are ways to it.
+    found = [file for file in set(glob.glob(path, recursive=True)) if os.path.isfile(file)]
     if not found:
         raise DataError(f"no file matches {os.path.abspath(path)} on this host")
     return found
