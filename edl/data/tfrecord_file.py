@@ -10,6 +10,7 @@ The length's sum is checked when the file is indexed, the data's when the record
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO, overload
@@ -94,8 +95,7 @@ def index_records(path: str, size: int, skip: bool) -> Index:
     Raises:
         DataError: the file is compressed; without ``skip``: it is cut, or a length is damaged.
     """
-    starts: list[int] = []
-    lengths: list[int] = []
+    starts, lengths = array("q"), array("q")  # 8 bytes each, where a list takes 40
     skipped: list[Skipped] = []
     offset = 0
     with open(path, "rb") as file:
@@ -121,7 +121,7 @@ def index_records(path: str, size: int, skip: bool) -> Index:
             offset = start + length + FOOTER_BYTES
             if not skip:
                 file.seek(offset)
-    arrays = {STARTS: np.array(starts, np.int64), LENGTHS: np.array(lengths, np.int64)}
+    arrays = {STARTS: np.array(starts), LENGTHS: np.array(lengths)}
     return Index(arrays, skipped=tuple(skipped))
 
 
