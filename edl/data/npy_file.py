@@ -36,6 +36,18 @@ from edl.errors import DataError
 
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 2**20  # bytes; a longer one is damage
+# What ast.literal_eval, NumPy and we make of a header that is none. The last two are raised for
+# one that is nested too deeply, too.
+UNREADABLE = (
+    ValueError,
+    SyntaxError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ def read_header(file: IO[bytes]) -> Header:
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
         shape = tuple(int(length) for length in fields["shape"])
         fortran = bool(fields["fortran_order"])
-    except (ValueError, SyntaxError, TypeError, KeyError, IndexError) as error:
+    except UNREADABLE as error:
         raise BadHeader(f"its header is damaged ({error})") from error
     if min(shape, default=0) < 0:
         raise BadHeader("its header is damaged (a negative length)")
