@@ -139,6 +139,15 @@ def test_a_cache_that_cannot_be_used_costs_time_only(
     assert make.made == 2
 
 
+def test_a_user_without_a_home_directory_has_no_cache(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    check(index_of(path, "kind", Maker()), path)
+
+
 def test_an_index_that_cannot_be_written_leaves_nothing(cache: Path, path: str) -> None:
     make = Maker()
     index_of(path, "kind", make)
