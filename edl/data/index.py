@@ -179,9 +179,15 @@ class _Place:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
+        """Keep an index, if that is possible, and remove what was left of attempts to do so.
+
+        Who is at such an attempt this very moment does not keep its own, which says the same.
+        """
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
         try:
+            for left in self._file.parent.glob(f"{self._file.stem}.*.new"):
+                left.unlink(missing_ok=True)
             fresh.write_bytes(self._head(made.stamp, payload) + payload)
             fresh.replace(self._file)
         except OSError as error:

@@ -158,6 +158,18 @@ def test_an_index_that_cannot_be_written_leaves_nothing(cache: Path, path: str) 
     assert not list(cache.glob("*.new"))
 
 
+def test_what_a_killed_process_has_left_is_removed(cache: Path, path: str) -> None:
+    make = Maker()
+    index_of(path, "kind", make)
+    file = index_file(cache)
+    (cache / f"{file.stem}.0123.new").write_bytes(file.read_bytes()[:20])
+    other = cache / "another.0123.new"
+    other.touch()
+    file.unlink()
+    check(index_of(path, "kind", make), path)
+    assert list(cache.glob("*.new")) == [other]
+
+
 def test_a_file_that_changes_meanwhile_is_an_error(cache: Path, path: str) -> None:
     def make(path: str, size: int) -> Index:
         Path(path).write_bytes(b"more content")
