@@ -76,6 +76,27 @@ def compression_of(head: bytes) -> str | None:
     return None
 
 
+def refuse_compressed(path: str, or_zlib: bool = False) -> None:
+    """Make sure that a file is not a compressed one, which is a mistake and no damage.
+
+    Args:
+        or_zlib: it may be, by RFC 1950, 2.2; two bytes that other files begin with as well.
+
+    Raises:
+        DataError: it begins like one.
+    """
+    with open(path, "rb") as file:
+        head = file.read(16)
+    compression = compression_of(head)
+    if or_zlib and head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:
+        compression = "zlib"
+    if compression:
+        raise DataError(
+            f"{path} is compressed ({compression}); records are read by offset, which needs an "
+            "uncompressed file: unpack it"
+        )
+
+
 @dataclass(frozen=True)
 class Stamp:
     """By what a file is known to be unchanged."""

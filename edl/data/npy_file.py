@@ -30,7 +30,15 @@ from edl.data.columns import (
     row_bytes,
 )
 from edl.data.dataset import Dataset, Part
-from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.files import (
+    OPEN_FILES,
+    Paths,
+    PerProcess,
+    Readable,
+    Stamp,
+    refuse_compressed,
+    resolve,
+)
 from edl.data.index import OnError, Skipped, check_policy
 from edl.errors import DataError
 
@@ -193,6 +201,7 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except BadHeader as error:
+        refuse_compressed(path)
         if on_error == "error":
             raise DataError(f"{path} is not readable at byte 0: {error}") from error
         return _Found(None, 0, 0, str(error))

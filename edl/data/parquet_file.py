@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edl.data.dataset import Dataset, Part
-from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.files import (
+    OPEN_FILES,
+    Paths,
+    PerProcess,
+    Readable,
+    Stamp,
+    refuse_compressed,
+    resolve,
+)
 from edl.data.index import Index, OnError, Skipped, check_policy, index_of
 from edl.errors import DataError, UsageError
 
@@ -179,6 +187,7 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
     try:
         file = open_file(path)
     except _damage() as error:
+        refuse_compressed(path)
         problem = f"it has no sound Parquet footer: {_first_line(error)}"
         if not skip:
             raise DataError(

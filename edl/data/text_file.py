@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from edl.data.dataset import Dataset, Record
-from edl.data.files import Paths, Readable, compression_of
+from edl.data.files import Paths, Readable, refuse_compressed
 from edl.data.index import Index, Integers, OnError, Skipped
 from edl.data.spans import LENGTHS, STARTS, SpanDataset
 from edl.errors import DataError, UsageError
@@ -98,13 +98,9 @@ def index_lines(path: str, size: int, encoding: str | None) -> Index:
     """
     newlines: list[Integers] = []
     offset = 0
+    refuse_compressed(path)
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
-            if offset == 0 and (compression := compression_of(chunk)):
-                raise DataError(
-                    f"{path} is compressed ({compression}); lines are read by offset, which needs "
-                    "an uncompressed file"
-                )
             newlines.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE) + offset)
             offset += len(chunk)
     stops = np.concatenate(newlines) if newlines else np.empty(0, np.int64)

@@ -102,7 +102,7 @@ def test_wrong_use_gets_a_sentence(tmp_path: Path) -> None:
         edl.data.text_lines(path, on_error="ignore")  # type: ignore[call-overload]
     packed = written(tmp_path, gzip.compress(b"one\n"), "b.txt.gz")
     for policy in ("error", "skip"):
-        with pytest.raises(DataError, match=r"b.txt.gz is compressed \(gzip\); lines are read by"):
+        with pytest.raises(DataError, match=r"b.txt.gz is compressed \(gzip\); records are read"):
             edl.data.text_lines(packed, on_error=policy)
 
 
