@@ -100,6 +100,10 @@ WRONG_USES = {
         DAMAGED + "for _ in ds.epochs(1):\n for _ in ds: apply()",
         "sample 2 is damaged",
     ),
+    "errors ignored": (
+        "edl.init(); edl.Dataset(data).ignore_errors()",
+        "ignore_errors() would break the link",
+    ),
     "no epochs": ("edl.init(); iter(edl.Dataset(data))", "for epoch in dataset.epochs(n)"),
     "epochs without optimizer": (
         "edl.init(); next(edl.Dataset(data).epochs(1))",
