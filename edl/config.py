@@ -122,12 +122,17 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def cache_dir() -> Path:
-    """The user's cache directory of edl (``$XDG_CACHE_HOME/edl``), created."""
+    """The user's cache directory of edl (``$XDG_CACHE_HOME/edl``), created.
+
+    Raises:
+        ConfigError: there is no place for it.
+        OSError: it cannot be created.
+    """
     return _user_dir("XDG_CACHE_HOME", ".cache")
 
 
 def state_dir() -> Path:
-    """The user's state directory of edl (``$XDG_STATE_HOME/edl``), created."""
+    """The user's state directory of edl (``$XDG_STATE_HOME/edl``). Raises as the other does."""
     return _user_dir("XDG_STATE_HOME", ".local/state")
 
 
@@ -139,7 +144,12 @@ def _is_every_interface(address: str) -> bool:
 
 
 def _user_dir(variable: str, fallback: str) -> Path:
-    base = os.environ.get(variable) or str(Path.home() / fallback)
+    try:
+        base = os.environ.get(variable) or str(Path.home() / fallback)
+    except RuntimeError as error:  # a container's user that has no entry in /etc/passwd
+        raise ConfigError(
+            variable, f"this user has no home directory to keep files in; set HOME or {variable}"
+        ) from error
     path = Path(base) / "edl"
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -138,6 +138,7 @@ class Run:
             ) as watcher:
                 for line in watcher.stdout:
                     self._status = json.loads(line)
+            time.sleep(0.5)  # it is not known yet; the workers need this machine, too
 
     def finish(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -157,7 +158,8 @@ def native(array: Array) -> Array:
 
 
 def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
-    return dtype.itemsize * int(np.prod(row, dtype=np.int64))
+    """Of one row, exactly: a damaged header may tell more than 64 bits hold."""
+    return dtype.itemsize * math.prod(row)
 
 
 def runs(rows: Integers) -> list[tuple[int, int]]:

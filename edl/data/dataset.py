@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Part:
         return cls(name, size, count, indexed.index.digest(), skipped)
 
 
-class Dataset(Generic[Record]):
+class Dataset(ABC, Generic[Record]):
     """Records 0 to ``len(self) - 1``: those of the first file, then those of the next.
 
     A map-style data set: ``dataset[i]``, and ``dataset.__getitems__(indices)`` for a batch, which
@@ -75,6 +76,11 @@ class Dataset(Generic[Record]):
     def __getitem__(self, index: int) -> Record:
         return self.__getitems__([index])[0]
 
+    def __iter__(self) -> Iterator[Record]:
+        """All records. Python's own loop would take an IndexError of ``parse`` for the end."""
+        for index in range(len(self)):
+            yield self[index]
+
     def __getitems__(self, indices: Iterable[int]) -> list[Record]:
         """The records of ``indices``, in their order; neighbours in a file are read together."""
         wanted: dict[int, tuple[list[int], list[int]]] = {}  # part -> places, rows in the part
@@ -90,9 +96,9 @@ class Dataset(Generic[Record]):
                 records[place] = self._parsed(raw, part, row)
         return [records[place] for place in range(len(records))]
 
+    @abstractmethod
     def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
-        """The records ``rows`` of a part, in their order."""
-        raise NotImplementedError
+        """The records ``rows`` of a part, in their order, before they are parsed."""
 
     def _where(self, part: int, row: int) -> str:
         """The place of a record, for people."""
@@ -106,7 +112,7 @@ class Dataset(Generic[Record]):
 
     def _parsed(self, raw: Any, part: int, row: int) -> Record:
         if self._parse is None:
-            return raw  # type: ignore[no-any-return]
+            return cast(Record, raw)
         try:
             return self._parse(raw)
         except Exception as error:

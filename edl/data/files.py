@@ -61,7 +61,8 @@ def _named(path: str) -> list[str]:
         raise DataError(f"{path} is no regular file; copy its content into one")
     if not glob.has_magic(path):
         raise DataError(f"there is no file {os.path.abspath(path)} on this host")
-    found = [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
+    # With "**" twice, glob finds a file as often as there are ways to it.
+    found = [file for file in set(glob.glob(path, recursive=True)) if os.path.isfile(file)]
     if not found:
         raise DataError(f"no file matches {os.path.abspath(path)} on this host")
     return found
@@ -73,6 +74,27 @@ def compression_of(head: bytes) -> str | None:
         if head[offset : offset + len(signature)] == signature:
             return name
     return None
+
+
+def refuse_compressed(path: str, or_zlib: bool = False) -> None:
+    """Make sure that a file is not a compressed one, which is a mistake and no damage.
+
+    Args:
+        or_zlib: it may be, by RFC 1950, 2.2; two bytes that other files begin with as well.
+
+    Raises:
+        DataError: it begins like one.
+    """
+    with open(path, "rb") as file:
+        head = file.read(16)
+    compression = compression_of(head)
+    if or_zlib and head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:
+        compression = "zlib"
+    if compression:
+        raise DataError(
+            f"{path} is compressed ({compression}); records are read by offset, which needs an "
+            "uncompressed file: unpack it"
+        )
 
 
 @dataclass(frozen=True)

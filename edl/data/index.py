@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from edl import config
 from edl.data.files import Stamp
-from edl.errors import DataError, UsageError
+from edl.errors import ConfigError, DataError, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def index_of(path: str, kind: str, make: Callable[[str, int], Index]) -> Indexed
     stamp = Stamp.of(path)
     try:
         place = _Place(path, kind)
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         logger.info("%s: its index cannot be kept: %s", path, error)
         return _made(path, kind, stamp, make)
     if found := place.read(stamp):
@@ -149,7 +149,7 @@ class _Place:
     """Where the index of one file is kept.
 
     Raises:
-        OSError: the cache is not usable.
+        ConfigError, OSError: the cache is not usable.
     """
 
     def __init__(self, path: str, kind: str) -> None:
@@ -179,9 +179,15 @@ class _Place:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
+        """Keep an index, if that is possible, and remove what was left of attempts to do so.
+
+        Who is at such an attempt this very moment does not keep its own, which says the same.
+        """
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
         try:
+            for left in self._file.parent.glob(f"{self._file.stem}.*.new"):
+                left.unlink(missing_ok=True)
             fresh.write_bytes(self._head(made.stamp, payload) + payload)
             fresh.replace(self._file)
         except OSError as error:

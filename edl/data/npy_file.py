@@ -30,12 +30,32 @@ from edl.data.columns import (
     row_bytes,
 )
 from edl.data.dataset import Dataset, Part
-from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.files import (
+    OPEN_FILES,
+    Paths,
+    PerProcess,
+    Readable,
+    Stamp,
+    refuse_compressed,
+    resolve,
+)
 from edl.data.index import OnError, Skipped, check_policy
 from edl.errors import DataError
 
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 2**20  # bytes; a longer one is damage
+# What ast.literal_eval, NumPy and we make of a header that is none. The last two are raised for
+# one that is nested too deeply, too.
+UNREADABLE = (
+    ValueError,
+    SyntaxError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +121,7 @@ def read_header(file: IO[bytes]) -> Header:
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
         shape = tuple(int(length) for length in fields["shape"])
         fortran = bool(fields["fortran_order"])
-    except (ValueError, SyntaxError, TypeError, KeyError, IndexError) as error:
+    except UNREADABLE as error:
         raise BadHeader(f"its header is damaged ({error})") from error
     if min(shape, default=0) < 0:
         raise BadHeader("its header is damaged (a negative length)")
@@ -181,6 +201,7 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except BadHeader as error:
+        refuse_compressed(path)
         if on_error == "error":
             raise DataError(f"{path} is not readable at byte 0: {error}") from error
         return _Found(None, 0, 0, str(error))

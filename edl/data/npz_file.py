@@ -27,7 +27,15 @@ from edl.data.columns import (
     native,
 )
 from edl.data.dataset import Dataset, Part
-from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.files import (
+    OPEN_FILES,
+    Paths,
+    PerProcess,
+    Readable,
+    Stamp,
+    refuse_compressed,
+    resolve,
+)
 from edl.data.index import Index, Indexed, Integers, OnError, Skipped, check_policy, index_of
 from edl.data.npy_file import BadHeader, Header, read_header
 from edl.errors import DataError, UsageError
@@ -133,6 +141,7 @@ def index_members(path: str, size: int, skip: bool) -> Index:
                     name = member.filename.removesuffix(SUFFIX)
                     members[name] = _describe(path, archive, member)
     except DAMAGE as error:
+        refuse_compressed(path)
         if not skip:
             raise DataError(
                 f"{path} is damaged at byte {offset} of {size}: {error}; restore it, or read with "

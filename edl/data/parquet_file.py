@@ -6,15 +6,24 @@ unless that was read lately.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edl.data.dataset import Dataset, Part
-from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, Stamp, resolve
+from edl.data.files import (
+    OPEN_FILES,
+    Paths,
+    PerProcess,
+    Readable,
+    Stamp,
+    refuse_compressed,
+    resolve,
+)
 from edl.data.index import Index, OnError, Skipped, check_policy, index_of
 from edl.errors import DataError, UsageError
 
@@ -26,7 +35,8 @@ CACHE_BYTES = 256 * 2**20  # decoded row groups that one process keeps
 GROUPS, ROWS, OFFSETS = "groups", "rows", "offsets"  # of the row groups that can be read
 SCHEMA = "schema"
 
-Values = Sequence[Any]  # of one column in one row group, by row
+Values = Sequence[Any] | np.ndarray[Any, Any]  # of one column in one row group, by row
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def parquet(
@@ -39,8 +49,9 @@ def parquet(
 ) -> Dataset[Any]:
     """One record a row, as a dict of its columns.
 
-    Numbers are NumPy scalars, lists of numbers NumPy arrays, other values what PyArrow's
-    ``to_pylist`` makes of them; a missing value is None. Needs PyArrow.
+    Numbers are NumPy scalars, lists of numbers NumPy arrays, other values what PyArrow's ``as_py``
+    makes of them; a missing value is None, and a list in which a number is missing a Python list.
+    Needs PyArrow.
 
     Args:
         columns: to read; None: all.
@@ -94,11 +105,12 @@ class _Parquet(Dataset[Any]):
         records: list[dict[str, Any]] = [{} for _ in rows]
         places = np.searchsorted(self._first_rows[part], rows, side="right") - 1
         for place in np.unique(places).tolist():
-            values = self._group(part, place).values
             first = int(self._first_rows[part][place])
-            for which in np.flatnonzero(places == place).tolist():
-                row = rows[which] - first
-                records[which] = {name: values[name][row] for name in self._columns}
+            with self._blamed(part, place):
+                values = self._group(part, place).values
+                for which in np.flatnonzero(places == place).tolist():
+                    row = rows[which] - first
+                    records[which] = {name: values[name][row] for name in self._columns}
         return records
 
     def _group(self, part: int, place: int) -> _Group:
@@ -106,11 +118,17 @@ class _Parquet(Dataset[Any]):
 
     def _decode(self, part: int, place: int) -> _Group:
         file = self._files[part]
-        number = int(file.index.arrays[GROUPS][place])
         reader = self._open.get(part, lambda: _Reader(file.path, file.stamp))
+        return reader.decode(int(file.index.arrays[GROUPS][place]), self._columns)
+
+    @contextlib.contextmanager
+    def _blamed(self, part: int, place: int) -> Iterator[None]:
+        """What PyArrow raises in here names the row group."""
         try:
-            return reader.decode(number, self._columns)
+            yield
         except _damage() as error:
+            file = self._files[part]
+            number = int(file.index.arrays[GROUPS][place])
             raise DataError(
                 f"{file.path}: row group {number}, at byte {file.index.arrays[OFFSETS][place]}, "
                 f"cannot be read: {_first_line(error)}; restore the file, or read with "
@@ -122,11 +140,17 @@ class _Parquet(Dataset[Any]):
 
 
 class _Group:
-    """A decoded row group."""
+    """A row group, decoded without taking more memory than PyArrow does (``bytes``)."""
 
     def __init__(self, table: pyarrow.Table) -> None:
         self.bytes = int(table.nbytes)
         self.values = {name: _values(table.column(name)) for name in table.column_names}
+
+    def check(self) -> None:
+        """Make sure that every value exists in Python, as not every date does."""
+        for values in self.values.values():
+            if isinstance(values, _Objects):
+                values.check()
 
 
 def _weight(group: _Group) -> int:
@@ -163,6 +187,7 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
     try:
         file = open_file(path)
     except _damage() as error:
+        refuse_compressed(path)
         problem = f"it has no sound Parquet footer: {_first_line(error)}"
         if not skip:
             raise DataError(
@@ -204,7 +229,7 @@ def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str])
     try:
         table = read_group(file, number, columns)
         table.validate(full=True)
-        _Group(table)
+        _Group(table).check()
     except _damage() as error:
         return _first_line(error)
     return ""
@@ -244,41 +269,95 @@ def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
 
 
 def _values(column: pyarrow.ChunkedArray) -> Values:
-    """The values of a column: numbers by NumPy, everything else as Python objects."""
-    types = _arrow().types
+    """The values of a column: numbers and lists of them by NumPy, all others row by row."""
     array = column.combine_chunks()
-    if array.null_count == 0:
-        kind = array.type
-        if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-            return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-            inner = array.flatten()
-            number = types.is_integer(inner.type) or types.is_floating(inner.type)
-            if number and inner.null_count == 0:
-                return _Lists(inner.to_numpy(zero_copy_only=False), _stops(array))
-    objects: list[Any] = array.to_pylist()
-    return objects
+    if _is_number(array.type) or _arrow().types.is_boolean(array.type):
+        values: Values = _filled(array)
+    elif _is_list(array.type) and _is_number(array.type.value_type):
+        values = _Lists(array)
+    else:
+        return _Objects(array)
+    return _Optional(values, _missing(array)) if array.null_count else values
 
 
-def _stops(lists: pyarrow.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    lengths = _arrow().compute.list_value_length(lists).to_numpy(zero_copy_only=False)
-    return np.cumsum(lengths, dtype=np.int64)
+class _Optional(Sequence[Any]):
+    """``values``, of which those that are ``missing`` are None."""
+
+    def __init__(self, values: Values, missing: Mask) -> None:
+        self._values, self._missing = values, missing
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, row: Any) -> Any:
+        return None if self._missing[row] else self._values[row]
 
 
 class _Lists(Sequence[Any]):
-    """Lists of numbers that lie one after the other; an item is a copy, so it may be written."""
+    """Lists of numbers that lie one after the other; an item is a copy, so it may be written.
 
-    def __init__(
-        self, numbers: np.ndarray[Any, Any], stops: np.ndarray[Any, np.dtype[np.int64]]
-    ) -> None:
-        self._numbers, self._stops = numbers, stops
+    One in which a number is missing is a Python list with None in its place.
+    """
+
+    def __init__(self, lists: pyarrow.Array) -> None:
+        numbers = lists.flatten()  # without those of lists that are missing
+        self._numbers = _filled(numbers)
+        self._missing = _missing(numbers) if numbers.null_count else None
+        lengths = _arrow().compute.list_value_length(lists)
+        self._stops = np.cumsum(_filled(lengths), dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._stops)
 
     def __getitem__(self, row: Any) -> Any:
-        start = self._stops[row - 1] if row else 0
-        return self._numbers[start : self._stops[row]].copy()
+        start, stop = self._stops[row - 1] if row else 0, self._stops[row]
+        numbers = self._numbers[start:stop]
+        if self._missing is None or not self._missing[start:stop].any():
+            return numbers.copy()
+        pairs = zip(numbers.tolist(), self._missing[start:stop], strict=True)
+        return [None if missing else number for number, missing in pairs]
+
+
+class _Objects(Sequence[Any]):
+    """Values that PyArrow makes Python objects of, each when it is asked for.
+
+    Made at once, short texts would take several times the memory.
+    """
+
+    def __init__(self, array: pyarrow.Array) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._array[row].as_py()
+
+    def check(self) -> None:
+        self._array.to_pylist()
+
+
+def _is_number(kind: pyarrow.DataType) -> bool:
+    types = _arrow().types
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
+def _is_list(kind: pyarrow.DataType) -> bool:
+    types = _arrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
+    """An array of numbers or of booleans as NumPy's, with 0 for those that are missing."""
+    if array.null_count:
+        array = array.fill_null(False if _arrow().types.is_boolean(array.type) else 0)
+    values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _missing(array: pyarrow.Array) -> Mask:
+    mask: Mask = array.is_null().to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _arrow() -> Any:
@@ -296,8 +375,8 @@ def _arrow() -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What PyArrow raises for a file that it cannot read."""
-    return _arrow().ArrowException, OSError, ValueError
+    """What PyArrow raises for a file that it cannot read, or a value that Python does not have."""
+    return _arrow().ArrowException, OSError, ValueError, OverflowError
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,9 +49,9 @@ class SpanDataset(Dataset[Record]):
         starts, lengths = self._spans[part]
         return [self._record(readable, int(starts[row]), int(lengths[row])) for row in rows]
 
+    @abstractmethod
     def _record(self, readable: Readable, start: int, length: int) -> Any:
         """The record whose bytes are at ``start``."""
-        raise NotImplementedError
 
     def _where(self, part: int, row: int) -> str:
         return f"{self._files[part].path}, the record at byte {self._spans[part][0][row]}"

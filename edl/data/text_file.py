@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, overload
@@ -10,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from edl.data.dataset import Dataset, Record
-from edl.data.files import Paths, Readable, compression_of
+from edl.data.files import Paths, Readable, refuse_compressed
 from edl.data.index import Index, Integers, OnError, Skipped
 from edl.data.spans import LENGTHS, STARTS, SpanDataset
 from edl.errors import DataError, UsageError
@@ -45,7 +44,7 @@ def text_lines(
 ) -> Dataset[Any]:
     r"""One record a line, without its end (``\n`` or ``\r\n``); an empty line is a record, too.
 
-    The last line needs no end. A byte order mark at the beginning of a file is no part of it.
+    The last line needs no end. A byte order mark at the beginning of a file is no part of its text.
 
     Args:
         encoding: of the files, one in which ``\n`` is one byte of its own; None: records are bytes.
@@ -99,13 +98,9 @@ def index_lines(path: str, size: int, encoding: str | None) -> Index:
     """
     newlines: list[Integers] = []
     offset = 0
+    refuse_compressed(path)
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
-            if offset == 0 and (compression := compression_of(chunk)):
-                raise DataError(
-                    f"{path} is compressed ({compression}); lines are read by offset, which needs "
-                    "an uncompressed file"
-                )
             newlines.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE) + offset)
             offset += len(chunk)
     stops = np.concatenate(newlines) if newlines else np.empty(0, np.int64)
@@ -134,7 +129,8 @@ def _decodable(
             last = int(np.searchsorted(stops, starts[first] + CHUNK_BYTES))
             last = max(first + 1, min(last, len(starts)))
             base = int(starts[first])
-            data = os.pread(file.fileno(), int(stops[last - 1]) - base, base)
+            file.seek(base)
+            data = file.read(int(stops[last - 1]) - base)  # all of it, unlike os.pread
             if not _is_in(data, encoding):
                 for line in range(first, last):
                     one = data[starts[line] - base : stops[line] - base]
@@ -156,7 +152,7 @@ def _check_encoding(encoding: str | None) -> None:
         return
     try:
         suits = "a\r\n".encode(encoding) == b"a\r\n"
-    except LookupError:
+    except (LookupError, ValueError):
         raise UsageError(f"there is no encoding {encoding!r}") from None
     if not suits:
         raise UsageError(

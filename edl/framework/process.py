@@ -14,12 +14,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from edl import config
-from edl.daemon.switching import Replica
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
+from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.ring import Collectives
 
 logger = logging.getLogger(__name__)
@@ -28,22 +28,7 @@ _worker: Worker | None = None
 _hidden: EdlError | None = None
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that ``edl.track`` can follow."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> Any: ...
-
-
-class Tracking(Replica, Protocol):
-    """A replica that more objects can be added to."""
-
-    def track(self, objects: dict[str, Any]) -> None: ...
-
-
-_replica: Tracking | None = None
+_replica: FrameworkReplica[Any] | None = None
 _tracked_early: dict[str, Any] = {}
 
 
@@ -133,13 +118,17 @@ def is_rehearsing() -> bool:
 
 
 def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> None:
-    """Let objects follow the job; ``check`` raises UsageError for those that cannot."""
+    """Let objects follow the job; ``check`` raises UsageError for those that cannot.
+
+    Raises:
+        UsageError: also when another object has the name.
+    """
     current_worker()
     check(objects)
     if _replica is not None:
         _replica.track(objects)
     else:
-        _tracked_early.update(objects)
+        add_tracked(_tracked_early, objects)
 
 
 def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:
@@ -167,7 +156,7 @@ def on_resize(callback: Callable[[int, int], None]) -> None:
     current_worker().on_resize(callback)
 
 
-def attach_replica(replica: Tracking) -> None:
+def attach_replica(replica: FrameworkReplica[Any]) -> None:
     """Let this worker share ``replica``, and what was tracked before it was there.
 
     Raises:

@@ -6,11 +6,13 @@ large pieces. Pickles travel inside the ring only, between processes of one job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 LARGE_BYTES = 2**18  # an array of this size is worth a collective of its own
+
+Array = TypeVar("Array")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,37 @@ def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state"
     if type(value) is tuple:
         return tuple(map_leaves(item, leaf, f"{where}[{i}]") for i, item in enumerate(value))
     return leaf(value, where)
+
+
+def describe(
+    state: Any, taken: list[Array], refer: Callable[[Any, int], tuple[Array, Reference] | None]
+) -> Any:
+    """``state`` with each array moved to ``taken`` and a reference in its place.
+
+    Args:
+        refer: what to send of a thing in the state, as number so and so; None: it is no array.
+    """
+
+    def leaf(value: Any, _where: str) -> Any:
+        found = refer(value, len(taken))
+        if found is None:
+            return value
+        array, reference = found
+        taken.append(array)
+        return reference
+
+    return map_leaves(state, leaf)
+
+
+def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Reference], Array]) -> Any:
+    """The inverse of :func:`describe`. ``empty`` makes those that were not sent."""
+
+    def leaf(value: Any, _where: str) -> Any:
+        if not isinstance(value, Reference):
+            return value
+        return arrays[value.index] if value.index in arrays else empty(value)
+
+    return map_leaves(description, leaf)
 
 
 def references(description: Any) -> list[Reference]:

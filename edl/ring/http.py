@@ -33,7 +33,7 @@ __all__ = ["DaemonServer", "Handler", "Request"]
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s (facts.md)
+BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s
 CLOSE_S = 5.0  # for the thread to end
 
 _RENDEZVOUS = re.compile(r"/([^/:]+):\d+/(.+)")

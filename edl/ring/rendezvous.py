@@ -2,7 +2,7 @@
 
 Horovod's C++ client asks over plain HTTP, one connection a request: PUT, GET and DELETE of
 ``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held* until it arrives, so
-nobody polls (8 ranks: 5.6 s -> 0.65 s, facts.md 4).
+nobody polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004).
 
 Horovod's client cannot authenticate itself. So each generation has its own unguessable *scope* in
 front of that path, which only those learn who may read the generation, and a daemon serves no

@@ -2,7 +2,7 @@
 
 A worker that waits for a *living* neighbour in a ring with a dead member sits there until Gloo's
 time-out of 30 s. ``shutdown(SHUT_RDWR)`` on the ring's sockets frees it, and everybody behind it,
-in milliseconds (facts.md 3). Horovod does not tell its sockets, so they are recognised:
+in milliseconds. Horovod does not tell its sockets, so they are recognised:
 
 - they appeared while the ring was built;
 - Gloo (transport/tcp/pair.cc) sets SO_REUSEADDR on all its sockets, on connecting ones too, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -16,12 +17,7 @@ from edl.tensorflow.source import Load, signature_of
 
 # What may follow: one element in, one out, in the same order.
 _KEEPS_ORDER = ("map", "prefetch", "with_options")
-_SPOILS = (
-    "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate", "filter",
-    "flat_map", "group_by_window", "interleave", "padded_batch", "ragged_batch", "random",
-    "rebatch", "reduce", "rejection_resample", "repeat", "scan", "shard", "shuffle", "skip",
-    "snapshot", "sparse_batch", "take", "take_while", "unbatch", "unique", "window",
-)  # fmt: skip
+_LOOKS_ON = ("apply", "as_numpy_iterator", "cardinality", "fingerprint", "options")
 
 
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
@@ -101,8 +97,10 @@ def _spoiling(name: str) -> Any:
 
 for _name in _KEEPS_ORDER:
     setattr(ElasticDataset, _name, _keeping(_name))
-for _name in _SPOILS:
-    setattr(ElasticDataset, _name, _spoiling(_name))
+# All else, so that nothing slips through that this or a later TensorFlow has beside it.
+for _name, _ in inspect.getmembers_static(tf.data.Dataset, inspect.isfunction):
+    if not _name.startswith("_") and _name not in (*_KEEPS_ORDER, *_LOOKS_ON):
+        setattr(ElasticDataset, _name, _spoiling(_name))
 
 
 def Dataset(

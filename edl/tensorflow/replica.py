@@ -1,12 +1,11 @@
-"""The state that all workers share: variables and tracked objects, sent to newcomers and saved.
+"""The state that all workers share, as TensorFlow has it: numpy arrays by variable path.
 
-How it travels: :mod:`edl.framework.state`. Here all of it is numpy arrays by variable path.
+See :mod:`edl.framework.replica`.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,9 @@ import tensorflow as tf
 
 from edl.daemon.checkpoint_file import Blob
 from edl.daemon.position import Receive
-from edl.errors import CheckpointError, RingBroken, UsageError
-from edl.framework.process import Stateful
-from edl.framework.state import Reference, few, map_leaves, pieces, references
-from edl.ring.ring import CollectiveFailed, Ring
+from edl.errors import CheckpointError, UsageError
+from edl.framework.replica import FrameworkReplica, Stateful
+from edl.framework.state import Reference, few, map_leaves, pieces
 from edl.tensorflow.collectives import broadcast_array
 from edl.tensorflow.variables import (
     Access,
@@ -31,7 +29,7 @@ from edl.tensorflow.variables import (
 KIND = "tensorflow"
 
 
-class TensorFlowReplica:
+class TensorFlowReplica(FrameworkReplica[Array]):
     """Variables and tracked objects of this process.
 
     Args:
@@ -41,31 +39,18 @@ class TensorFlowReplica:
     """
 
     framework = "tensorflow"
+    misfits = (*FrameworkReplica.misfits, tf.errors.OpError)
 
     def __init__(
         self, kind: str, model: Callable[[], list[Any]], optimizer: Callable[[], list[Any]]
     ) -> None:
-        self._kind = kind
+        super().__init__(kind)
         self._model = model
         self._optimizer = optimizer
-        self._tracked: dict[str, Any] = {}
         self.access: Access = EagerAccess()
 
-    def track(self, objects: dict[str, Any]) -> None:
-        """Let more objects follow the job.
-
-        Raises:
-            UsageError: an object cannot give and take its state, or the name is taken.
-        """
-        self.check(objects)
-        for name, thing in objects.items():
-            if self._tracked.get(name, thing) is not thing:
-                raise UsageError(f"edl.track({name}=...): another object is tracked as {name}")
-            self._tracked[name] = thing
-
     @staticmethod
-    def check(objects: dict[str, Any]) -> None:
-        """Raise UsageError for an object that cannot give and take its state."""
+    def check(objects: Mapping[str, Any]) -> None:
         for name, thing in objects.items():
             if not isinstance(thing, Stateful) and variables_of(thing) is None:
                 raise UsageError(
@@ -73,49 +58,7 @@ class TensorFlowReplica:
                     "state_dict() and load_state_dict()"
                 )
 
-    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.daemon.switching.Replica`.
-
-        Raises:
-            RingBroken: a worker is gone; a receiver's state is then undefined.
-            UsageError: the receiver's variables or tracked objects are others than the job's.
-        """
-        if ring.alone:
-            return
-        sending = ring.place.rank == root
-        arrays: list[Array] = []
-        mine = pickle.dumps(_describe(self._state(), arrays)) if sending else b""
-        description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
-        keep = receive is not Receive.NOTHING and not sending
-        try:
-            received = _broadcast(references(description), arrays if sending else None, root, keep)
-        except CollectiveFailed as error:
-            raise RingBroken(ring.generation, str(error)) from error
-        if keep:
-            self._load(_fill(description, received), receive)
-
-    def capture(self) -> Any:
-        """See :class:`edl.daemon.checkpoint.Durable`."""
-        return map_leaves({**self._state(), "optimizer_kind": self._kind}, _to_blob)
-
-    def restore(self, state: Any) -> None:
-        """See :class:`edl.daemon.checkpoint.Durable`."""
-        if state["optimizer_kind"] != self._kind:
-            raise CheckpointError(
-                f"the checkpoint is of a job with {state['optimizer_kind']}, and this script "
-                f"trains with {self._kind}"
-            )
-        loaded = map_leaves(state, _from_blob)
-        if odd := sorted(self._things().keys() ^ loaded["tracked"].keys()):
-            raise CheckpointError(
-                f"edl.track: only one of checkpoint and script tracks {', '.join(odd)}"
-            )
-        try:
-            self._load(loaded, Receive.ALL)
-        except (UsageError, ValueError, KeyError, tf.errors.OpError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
-
-    def _things(self) -> dict[str, Stateful]:
+    def things(self) -> dict[str, Stateful]:
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def variables(self) -> dict[str, dict[str, Any]]:
@@ -135,17 +78,17 @@ class TensorFlowReplica:
             )
         return {"model": model, "optimizer": named(optimizer)}
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]
         values = iter(self.access.read(flat))
         state: dict[str, Any] = {
             group: {name: next(values) for name in variables} for group, variables in groups.items()
         }
-        state["tracked"] = {name: thing.state_dict() for name, thing in self._things().items()}
+        state["tracked"] = self.states_of_things()
         return state
 
-    def _load(self, state: dict[str, Any], receive: Receive) -> None:
+    def load(self, state: dict[str, Any], receive: Receive) -> None:
         values: list[tuple[Any, Array]] = []
         for group, mine in self.variables().items():
             if odd := differences(mine, state[group]):
@@ -159,37 +102,29 @@ class TensorFlowReplica:
                     continue
                 values.append((variable, state[group][name]))
         self.access.write(values)
-        if receive is Receive.STEP:
-            return
-        things = self._things()
-        if odd := sorted(things.keys() ^ state["tracked"].keys()):
-            raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")
-        for name, thing_state in state["tracked"].items():
-            things[name].load_state_dict(thing_state)
+        if receive is not Receive.STEP:
+            self.load_things(state["tracked"])
 
-
-def _describe(state: Any, arrays: list[Array]) -> Any:
-    """``state`` with each array moved to ``arrays`` and a reference in its place."""
-
-    def leaf(value: Any, _where: str) -> Any:
+    def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
         array = _array(value)
         if array is None:
-            return value
-        arrays.append(array)
-        return Reference(len(arrays) - 1, array.shape, array.dtype.name, array.nbytes)
+            return None
+        return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
-    return map_leaves(state, leaf)
+    def empty(self, reference: Reference) -> Array:
+        return np.empty(reference.shape, _dtype(reference.dtype))
 
+    def broadcast(
+        self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
+    ) -> dict[int, Array]:
+        return _broadcast(sent, arrays, root, keep)
 
-def _fill(description: Any, arrays: dict[int, Array]) -> Any:
-    """The inverse of :func:`_describe`."""
+    def copied(self, state: dict[str, Any]) -> Any:
+        return map_leaves(state, _to_blob)
 
-    def leaf(value: Any, _where: str) -> Any:
-        if not isinstance(value, Reference):
-            return value
-        return arrays.get(value.index, np.empty(value.shape, _dtype(value.dtype)))
-
-    return map_leaves(description, leaf)
+    def uncopied(self, state: Any) -> dict[str, Any]:
+        found: dict[str, Any] = map_leaves(state, _from_blob)
+        return found
 
 
 def _broadcast(

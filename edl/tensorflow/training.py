@@ -8,14 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from edl.daemon.worker import Worker
-from edl.errors import UsageError
+from edl.errors import EdlError, UsageError
 from edl.framework import process
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.source import Load, reader_of
+from edl.tensorflow.source import Indices, Load, reader_of
 from edl.tensorflow.variables import CREATED, plain, variables_of
 
 UNFINISHED = (
@@ -54,8 +54,8 @@ class Training:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
         total, load = reader_of(source)
         attach_source(self.worker, source, total, batch_size, shuffle, seed, AHEAD)
-        self.load = load
-        return load
+        self.load = _speaking(load)
+        return self.load
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> None:
         """Share ``optimizer``'s and ``model``'s variables with the job; see ``edl.Optimizer``."""
@@ -100,6 +100,19 @@ class Training:
         """Hand out the next batch; False when the epoch is over."""
         self.finish_step()
         return self.steps.begin()
+
+
+def _speaking(load: Load) -> Load:
+    """``load``, whose own errors show as their sentences when TensorFlow has called it."""
+
+    def loaded(indices: Indices) -> Any:
+        try:
+            return load(indices)
+        except EdlError as error:
+            process.hide(error)
+            raise
+
+    return loaded
 
 
 _training: Training | None = None

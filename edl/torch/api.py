@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edl.framework import process
-from edl.framework.process import Stateful, current_worker
+from edl.framework.process import current_worker
+from edl.framework.replica import Stateful
 from edl.torch.collectives import TorchCollectives
 from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica

@@ -96,7 +96,13 @@ class Job:
 
     def edl(self, verb: str, *arguments: str) -> str:
         """Another verb for this job, which must succeed; its standard output."""
-        done = subprocess.run(
+        done = self.try_edl(verb, *arguments)
+        assert done.returncode == 0, f"edl {verb} ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A verb for this job that may fail."""
+        return subprocess.run(
             [*self.there, EDL, verb, self.name, *arguments],
             capture_output=True,
             text=True,
@@ -104,8 +110,6 @@ class Job:
             cwd=self.directory,
             timeout=60,
         )
-        assert done.returncode == 0, f"edl {verb} ended with {done.returncode}: {done.stderr}"
-        return done.stdout
 
     def scale(self, np: int) -> None:
         self.edl("scale", "--np", str(np))

@@ -69,7 +69,18 @@ def test_tensorflow_and_edl_read_each_others_files(
 
 MAKING = """
 import os, sys, time
+from pathlib import Path
 from edl.data.index import Index, index_of
+
+def wait_for_the_others():
+    deadline = time.monotonic() + 60
+    while not all(map(is_at_the_lock, others)):
+        assert time.monotonic() < deadline, "the others do not come"
+        time.sleep(0.01)
+
+def is_at_the_lock(pid):
+    files = [os.path.realpath(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+    return any(file.endswith(".lock") for file in files)
 
 def make(path, size):
     print("making", flush=True)
@@ -77,10 +88,10 @@ def make(path, size):
     return Index(facts={"size": size})
 
 print("ready", flush=True)
-sys.stdin.read()
+others = sys.stdin.read().split()
 print(index_of(sys.argv[1], "kind", make).index.facts["size"], flush=True)
 """
-WAITS = MAKING.replace("ENDS_OR_WAITS", "time.sleep(0.5)  # until the others have come, too")
+WAITS = MAKING.replace("ENDS_OR_WAITS", "wait_for_the_others()")
 ENDS = MAKING.replace("ENDS_OR_WAITS", "os.kill(os.getpid(), 9)")
 
 
@@ -97,6 +108,7 @@ def test_many_processes_make_an_index_once(tmp_path: Path) -> None:
         told: list[str] = []
         for process in processes:
             assert process.stdin is not None
+            process.stdin.write(" ".join(str(each.pid) for each in processes))
             process.stdin.close()
         for process in processes:
             assert process.stdout is not None

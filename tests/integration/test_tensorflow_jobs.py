@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs import ROOT, SCRIPTS, started
+from steplog import read_steps
 from trial import trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -36,14 +35,7 @@ def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
         slow.unlink()
         assert job.end() == 0, job.story("it failed")
 
-    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    finals = []
-    for file in sorted(out.glob("*.jsonl")):
-        for line in map(json.loads, file.read_text().splitlines()):
-            if "final" in line:
-                finals.append(line)
-            else:
-                steps[line["step"]].append(line)
+    steps, finals = read_steps(out)
     assert len(finals) == 3
     assert all(final == finals[0] for final in finals)
     assert finals[0]["steps"] == len(steps)

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs import SCRIPTS, started
+from steplog import read_steps
 from wrong import assert_a_sentence, told_of
 
 pytestmark = pytest.mark.integration
 
 SAMPLES, EPOCHS = 203, 4
-
-
-def read(out: Path) -> tuple[dict[int, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """What was trained in each step by the workers, and the last lines of those that finished."""
-    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    finals = []
-    for file in sorted(out.glob("*.jsonl")):
-        for line in map(json.loads, file.read_text().splitlines()):
-            if "final" in line:
-                finals.append(line)
-            else:
-                steps[line["step"]].append(line)
-    return steps, finals
 
 
 def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
@@ -40,7 +26,7 @@ def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: st
         job.scale(3)
         job.wait_for_size(3)
         assert job.end() == 0, job.story("it failed")
-    steps, finals = read(out)
+    steps, finals = read_steps(out)
 
     assert len(finals) == 3
     for other in finals[1:]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -124,17 +123,6 @@ class Trial(Job):
         assert self._process is not None
         self._process.poll()  # or it would stay a zombie
         return self._process.pid
-
-    def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A verb for this job that may fail."""
-        return subprocess.run(
-            [*self.there, EDL, verb, self.name, *arguments],
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            cwd=self.directory,
-            timeout=60,
-        )
 
     def plain(self) -> str:
         """The name of a worker that does not lead."""

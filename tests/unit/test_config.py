@@ -130,3 +130,21 @@ def test_user_directories_follow_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert config.cache_dir() == tmp_path / "cache/edl"
     assert config.state_dir() == tmp_path / ".local/state/edl"
     assert config.cache_dir().is_dir()
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user as some containers have it: without HOME and without an entry in /etc/passwd."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_directory_is_told_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert config.cache_dir() == tmp_path / "edl"
+    with pytest.raises(ConfigError, match=r"no home directory .*; set HOME or XDG_STATE_HOME"):
+        config.state_dir()

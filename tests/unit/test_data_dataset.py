@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tfrecords import framed
 import edl.data
 from edl.data import Skipped
 from edl.data.dataset import TOLD_ONE_BY_ONE, Dataset, Part, fingerprint_of, skip_events
+from edl.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,32 @@ def test_the_fingerprint_knows_what_is_left_out(folder: Path) -> None:
 def test_a_data_set_of_somebody_else_has_no_fingerprint() -> None:
     assert fingerprint_of([1, 2]) == ""
     assert list(skip_events([1, 2])) == []
+
+
+def test_an_error_of_parse_does_not_end_a_loop_quietly(folder: Path) -> None:
+    (folder / "a").write_text("1,2\n3\n4,5\n")
+    seconds = edl.data.text_lines(folder / "a", parse=lambda line: line.split(",")[1])
+    with pytest.raises(IndexError, match="list index out of range"):
+        list(seconds)
+    assert list(edl.data.text_lines(folder / "a")) == ["1,2", "3", "4,5"]
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize(
+    "make", [edl.data.npy, edl.data.npz, edl.data.parquet, edl.data.text_lines, edl.data.tfrecord]
+)
+def test_a_compressed_file_is_a_mistake_and_not_left_out(
+    folder: Path, make: Any, policy: str
+) -> None:
+    (folder / "a").write_bytes(gzip.compress(b"content"))
+    with pytest.raises(DataError, match=r"/a is compressed \(gzip\); records are read by offset"):
+        make(folder / "a", on_error=policy)
+
+
+def test_threads_share_a_source(folder: Path) -> None:
+    source = text(folder / "data", a="\n".join(map(str, range(2000))))
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(source.__getitem__, range(2000))) == [str(n) for n in range(2000)]
 
 
 class Emptied(Dataset[Any]):

@@ -37,6 +37,10 @@ def test_a_pattern_leaves_folders_out_and_may_go_into_them(folder: Path) -> None
     assert "sub/c.txt" in names(resolve(str(folder / "**" / "*.txt")), folder)
 
 
+def test_a_pattern_names_a_file_once_on_however_many_ways(folder: Path) -> None:
+    assert names(resolve(str(folder / "**" / "**" / "c.txt")), folder) == ["sub/c.txt"]
+
+
 def test_an_existing_name_is_no_pattern(folder: Path) -> None:
     assert names(resolve(folder / "[x].txt"), folder) == ["[x].txt"]
 

@@ -139,6 +139,15 @@ def test_a_cache_that_cannot_be_used_costs_time_only(
     assert make.made == 2
 
 
+def test_a_user_without_a_home_directory_has_no_cache(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    check(index_of(path, "kind", Maker()), path)
+
+
 def test_an_index_that_cannot_be_written_leaves_nothing(cache: Path, path: str) -> None:
     make = Maker()
     index_of(path, "kind", make)
@@ -147,6 +156,18 @@ def test_an_index_that_cannot_be_written_leaves_nothing(cache: Path, path: str) 
     file.mkdir()  # nothing can be renamed to this
     check(index_of(path, "kind", make), path)
     assert not list(cache.glob("*.new"))
+
+
+def test_what_a_killed_process_has_left_is_removed(cache: Path, path: str) -> None:
+    make = Maker()
+    index_of(path, "kind", make)
+    file = index_file(cache)
+    (cache / f"{file.stem}.0123.new").write_bytes(file.read_bytes()[:20])
+    other = cache / "another.0123.new"
+    other.touch()
+    file.unlink()
+    check(index_of(path, "kind", make), path)
+    assert list(cache.glob("*.new")) == [other]
 
 
 def test_a_file_that_changes_meanwhile_is_an_error(cache: Path, path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,14 @@ def test_values() -> None:
         "s": pa.array(["łódź", ""]),
         "raw": pa.array([b"\xff", b""]),
         "none": pa.array([None, 3], pa.int64()),
+        "few": pa.array([None, 3], pa.uint8()),
+        "maybe": pa.array([True, None]),
         "list": pa.array([[1.0, 2.0], []], pa.list_(pa.float64())),
         "large": pa.array([[], [7]], pa.large_list(pa.int8())),
         "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)),
-        "holes": pa.array([[1, None], None], pa.list_(pa.int64())),
+        "holes": pa.array([[1, None], [2, 3]], pa.list_(pa.int16())),
+        "gone": pa.array([None, [2, 3]], pa.list_(pa.float32())),
+        "pairs": pa.array([None, [2, 3]], pa.list_(pa.int8(), 2)),
         "nested": pa.array([[[1], [2, 3]], []], pa.list_(pa.list_(pa.int64()))),
         "struct": pa.array([{"a": 1}, {"a": 2}]),
         "word": pa.array(["x", "x"]).dictionary_encode(),
@@ -81,12 +86,19 @@ def test_values() -> None:
     assert np.isnan(second["f"])
     assert (bool(first["b"]), bool(second["b"])) == (True, False)
     assert (first["s"], first["raw"]) == ("łódź", b"\xff")
-    assert (first["none"], second["none"]) == (None, 3)
+    for name, dtype in {"none": np.int64, "few": np.uint8}.items():  # beside a missing one, too
+        assert (first[name], second[name]) == (None, 3)
+        assert second[name].dtype == dtype
+    assert (bool(first["maybe"]), second["maybe"]) == (True, None)
     for name, rows in {"list": ([1.0, 2.0], []), "large": ([], [7])}.items():
         assert [first[name].tolist(), second[name].tolist()] == list(rows)
     assert first["fixed"].dtype == np.int32
     assert [first["fixed"].tolist(), second["fixed"].tolist()] == [[1, 2], [3, 4]]
-    assert (first["holes"], second["holes"]) == ([1, None], None)
+    assert first["holes"] == [1, None]
+    assert (first["gone"], first["pairs"]) == (None, None)
+    for name, dtype in {"holes": np.int16, "gone": np.float32, "pairs": np.int8}.items():
+        assert second[name].dtype == dtype
+        assert second[name].tolist() == [2, 3]
     assert (first["nested"], first["struct"], first["word"]) == ([[1], [2, 3]], {"a": 1}, "x")
     first["list"][0] = 5.0  # a copy, which may be written to
 
@@ -141,6 +153,31 @@ def test_a_damaged_row_group(folder: Path, column: int) -> None:
     assert "row group 1: " in skipped.reason
     metadata = pq.read_metadata("a.parquet").row_group(1)
     assert skipped.bytes == sum(metadata.column(n).total_compressed_size for n in (0, 1))
+
+
+def test_a_value_that_python_does_not_have_is_damage() -> None:
+    days = pa.array([0, 10**9], pa.int32()).cast(pa.date32())  # the year 2,739,877
+    pq.write_table(pa.table({"day": days}), "a.parquet", row_group_size=1)
+    source = edl.data.parquet("a.parquet")
+    assert str(source[0]["day"]) == "1970-01-01"
+    with pytest.raises(DataError, match=r"a.parquet: row group 1, at byte \d+, cannot be read: "):
+        source[1]
+    assert len(edl.data.parquet("a.parquet", on_error="skip")) == 1
+
+
+def test_texts_take_no_more_memory_than_is_counted() -> None:
+    texts = [f"row {row}" for row in range(20_000)]
+    pq.write_table(pa.table({"text": texts}), "a.parquet")
+    source = edl.data.parquet("a.parquet")
+    source[0]  # imports
+    tracemalloc.start()
+    try:
+        source = edl.data.parquet("a.parquet")
+        assert source[1] == {"text": "row 1"}
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 50 * len(texts), "no Python object for each text"
 
 
 def test_only_the_columns_that_are_read_matter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -92,15 +93,16 @@ def test_wrong_use_gets_a_sentence(tmp_path: Path) -> None:
     path = written(tmp_path, b"\xff\n")
     with pytest.raises(DataError, match=r"nothing is left of 1 text file: .*a.txt at byte 0"):
         edl.data.text_lines(path, on_error="skip")
-    with pytest.raises(UsageError, match="there is no encoding 'utf-9'"):
-        edl.data.text_lines(path, encoding="utf-9")
+    for encoding in ("utf-9", "utf\0", "rot13"):
+        with pytest.raises(UsageError, match=re.escape(f"there is no encoding {encoding!r}")):
+            edl.data.text_lines(path, encoding=encoding)
     with pytest.raises(UsageError, match="lines cannot be found in utf-16"):
         edl.data.text_lines(path, encoding="utf-16")
     with pytest.raises(UsageError, match="on_error is 'ignore'; it is 'error' or 'skip'"):
         edl.data.text_lines(path, on_error="ignore")  # type: ignore[call-overload]
     packed = written(tmp_path, gzip.compress(b"one\n"), "b.txt.gz")
     for policy in ("error", "skip"):
-        with pytest.raises(DataError, match=r"b.txt.gz is compressed \(gzip\); lines are read by"):
+        with pytest.raises(DataError, match=r"b.txt.gz is compressed \(gzip\); records are read"):
             edl.data.text_lines(packed, on_error=policy)
 
 

@@ -6,7 +6,16 @@ import pytest
 
 from edl.framework.message import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
 from edl.framework.refusal import is_refusal
-from edl.framework.state import LARGE_BYTES, Reference, few, map_leaves, pieces, references
+from edl.framework.state import (
+    LARGE_BYTES,
+    Reference,
+    describe,
+    few,
+    fill,
+    map_leaves,
+    pieces,
+    references,
+)
 
 FITS = FIRST_PIECE_BYTES - LENGTH_BYTES
 
@@ -39,6 +48,21 @@ def reference(index: int, size: int, device: str = "cpu") -> Reference:
 def test_references_are_found_wherever_they_are_and_come_by_index() -> None:
     one, two, three = (reference(index, 8) for index in range(3))
     assert references({"a": [three, {"b": (one, 7)}], "c": two}) == [one, two, three]
+
+
+def test_a_description_is_filled_with_what_was_sent_and_what_is_empty() -> None:
+    def refer(value: object, index: int) -> tuple[bytes, Reference] | None:
+        return (value, reference(index, len(value))) if isinstance(value, bytes) else None
+
+    state = {"a": [b"one", 2], "b": (b"", b"three")}
+    taken: list[bytes] = []
+    description = describe(state, taken, refer)
+    assert taken == [b"one", b"", b"three"]
+    assert references(description) == [
+        reference(index, size) for index, size in enumerate((3, 0, 5))
+    ]
+    sent = {0: b"one", 2: b"three"}
+    assert fill(description, sent, lambda each: bytes(each.size)) == state
 
 
 def test_large_arrays_go_alone_small_ones_together_empty_ones_not_at_all() -> None:

@@ -107,12 +107,15 @@ def test_core_is_pure(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "config.py"])
 def test_only_config_reads_the_environment(module: str) -> None:
     names = ("environ", "environb", "getenv", "putenv", "unsetenv")
+    indirectly = ("expanduser", "expandvars", "home")  # of os.path and pathlib
     for name in imports_of(module):
         assert not any(name == f"os.{forbidden}" for forbidden in names)
     for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            read = node.value.id == "os" and node.attr in names
-            assert not read, f"edl/{module}:{node.lineno} reads os.{node.attr}; ask edl.config"
+        if isinstance(node, ast.Attribute):
+            read = node.attr in names and ast.unparse(node.value) == "os"
+            read |= node.attr in indirectly
+            where = f"edl/{module}:{node.lineno}"
+            assert not read, f"{where} reads the environment ({node.attr}); ask edl.config"
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -63,7 +63,7 @@ for epoch in dataset.epochs(args.epochs):
         counted = edl.current_worker().samples
         train(indices)
         if args.slow.exists():
-            time.sleep(0.2)
+            time.sleep(1.0)
         if not edl.is_rehearsing():
             trained = indices.numpy().tolist()[:counted]
             tell(step=step, epoch=epoch, rate=rate, indices=trained)

@@ -1,0 +1,182 @@
+"""The state that all workers share: model, optimizer and tracked objects, sent and saved.
+
+What needs no framework to be known for it; each framework adds how its arrays are read, sent and
+written. How they travel: :mod:`edl.framework.state`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from edl.daemon.position import Receive
+from edl.errors import CheckpointError, RingBroken, UsageError
+from edl.framework.state import Reference, describe, fill, references
+from edl.ring.ring import CollectiveFailed, Ring
+
+Array = TypeVar("Array")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that ``edl.track`` can follow."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
+    """Add ``objects``, all or none of them, to those that are ``tracked``.
+
+    Raises:
+        UsageError: another object has the name.
+    """
+    for name, thing in objects.items():
+        if tracked.get(name, thing) is not thing:
+            raise UsageError(f"edl.track({name}=...): another object is tracked as {name}")
+    tracked.update(objects)
+
+
+class FrameworkReplica(ABC, Generic[Array]):
+    """Model, optimizer and tracked objects of this process.
+
+    A state is made of containers, arrays, and whatever the tracked objects return. Besides what
+    a framework puts there it has under "tracked" the states of the tracked objects.
+
+    Args:
+        kind: the optimizer's, for checkpoints.
+    """
+
+    framework: str
+    misfits: tuple[type[Exception], ...] = (UsageError, ValueError, KeyError)
+    """What :meth:`load` raises for the state of another script."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._tracked: dict[str, Any] = {}
+
+    # --- what a framework adds
+
+    @staticmethod
+    @abstractmethod
+    def check(objects: Mapping[str, Any]) -> None:
+        """Raise UsageError for an object that cannot be tracked."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that is shared, as it is now."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any], receive: Receive) -> None:
+        """Take over as much of a state as ``receive`` says.
+
+        Raises:
+            UsageError: it is of another model, or other objects are tracked.
+        """
+
+    @abstractmethod
+    def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
+        """An array of the state as it is sent, as number ``index``; None: it is no array."""
+
+    @abstractmethod
+    def empty(self, reference: Reference) -> Array:
+        """An array without elements, which is not sent."""
+
+    @abstractmethod
+    def broadcast(
+        self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
+    ) -> dict[int, Array]:
+        """Send ``arrays``, or take part; returns those received by index, if they are to be kept.
+
+        Raises:
+            CollectiveFailed: a worker is gone.
+        """
+
+    @abstractmethod
+    def copied(self, state: dict[str, Any]) -> Any:
+        """``state`` with a copy of each array, as files have them."""
+
+    @abstractmethod
+    def uncopied(self, state: Any) -> dict[str, Any]:
+        """The inverse of :meth:`copied`.
+
+        Raises:
+            CheckpointError: it has something that this framework does not know, or is of another
+                model.
+        """
+
+    # --- what all have in common
+
+    def track(self, objects: Mapping[str, Any]) -> None:
+        """Let more objects follow the job.
+
+        Raises:
+            UsageError: an object cannot give and take its state, or the name is taken.
+        """
+        self.check(objects)
+        add_tracked(self._tracked, objects)
+
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        """See :class:`edl.daemon.switching.Replica`.
+
+        Raises:
+            RingBroken: a worker is gone; a receiver's state is then undefined.
+            UsageError: the receiver's script shares something else than the job's.
+        """
+        if ring.alone:
+            return
+        sending = ring.place.rank == root
+        keep = receive is not Receive.NOTHING and not sending
+        arrays: list[Array] = []
+        mine = pickle.dumps(describe(self.state(), arrays, self.refer)) if sending else b""
+        description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
+        sent = references(description)
+        try:
+            received = self.broadcast(sent, arrays if sending else None, root, keep)
+        except CollectiveFailed as error:
+            raise RingBroken(ring.generation, str(error)) from error
+        if keep:
+            self.load(fill(description, received, self.empty), receive)
+
+    def capture(self) -> Any:
+        """See :class:`edl.daemon.checkpoint.Durable`."""
+        return self.copied({**self.state(), "optimizer_kind": self._kind})
+
+    def restore(self, state: Any) -> None:
+        """See :class:`edl.daemon.checkpoint.Durable`."""
+        if state["optimizer_kind"] != self._kind:
+            raise CheckpointError(
+                f"the checkpoint is of a job with {state['optimizer_kind']}, and this script "
+                f"trains with {self._kind}"
+            )
+        loaded = self.uncopied(state)
+        if odd := sorted(self.things().keys() ^ loaded["tracked"].keys()):
+            raise CheckpointError(
+                f"edl.track: only one of checkpoint and script tracks {', '.join(odd)}"
+            )
+        try:
+            self.load(loaded, Receive.ALL)
+        except self.misfits as error:
+            raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
+
+    def things(self) -> dict[str, Stateful]:
+        """The tracked objects that give and take their states themselves."""
+        return self._tracked
+
+    def states_of_things(self) -> dict[str, Any]:
+        return {name: thing.state_dict() for name, thing in self.things().items()}
+
+    def load_things(self, states: Mapping[str, Any]) -> None:
+        """Give the tracked objects their states.
+
+        Raises:
+            UsageError: the states are of other objects.
+        """
+        things = self.things()
+        if odd := sorted(things.keys() ^ states.keys()):
+            raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")
+        for name, state in states.items():
+            things[name].load_state_dict(state)

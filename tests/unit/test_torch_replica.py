@@ -1,0 +1,103 @@
+"""What PyTorch's replica sends and takes over, with Horovod's broadcast played by a list."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from edl.daemon.position import Receive
+from edl.errors import UsageError
+from edl.torch import replica as module
+from edl.torch.replica import TorchReplica
+
+
+class Wire:
+    """One process after the other takes part in the same broadcasts: the root first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._described = b""
+        self._sent: list[torch.Tensor] = []
+        self._rank = 0
+        self._flats: list[torch.Tensor] = []
+        monkeypatch.setattr(module, "broadcast_start", self._start)
+        monkeypatch.setattr(module, "finish", self._finish)
+
+    def take_part(self, replica: TorchReplica, rank: int, receive: Receive) -> None:
+        self._rank, self._flats = rank, []
+        place = SimpleNamespace(rank=rank)
+        ring: Any = SimpleNamespace(alone=False, place=place, generation=3, broadcast=self._message)
+        replica.synchronise(ring, 0, receive)
+
+    def _message(self, payload: bytes, _root: int, _name: str) -> bytes:
+        if self._rank == 0:
+            self._described = payload
+        return self._described
+
+    def _start(self, flat: torch.Tensor, _root: int, _name: str) -> int:
+        if self._rank == 0:
+            self._sent.append(flat.clone())
+        self._flats.append(flat)
+        return len(self._flats) - 1
+
+    def _finish(self, handle: int) -> torch.Tensor:
+        assert len(self._flats) == len(self._sent), "everything is under way at once"
+        return self._flats[handle].copy_(self._sent[handle])
+
+
+class Net(torch.nn.Module):
+    def __init__(self, seed: float) -> None:
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.full((300, 300), seed))  # goes alone
+        self.narrow = torch.nn.Parameter(torch.full((3,), seed, dtype=torch.bfloat16))
+        self.none = torch.nn.Parameter(torch.empty(0, 4))
+        self.register_buffer("seen", torch.tensor(int(seed)))
+
+
+def replica(seed: float, lr: float) -> tuple[TorchReplica, Net, torch.optim.Optimizer, Any]:
+    """One that has made a step; its scheduler is tracked."""
+    net = Net(seed)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, seed)
+    optimizer.step()
+    scheduler.step()
+    one = TorchReplica(net, optimizer)
+    one.track({"scheduler": scheduler})
+    return one, net, optimizer, scheduler
+
+
+@pytest.mark.parametrize("receive", [Receive.ALL, Receive.STEP, Receive.NOTHING])
+def test_what_a_worker_takes_over(receive: Receive, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch)
+    root, theirs, their_sgd, _ = replica(2.0, lr=0.5)
+    mine, net, sgd, scheduler = replica(1.0, lr=0.125)
+    scheduler.step()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    wire.take_part(root, 0, Receive.NOTHING)
+    wire.take_part(mine, 1, receive)
+
+    expected = before if receive is Receive.NOTHING else theirs.state_dict()
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor.dtype == expected[name].dtype
+    momenta = [sgd.state[p]["momentum_buffer"][:1] for p in net.parameters() if len(p)]
+    wanted = 1.0 if receive is Receive.NOTHING else 2.0
+    assert all((momentum == wanted).all() for momentum in momenta)
+    rate, steps = (0.25, 1) if receive is Receive.ALL else (0.03125, 2)
+    assert sgd.param_groups[0]["lr"] == rate, "the learning rate belongs to the place in the loop"
+    assert scheduler.last_epoch == steps
+    assert their_sgd.param_groups[0]["lr"] == 0.25
+
+
+def test_another_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch)
+    root, *_ = replica(2.0, lr=0.5)
+    mine, net, *_ = replica(1.0, lr=0.5)
+    net.register_buffer("other", torch.zeros(1))
+    wire.take_part(root, 0, Receive.NOTHING)
+    with pytest.raises(UsageError, match="model differs from the job's in other"):
+        wire.take_part(mine, 1, Receive.ALL)
