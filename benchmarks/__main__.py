@@ -23,12 +23,14 @@ from benchmarks.jobs import (
     StockJob,
     TwoHostsStockJob,
 )
+from benchmarks.tensorflow import MODES
 from edl.coordination.local_server import start_local, stop_local
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 parser.add_argument("--only", choices=["resize", "crash", "step-time"], help="a part of it")
+parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
 parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks of the step time")
 parser.add_argument("--block", type=int, default=40, help="steps in a block")
@@ -67,32 +69,51 @@ class Bench:
 
     def run(self, args: argparse.Namespace) -> dict[str, Any]:
         results: dict[str, Any] = {"machine": report.machine()}
+        if args.framework != "tensorflow":
+            results["torch"] = self.torch(args)
+        if args.framework != "torch":
+            results["tensorflow"] = self.tensorflow(args)
+        return results
+
+    def torch(self, args: argparse.Namespace) -> dict[str, Any]:
+        results: dict[str, Any] = {}
         if args.only in (None, "resize"):
-            results["resize"] = self.resizes(args.repetitions)
+            results["resize"] = self.resizes("torch", args.repetitions)
         if args.only in (None, "crash"):
             results["crash"] = self.crashes(args.repetitions, not args.no_stock_crash)
         if args.only in (None, "step-time"):
             shape = (args.rounds, args.block)
-            results["step_time"] = self.step_times("edl beside plain", EdlJob, *shape)
+            results["step_time"] = {"": self.step_times("torch", EdlJob, *shape)}
             if not args.no_control:
-                results["control"] = self.step_times("plain beside plain", PlainJob, *shape)
+                results["control"] = self.step_times("torch", PlainJob, *shape)
         return results
 
-    def resizes(self, repetitions: int) -> dict[str, list[dict[str, resize.Stall]]]:
+    def tensorflow(self, args: argparse.Namespace) -> dict[str, Any]:
+        results: dict[str, Any] = {}
+        if args.only in (None, "resize"):
+            results["resize"] = self.resizes("tensorflow", args.repetitions)
+        if args.only in (None, "step-time"):
+            shape = (args.rounds, args.block // 2)  # its steps are twice as long
+            results["step_time"] = {
+                mode: self.step_times("tensorflow", EdlJob, *shape, mode=mode) for mode in MODES
+            }
+        return results
+
+    def resizes(self, framework: str, repetitions: int) -> dict[str, list[dict[str, resize.Stall]]]:
         """Stock and edl by turns, so that both meet the same machine."""
         found: dict[str, list[dict[str, resize.Stall]]] = {report.STOCK: [], report.EDL: []}
         for repetition in range(repetitions):
-            for system, kind, module in (
-                (report.STOCK, StockJob, "benchmarks.torch.stock"),
-                (report.EDL, EdlJob, "benchmarks.torch.edl"),
+            for system, kind, script in (
+                (report.STOCK, StockJob, "stock"),
+                (report.EDL, EdlJob, "edl"),
             ):
-                stalls = resize.measure(self._job(kind), module)
+                stalls = resize.measure(self._job(kind), f"benchmarks.{framework}.{script}")
                 found[system].append(stalls)
                 told = ", ".join(
                     f"{change}: {stall.gap_s:.3f} s (median step {stall.median_step_s:.3f} s)"
                     for change, stall in stalls.items()
                 )
-                say(f"repetition {repetition + 1}, {system}: {told}")
+                say(f"{framework}, repetition {repetition + 1}, {system}: {told}")
         return found
 
     def crashes(self, repetitions: int, beside_stock: bool) -> dict[str, list[crash.Crash]]:
@@ -123,15 +144,19 @@ class Bench:
         )
 
     def step_times(
-        self, what: str, other: type[Job], rounds: int, block: int
+        self, framework: str, other: type[Job], rounds: int, block: int, mode: str = ""
     ) -> step_time.Comparison:
-        a = (self._job(PlainJob), "benchmarks.torch.plain")
-        b = (self._job(other), f"benchmarks.train_{'edl' if other is EdlJob else 'plain'}")
+        """Plain Horovod, and ``other``, in turns."""
+        script = "edl" if other is EdlJob else "plain"
+        a = (self._job(PlainJob), f"benchmarks.{framework}.plain")
+        b = (self._job(other), f"benchmarks.{framework}.{script}")
         turns = self._scratch / f"turns-{self._jobs}"
-        comparison = step_time.compare(a, b, turns, rounds, block)
+        arguments = ("--mode", mode) if mode else ()
+        comparison = step_time.compare(a, b, turns, rounds, block, arguments)
         say(
-            f"step time, {what}: {comparison.a_s * 1e3:.1f} ms and {comparison.b_s * 1e3:.1f} ms, "
-            f"ratio {comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f}), CPU "
+            f"step time, {framework} {mode}, {script} beside plain: {comparison.a_s * 1e3:.1f} ms "
+            f"and {comparison.b_s * 1e3:.1f} ms, ratio {comparison.ratio:.3f} "
+            f"({comparison.low:.3f} to {comparison.high:.3f}), CPU "
             f"{comparison.a_cpu_s * 1e3:.1f} ms and {comparison.b_cpu_s * 1e3:.1f} ms"
         )
         return comparison
@@ -145,33 +170,21 @@ class Bench:
 
 
 def write(out: Path, results: dict[str, Any]) -> None:
+    """A table and a picture for each framework, and the raw figures."""
     out.mkdir(parents=True, exist_ok=True)
-    stalls, steps = results.get("resize"), results.get("step_time")
-    rows = report.resize_rows(stalls) if stalls else []
-    crashes = results.get("crash")
-    notes = []
-    if stalls:
-        count = len(stalls[report.EDL])
-        notes.append(f"{count} repetitions, stock and edl by turns: median (least to greatest).")
-        notes.append("Stock is Horovod's own elastic mode on the same Horovod build as edl.")
-        notes.append("torchft heals a newcomer beside the running step in 0.11 s: to be beaten.")
-    if crashes:
-        rows += report.crash_rows(crashes)
-        notes += report.crash_notes(crashes)
-    if steps:
-        rows += report.step_time_rows(steps, results.get("control"))
-        notes.append(
-            f"Step time: {len(steps.ratios)} pairs of neighbouring blocks; median ratio and its "
-            "95 % interval (bootstrap). CPU time of a worker in a step: "
-            f"{steps.a_cpu_s * 1e3:.1f} ms (plain) and {steps.b_cpu_s * 1e3:.1f} ms (edl); while "
-            f"it waits for its turn: {steps.a_idle:.1%} and {steps.b_idle:.1%} of a core."
+    for framework in ("torch", "tensorflow"):
+        if framework not in results:
+            continue
+        mine = results[framework]
+        rows, notes = report.rows_and_notes(mine)
+        text = report.markdown(framework, rows, notes)
+        (out / f"{framework}.md").write_text(text)
+        report.picture(out / f"{framework}.png", mine)
+        raw = json.dumps(
+            {"machine": results["machine"], **mine}, default=dataclasses.asdict, indent=1
         )
-    text = report.markdown(rows, notes)
-    (out / "results.md").write_text(text)
-    report.picture(out / "figures.png", stalls, crashes, steps)
-    raw = json.dumps(results, default=dataclasses.asdict, indent=1)
-    (out / "results.json").write_text(raw + "\n")
-    print(text)
+        (out / f"{framework}.json").write_text(raw + "\n")
+        print(text)
     print(f"written to {out}")
 
 

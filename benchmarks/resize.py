@@ -34,11 +34,11 @@ class Stall:
     parts_s: Mapping[str, float]  # of the switch, of the slowest old worker; empty for stock
 
 
-def measure(job: Job, module: str) -> dict[str, Stall]:
+def measure(job: Job, module: str, *arguments: str) -> dict[str, Stall]:
     """Run ``module`` under ``job``'s launcher and resize it; the stall of each of CHANGES."""
     found = {}
     try:
-        job.start(module, 2)
+        job.start(module, 2, *arguments)
         job.wait(
             lambda: (
                 len(job.steps()) == 2 and all(len(s.step) >= WARM for s in job.steps().values())

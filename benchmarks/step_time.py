@@ -40,9 +40,14 @@ class Comparison:
 
 
 def compare(
-    a: tuple[Job, str], b: tuple[Job, str], turns: Path, rounds: int, block: int
+    a: tuple[Job, str],
+    b: tuple[Job, str],
+    turns: Path,
+    rounds: int,
+    block: int,
+    arguments: tuple[str, ...] = (),
 ) -> Comparison:
-    """Let two (job, module) train in turns; B's steps beside A's."""
+    """Let two (job, module) train in turns, with the same arguments; B's steps beside A's."""
     turns.mkdir(parents=True)
     jobs = {"a": a[0], "b": b[0]}
     medians: dict[str, list[float]] = {"a": [], "b": []}
@@ -51,7 +56,8 @@ def compare(
     try:
         for name, (job, module) in {"a": a, "b": b}.items():
             turn = ["--turns", str(turns), "--name", name]
-            job.start(module, WORKERS, *turn, "--warm", str(WARM), "--block", str(block))
+            turn += ["--warm", str(WARM), "--block", str(block)]
+            job.start(module, WORKERS, *turn, *arguments)
             _wait_for_block(job, turns, name, 0)
         for turn in range(rounds):
             for name in "ab" if turn % 2 == 0 else "ba":
