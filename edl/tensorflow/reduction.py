@@ -8,6 +8,7 @@ the graph know how many workers there are, so no change of membership traces it 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from edl.daemon.activity import training_here
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
 from edl.framework import process
+from edl.framework.interrupt import raise_in
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow.collectives import WIRE_DTYPE, average
 from edl.tensorflow.feed import PipelineFeed
@@ -34,6 +36,8 @@ class GradientReduction:
         self.repairs = True  # False where the variables cannot be reached inside of a step
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._pending: BaseException | None = None  # it showed inside a graph
+        self._builder = 0  # the thread that built the graph, and so the one that runs it
+        self._refused = False  # that thread was told that it uses edl wrongly
 
     @property
     def done(self) -> bool:
@@ -59,6 +63,7 @@ class GradientReduction:
         if tf.executing_eagerly():
             means, proceed = self._complete(dense)
         else:
+            self._builder = threading.get_ident()
             types = [*(gradient.dtype for gradient in dense), tf.bool]
             *means, proceed = tf.py_function(self._called_back, dense, types, name="edl_reduce")
             for mean, gradient in zip(means, dense, strict=True):
@@ -72,8 +77,12 @@ class GradientReduction:
             with training_here():
                 means, proceed = self._complete(list(gradients))
         except UsageError as error:
-            process.hide(error)
-            raise
+            # Told once, and it goes on: another thread than the builder runs the graph.
+            if self._refused or not raise_in(self._builder, error):
+                process.hide(error)
+                raise
+            self._refused = True
+            means, proceed = list(gradients), False
         except BaseException as error:  # noqa: BLE001 - raised by the training thread
             self._pending = error
             self._done_step = self._worker.begun

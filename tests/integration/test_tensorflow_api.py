@@ -107,6 +107,18 @@ WRONG_USES = {
     ),
     "no batch": (LOOP + "apply()", "without a batch from edl"),
     "no batch, in a function": (LOOP + "tf.function(apply)()", "without a batch from edl"),
+    "two steps, in a function": (
+        LOOP + "f = tf.function(apply)\nfor _ in ds.epochs(1):\n for _ in ds: f(); f()",
+        "applied twice for one batch",
+    ),
+    "no batch, in a function in a thread": (
+        (
+            LOOP + "from concurrent.futures import ThreadPoolExecutor\n"
+            "f = tf.function(apply).get_concrete_function()\n"
+            "with ThreadPoolExecutor() as pool: pool.submit(f).result()"
+        ),
+        "without a batch from edl",
+    ),
     "unknown model": (
         (
             "model = network(); edl.init(); ds = edl.Dataset(data); opt = edl.Optimizer(sgd)\n"
