@@ -69,11 +69,17 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
 
 def _check_outside() -> None:
-    if not tf.executing_eagerly():
+    if tf.executing_eagerly():
+        return
+    if tf.inside_function():
         raise UsageError(
             "an edl data set cannot be iterated inside a tf.function: take its batches "
             "outside, and call the function with each"
         )
+    raise UsageError(
+        "the script builds graphs (eager execution is disabled), and an edl.Dataset is iterated "
+        "eagerly: use tf.data.Dataset.from_generator(edl.elastic_shard_generator(...)) there"
+    )
 
 
 def _keeping(name: str) -> Any:

@@ -93,6 +93,10 @@ WRONG_USES = {
         "edl.init(); next(edl.Dataset(data).epochs(1))",
         "create an edl.Optimizer before",
     ),
+    "iterated in a graph": (
+        "tf.compat.v1.disable_eager_execution(); edl.init()\nfor _ in edl.Dataset(data): pass",
+        "the script builds graphs",
+    ),
     "inside a function": (
         LOOP + "@tf.function\ndef f():\n for x in ds: pass\nf()",
         "cannot be iterated inside a tf.function",
