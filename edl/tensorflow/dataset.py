@@ -145,4 +145,16 @@ def Dataset(
 
     signature = signature_of(load(np.zeros(1, dtype=np.int64)))
     plain = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    return ElasticDataset(plain.prefetch(AHEAD))
+    return ElasticDataset(plain.prefetch(AHEAD).with_options(_without_autotuning()))
+
+
+def _without_autotuning() -> tf.data.Options:
+    """Iterators without the thread that tunes them, for their end waits for it, once an epoch.
+
+    Often it does not notice the end, and sleeps until its next round (OptimizeLoop in TensorFlow's
+    model.cc), which comes 0.01, 0.02, ... 5, 10 s after the one before. The prefetching above has a
+    fixed size, and AUTOTUNE in a map that follows still uses every core.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options

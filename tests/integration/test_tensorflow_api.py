@@ -238,6 +238,7 @@ assert edl.step() == 6
 keras.mixed_precision.set_global_policy("mixed_float16")
 edl.init()
 ds = edl.Dataset(data, 4).map(lambda x, y: (x * 2, y)).prefetch(1)
+assert ds.options().autotune.enabled is False
 model = keras.Sequential([keras.layers.Dense(2, activation="relu"), keras.layers.Dense(1)])
 model.compile(edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW())), "mse")
 stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)
