@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 from edl.errors import EdlError
 
@@ -14,8 +15,10 @@ def raise_in(thread: int, error: EdlError) -> bool:
     while the framework, which would print a traceback and change the error's kind, knows nothing.
 
     Returns:
-        False when there is no such thread.
+        False when there is no such thread, or when it is the calling one.
     """
+    if thread == threading.get_ident():
+        return False
 
     def __init__(self: EdlError) -> None:
         Exception.__init__(self, *error.args)
