@@ -116,6 +116,7 @@ class PipelineFeed:
         with self._change:
             self._reader += 1
             number = self._reader
+            self._change.notify_all()
         while (entry := self._take(number)) is not None:
             yield entry.batch
 
