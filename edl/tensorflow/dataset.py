@@ -139,12 +139,8 @@ def Dataset(
     now = training.current()
     load = now.attach_source(source, batch_size, shuffle, seed)
 
-    def batches() -> Iterator[Any]:
-        for batch in now.feed.read():
-            yield load(batch.indices)
-
     signature = signature_of(load(np.zeros(1, dtype=np.int64)))
-    plain = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    plain = tf.data.Dataset.from_generator(now.batches, output_signature=signature)
     return ElasticDataset(plain.prefetch(AHEAD).with_options(_without_autotuning()))
 
 

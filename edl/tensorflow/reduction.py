@@ -36,8 +36,8 @@ class GradientReduction:
         self.repairs = True  # False where the variables cannot be reached inside of a step
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._pending: BaseException | None = None  # it showed inside a graph
-        self._builder = 0  # the thread that built the graph, and so the one that runs it
-        self._refused = False  # that thread was told that it uses edl wrongly
+        self._thread = threading.get_ident()  # the one that trains
+        self._refused = False  # it was told that it uses edl wrongly
 
     @property
     def done(self) -> bool:
@@ -63,7 +63,6 @@ class GradientReduction:
         if tf.executing_eagerly():
             means, proceed = self._complete(dense)
         else:
-            self._builder = threading.get_ident()
             types = [*(gradient.dtype for gradient in dense), tf.bool]
             *means, proceed = tf.py_function(self._called_back, dense, types, name="edl_reduce")
             for mean, gradient in zip(means, dense, strict=True):
@@ -77,8 +76,8 @@ class GradientReduction:
             with training_here():
                 means, proceed = self._complete(list(gradients))
         except UsageError as error:
-            # Told once, and it goes on: another thread than the builder runs the graph.
-            if self._refused or not raise_in(self._builder, error):
+            # Told once, and it goes on: it is another thread that trains.
+            if self._refused or not raise_in(self._thread, error):
                 process.hide(error)
                 raise
             self._refused = True

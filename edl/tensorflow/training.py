@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -87,6 +88,11 @@ class Training:
             return list(variables_of(self.model) or [])
         others = {id(plain(variable)) for variable in self.optimizer.variables}
         return [variable for variable in CREATED.alive() if id(variable) not in others]
+
+    def batches(self) -> Iterator[Any]:
+        """What ``tf.data`` reads, in a thread of its own: this worker's batches, loaded."""
+        assert self.load is not None
+        return self.feed.read(self.load)
 
     # --- a step
 
