@@ -41,10 +41,9 @@ integration: setup ## real ZooKeeper, real Horovod, real processes
 	$(PYTEST) tests/integration
 
 chaos: setup ## kills, stops and cuts at chosen and at seeded random moments
-	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos
-	$(PYTEST) $(SIDE_BY_SIDE) tests/integration -m chaos
+	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos tests/integration -m chaos
 
-soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5" for a shorter one
+soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --framework tensorflow-fit"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)
 
 bench: setup ## edl beside stock Horovod, on this machine, in one run

@@ -206,15 +206,15 @@ WORKLOADS = {
     "torch": (
         "PyTorch",
         (
-            "MLP 256-2048-2048-10 (4.7 M parameters), batch 32 a worker, SGD with momentum, synthetic "
-            "data; `OMP_NUM_THREADS=1`, Horovod's default cycle time."
+            "MLP 256-2048-2048-10 (4.7 M parameters), batch 32 a worker, SGD with momentum, "
+            "synthetic data; `OMP_NUM_THREADS=1`, Horovod's default cycle time."
         ),
     ),
     "tensorflow": (
         "TensorFlow",
         (
-            "60 residual blocks of 256 units (4.0 M parameters in 242 variables, a graph that takes "
-            "seconds to build), batch 128 a worker, SGD with momentum, synthetic data; one thread "
+            "60 residual blocks of 256 units (4.0 M parameters in 242 variables, a graph that "
+            "takes seconds to build), batch 128 a worker, SGD with momentum, synthetic data; one thread "
             "within and two between operations, Horovod's default cycle time. The wide model is "
             "PyTorch's MLP."
         ),

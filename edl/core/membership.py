@@ -336,12 +336,14 @@ def _change(
         newcomers, active, leaving, plan, behind, silent, ages, limits
     )
     mute = [w for w in coming if alive[w].stage is Stage.READY]
-    changed_plan = plan if plan != dict(now.plan) else None
 
     def only(reason: str) -> Decision:
-        """No switch now: an accepted drain stays open, so that its worker is the one to leave."""
+        """No switch now: the plan is lowered when those leave who lower it, and not before.
+
+        Else they would lower it once more with each look. So an accepted drain stays open, too.
+        """
         refused = tuple(answer for answer in answers if not answer.accepted)
-        return Decision(reason, None, None if drained else changed_plan, evict, refused)
+        return Decision(reason, None, None, evict, refused)
 
     if joining and coming and max(ages.stage_s.get(w, 0.0) for w in joining) < limits.gather_s:
         return only(f"{_names(joining)} are ready and wait for {_names(coming)}")
@@ -393,6 +395,7 @@ def _change(
         reason=reason if seats else f"{reason}; the job ends",
         previous=active,
     )
+    changed_plan = plan if plan != dict(now.plan) else None
     return Decision(generation.reason, generation, changed_plan, evict, answers)
 
 

@@ -65,11 +65,17 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
 
 def _check_outside() -> None:
-    if not tf.executing_eagerly():
+    if tf.executing_eagerly():
+        return
+    if tf.inside_function():
         raise UsageError(
             "an edl data set cannot be iterated inside a tf.function: take its batches "
             "outside, and call the function with each"
         )
+    raise UsageError(
+        "the script builds graphs (eager execution is disabled), and an edl.Dataset is iterated "
+        "eagerly: use tf.data.Dataset.from_generator(edl.elastic_shard_generator(...)) there"
+    )
 
 
 def _keeping(name: str) -> Any:
@@ -131,7 +137,8 @@ def Dataset(
     now = training.current()
     load = now.attach_source(source, batch_size, shuffle, seed)
     signature = signature_of(load(np.zeros(1, dtype=np.int64)))
-    return ElasticDataset(_batches_of(now.feed, load, signature).prefetch(AHEAD))
+    batches = _batches_of(now.feed, load, signature)
+    return ElasticDataset(batches.prefetch(AHEAD).with_options(_without_autotuning()))
 
 
 def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Dataset:
@@ -145,9 +152,9 @@ def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Datas
     nothing = [np.zeros((0, *s.shape[1:]), s.dtype.as_numpy_dtype) for s in specs]
 
     def following(reader: int) -> list[Any]:
-        if (batch := feed.take(int(reader))) is None:
+        if (samples := feed.take(int(reader), load)) is None:
             return [np.bool_(False), *nothing]
-        return [np.bool_(True), *tf.nest.flatten(load(batch.indices))]
+        return [np.bool_(True), *tf.nest.flatten(samples)]
 
     def loaded(reader: Any) -> tuple[Any, Any]:
         types = [tf.bool, *(spec.dtype for spec in specs)]
@@ -163,3 +170,15 @@ def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Datas
 
     readers = tf.data.Dataset.range(1).flat_map(reader)
     return readers.map(loaded).take_while(lambda more, _: more).map(lambda _, batch: batch)
+
+
+def _without_autotuning() -> tf.data.Options:
+    """Iterators without the thread that tunes them, for their end waits for it, once an epoch.
+
+    Often it does not notice the end, and sleeps until its next round (OptimizeLoop in TensorFlow's
+    model.cc), which comes 0.01, 0.02, ... 5, 10 s after the one before. The prefetching above has a
+    fixed size, and AUTOTUNE in a map that follows still uses every core.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options

@@ -11,13 +11,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from edl.daemon.shard import Batch
 from edl.daemon.worker import Worker
-from edl.errors import UsageError
+from edl.errors import EdlError, UsageError
 from edl.framework import process
+from edl.framework.interrupt import raise_in
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
 LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs
@@ -30,6 +32,7 @@ class _Entry:
     batch: Batch
     filler: bool
     read: bool = False
+    error: EdlError | None = None  # it could not be loaded
 
 
 class PipelineFeed:
@@ -37,6 +40,7 @@ class PipelineFeed:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._thread = threading.get_ident()  # the one that trains
         self._formed: deque[_Entry] = deque()  # not yet handed to a step
         self._unread: deque[_Entry] = deque()
         self._change = threading.Condition()
@@ -57,7 +61,11 @@ class PipelineFeed:
                 entry.filler = True
 
     def next(self) -> tuple[Batch, bool]:
-        """See :class:`edl.framework.steps.Feed`."""
+        """See :class:`edl.framework.steps.Feed`.
+
+        Raises:
+            DataError: the batch could not be loaded.
+        """
         worker = self._worker
         with self._change:
             self._begun = True
@@ -70,6 +78,8 @@ class PipelineFeed:
                 self._put(worker.shard.rehearsal(), True)
             entry = self._formed.popleft()
             self._change.notify_all()
+        if entry.error is not None:
+            raise entry.error
         return entry.batch, entry.filler
 
     def skip(self) -> None:
@@ -111,25 +121,51 @@ class PipelineFeed:
 
     # --- tf.data's thread
 
-    def read(self) -> Iterator[Batch]:
-        """The batches in order, each as soon as it is formed. A newer reader ends this one."""
+    def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
+        """The batches in order, loaded; see :meth:`take`. A newer reader ends this one."""
         number = self.open()
-        while (batch := self.take(number)) is not None:
-            yield batch
+        while (samples := self.take(number, load)) is not None:
+            yield samples
 
     def open(self) -> int:
         """The number of a new reader, for :meth:`take`; all older ones end."""
         with self._change:
             self._reader += 1
+            self._change.notify_all()
             return self._reader
 
-    def take(self, number: int) -> Batch | None:
-        """The next batch, as soon as it is formed; None when this reader has ended."""
+    def take(self, number: int, load: Callable[[Any], Any]) -> Any:
+        """The next batch, loaded as soon as it is formed; None when this reader has ended.
+
+        What ``load`` raises of edl's errors, for a damaged file, is raised in the thread that
+        trains, where it takes that batch.
+        """
+        if (entry := self._take(number)) is None:
+            return None
+        try:
+            return load(entry.batch.indices)
+        except EdlError as error:
+            self._fail(entry, error)
+            return None
+
+    def _fail(self, entry: _Entry, error: EdlError) -> None:
+        with self._change:
+            entry.error = error
+            waited_for = all(entry is not other for other in self._formed)
+        if waited_for:
+            self._tell(error)
+
+    def _tell(self, error: EdlError) -> None:
+        """The thread that trains waits for TensorFlow, which waits for us."""
+        if not raise_in(self._thread, error):
+            process.hide(error)
+            raise error
+
+    def _take(self, number: int) -> _Entry | None:
         with self._change:
             self._inside += 1
             try:
-                entry = self._wait(number)
-                return None if entry is None else entry.batch
+                return self._wait(number)
             finally:
                 self._inside -= 1
                 self._change.notify_all()
@@ -146,13 +182,14 @@ class PipelineFeed:
             if not threading.main_thread().is_alive():
                 return None
             if not self._begun and waited >= UNBEGUN_S:
-                error = UsageError(
-                    "a batch was asked for, and no step has begun: run the graph in "
-                    "edl.Session, or call edl.notify_batch_end() after each training step; "
-                    "without a graph use edl.Dataset"
+                self._tell(
+                    UsageError(
+                        "a batch was asked for, and no step has begun: run the graph in "
+                        "edl.Session, or call edl.notify_batch_end() after each training step; "
+                        "without a graph use edl.Dataset"
+                    )
                 )
-                process.hide(error)
-                raise error
+                return None
         if self._reader != number:
             return None
         entry = self._unread.popleft()

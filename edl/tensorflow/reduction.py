@@ -10,6 +10,7 @@ workers there are, so no change of membership traces it anew.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from edl.daemon import activity, points
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
 from edl.framework import process
+from edl.framework.interrupt import raise_in
 from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
@@ -56,6 +58,8 @@ class GradientReduction:
         self._sending = False  # they are being reduced
         self._expected = 0  # gradients in the graph
         activity.waits_unseen(self._unseen)
+        self._thread = threading.get_ident()  # the one that trains
+        self._refused = False  # it was told that it uses edl wrongly
 
     @property
     def done(self) -> bool:
@@ -117,7 +121,7 @@ class GradientReduction:
         """The first gradient is there."""
 
         def begin() -> bool:
-            self._broken = None
+            self._verdict, self._sending, self._broken = Verdict.SKIP, False, None
             self._verdict, self._sending = self._prospect()
             return self._sending
 
@@ -158,7 +162,7 @@ class GradientReduction:
                     raise found
                 self._broken = RingBroken(self._worker.generation, failure)
                 return Verdict.AGAIN
-            if self._verdict is Verdict.AGAIN or self._is_trial():
+            if self._verdict is Verdict.AGAIN or self._refused or self._is_trial():
                 return self._verdict
             self._finish()
             return self._verdict
@@ -179,8 +183,12 @@ class GradientReduction:
             with activity.training_here():
                 return act()
         except UsageError as error:
-            process.hide(error)
-            raise
+            # Told once, and it goes on: it is another thread that trains.
+            if self._refused or not raise_in(self._thread, error):
+                process.hide(error)
+                raise
+            self._refused = True
+            return otherwise
         except BaseException as error:  # noqa: BLE001 - raised by the training thread
             self._pending = error
             self._done_step = self._worker.begun

@@ -41,14 +41,9 @@ def elastic_shard_generator(
     now = training.current()
     if epochs < 1:
         raise UsageError(f"epochs is {epochs}; it must be at least 1")
-    load = now.attach_source(source, batch_size, shuffle, seed)
+    now.attach_source(source, batch_size, shuffle, seed)
     now.epochs = epochs
-
-    def batches() -> Iterator[Any]:
-        for batch in now.feed.read():
-            yield load(batch.indices)
-
-    return batches
+    return now.batches
 
 
 def next_batch() -> Any:

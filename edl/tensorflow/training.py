@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from edl.daemon.worker import Worker
-from edl.errors import EdlError, UsageError
+from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.source import Indices, Load, reader_of
+from edl.tensorflow.source import Load, reader_of
 from edl.tensorflow.variables import CREATED, plain, variables_of
 
 UNFINISHED = (
@@ -54,8 +55,8 @@ class Training:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
         total, load = reader_of(source)
         attach_source(self.worker, source, total, batch_size, shuffle, seed, AHEAD)
-        self.load = _speaking(load)
-        return self.load
+        self.load = load
+        return load
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> None:
         """Share ``optimizer``'s and ``model``'s variables with the job; see ``edl.Optimizer``."""
@@ -88,6 +89,11 @@ class Training:
         others = {id(plain(variable)) for variable in self.optimizer.variables}
         return [variable for variable in CREATED.alive() if id(variable) not in others]
 
+    def batches(self) -> Iterator[Any]:
+        """What ``tf.data`` reads, in a thread of its own: this worker's batches, loaded."""
+        assert self.load is not None
+        return self.feed.read(self.load)
+
     # --- a step
 
     def finish_step(self) -> None:
@@ -100,19 +106,6 @@ class Training:
         """Hand out the next batch; False when the epoch is over."""
         self.finish_step()
         return self.steps.begin()
-
-
-def _speaking(load: Load) -> Load:
-    """``load``, whose own errors show as their sentences when TensorFlow has called it."""
-
-    def loaded(indices: Indices) -> Any:
-        try:
-            return load(indices)
-        except EdlError as error:
-            process.hide(error)
-            raise
-
-    return loaded
 
 
 _training: Training | None = None

@@ -1,6 +1,6 @@
 """The soak: one job, a fault every few seconds, for half an hour; it ends right and nothing grows.
 
-    make soak [ARGS="--minutes 30 --every 5 --seed 1 --json FILE"]
+    make soak [ARGS="--minutes 30 --every 5 --seed 1 --framework tensorflow-fit --json FILE"]
 
 Everybody but one worker (the veteran) may be killed, frozen or asked to leave; everybody, the
 veteran too, may lose the session or the connections of the ring, so the lead goes round. Of the
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ordeal import Ordeal, ordeal
+from ordeal import START_S, Ordeal, ordeal, training
 from striker import Striker
 
 from edl.coordination.lifecycle import subtree
@@ -35,6 +35,9 @@ from edl.core.chaos import Action
 from edl.daemon.leading import EVENTS_KEPT, EVICTED_KEPT
 
 WORKERS = 4
+FRAMEWORKS = {"pytorch": {}} | {
+    f"tensorflow-{mode}": training(mode) for mode in ("function", "fit", "graph")
+}
 SAMPLE_S = 2.0
 ACTIONS = {
     Action.KILL: 0.5,
@@ -122,7 +125,7 @@ class Sampler:
 
 def soak(job: Ordeal, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
     """Strike for that long, prove, and tell; raises AssertionError for what went wrong."""
-    now = job.wait_for_size(WORKERS, 180.0)
+    now = job.wait_for_size(WORKERS, START_S)
     veteran = next(m for m in now["members"] if m["id"] != now["leader"])
     agent = job.agent_pid
     watched = {
@@ -214,6 +217,9 @@ def main() -> None:
         "--every", type=float, default=5.0, help="seconds between faults, on average"
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--framework", choices=FRAMEWORKS, default="pytorch", help="and in it, the way to train"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="edl-soak-"))  # stays when something goes wrong
@@ -229,13 +235,14 @@ def main() -> None:
             step_delay_s=0.12,
             epochs=max(5, round(EPOCHS_A_MINUTE * args.minutes)),
             end_s=END_S,
-            environment={"EDL_CHAOS": "1"},
+            environment={"EDL_CHAOS": "1", **FRAMEWORKS[args.framework]},
         ) as job:
             result = soak(job, args.minutes, args.every, args.seed)
     finally:
         stop_local(state)
     shutil.rmtree(directory)
     print(json.dumps({k: v for k, v in result.items() if k != "series"}, indent=2))
+    result["framework"] = args.framework
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,12 +1,18 @@
-"""200 seeded instants at which somebody dies, leaves or freezes; the leader and newcomers too."""
+"""200 seeded instants at which somebody dies, leaves or freezes; the leader and newcomers too.
+
+And 20 for each way to train in TensorFlow, whose newcomers take ten times as long to come up.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
-from ordeal import ordeal
+from ordeal import START_S, ordeal, training
 from striker import Striker
 
 from edl.core.chaos import Action
@@ -17,7 +23,6 @@ FAULTS = 25
 EPOCHS = 80  # divided by the workers: the fewer there are, the longer the wait for a newcomer
 LIMIT_S = 400.0  # for all faults of a run to strike; newcomers come up slowly on a busy machine
 ACTIONS = {Action.KILL: 0.7, Action.FREEZE: 0.15, Action.TERM: 0.1, Action.CUT: 0.05}
-SHORT = (9, 3, 0, (0.1, 2.0))
 RUNS = [  # seed, workers, loader processes, seconds that somebody is frozen
     (1, 4, 0, (0.1, 2.0)),
     (2, 4, 0, (0.1, 6.0)),  # longer than the session: given up
@@ -28,6 +33,7 @@ RUNS = [  # seed, workers, loader processes, seconds that somebody is frozen
     (7, 4, 0, (2.0, 6.0)),
     (8, 3, 0, (0.1, 6.0)),
 ]
+TENSORFLOW_FAULTS = 20
 
 
 @pytest.mark.parametrize(
@@ -41,12 +47,22 @@ def test_random_instants(
     tmp_path: Path,
     zk_hosts: str,
 ) -> None:
-    endure(tmp_path, zk_hosts, seed, workers, num_workers, freeze_s, FAULTS)
+    epochs = EPOCHS // workers
+    settings = {"num_workers": num_workers, "epochs": epochs, "step_delay_s": 0.05}
+    endure(tmp_path, zk_hosts, seed, workers, freeze_s, FAULTS, settings)
+
+
+@pytest.mark.parametrize(
+    ("seed", "mode"), [(11, "function"), (12, "fit"), (13, "graph")], ids=lambda value: f"{value}"
+)
+def test_random_instants_in_tensorflow(seed: int, mode: str, tmp_path: Path, zk_hosts: str) -> None:
+    settings = {"epochs": 8, "step_delay_s": 0.2, "end_s": 400.0}
+    endure(tmp_path, zk_hosts, seed, 4, (0.1, 6.0), TENSORFLOW_FAULTS, settings, training(mode))
 
 
 @pytest.mark.chaos_short
 def test_a_few_random_instants(tmp_path: Path, zk_hosts: str) -> None:
-    endure(tmp_path, zk_hosts, *SHORT, 6)
+    endure(tmp_path, zk_hosts, 9, 3, (0.1, 2.0), 6, {"epochs": 6, "step_delay_s": 0.05})
 
 
 def endure(
@@ -54,22 +70,17 @@ def endure(
     zookeeper: str,
     seed: int,
     workers: int,
-    num_workers: int,
     freeze_s: tuple[float, float],
     faults: int,
+    settings: Mapping[str, Any],
+    model: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """A job that gets ``faults`` and counts right all the same."""
+    environment = {"EDL_CHAOS": "1", **model}
     with ordeal(
-        directory,
-        zookeeper,
-        np=workers,
-        max_np=workers,
-        num_workers=num_workers,
-        step_delay_s=0.05,
-        epochs=EPOCHS // workers if faults == FAULTS else 6,
-        environment={"EDL_CHAOS": "1"},
+        directory, zookeeper, np=workers, max_np=workers, environment=environment, **settings
     ) as job:
-        job.wait_for_step(3)
+        job.wait_for_step(3, START_S)
         with job.store() as store:
             striker = Striker(store, seed, 1.0, ACTIONS, freeze_s)
             try:

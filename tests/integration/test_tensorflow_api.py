@@ -28,6 +28,14 @@ def graph():
     w = tf.compat.v1.get_variable("w", initializer=tf.zeros(()))
     return edl.Optimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0)), w
 """
+DAMAGED = """
+from edl.errors import DataError
+class Damaged:
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        if index == 5: raise DataError("record 5 is damaged")
+        return data[0][index], data[1][index]
+"""
 LOOP = """
 edl.init(); ds = edl.Dataset(data, 4); model = network(); opt = edl.Optimizer(sgd, model)
 def apply():
@@ -109,6 +117,10 @@ WRONG_USES = {
         "edl.init(); next(edl.Dataset(data).epochs(1))",
         "create an edl.Optimizer before",
     ),
+    "iterated in a graph": (
+        "tf.compat.v1.disable_eager_execution(); edl.init()\nfor _ in edl.Dataset(data): pass",
+        "the script builds graphs",
+    ),
     "inside a function": (
         LOOP + "@tf.function\ndef f():\n for x in ds: pass\nf()",
         "cannot be iterated inside a tf.function",
@@ -123,6 +135,49 @@ WRONG_USES = {
     ),
     "no batch": (LOOP + "apply()", "without a batch from edl"),
     "no batch, in a function": (LOOP + "tf.function(apply)()", "without a batch from edl"),
+    "two steps, in a function": (
+        LOOP + "f = tf.function(apply)\nfor _ in ds.epochs(1):\n for _ in ds: f(); f()",
+        "applied twice for one batch",
+    ),
+    "no batch, in a function in a thread": (
+        (
+            LOOP + "from concurrent.futures import ThreadPoolExecutor\n"
+            "f = tf.function(apply).get_concrete_function()\n"
+            "with ThreadPoolExecutor() as pool: pool.submit(f).result()"
+        ),
+        "without a batch from edl",
+    ),
+    "damaged data in a loop": (
+        DAMAGED
+        + LOOP.replace("data, 4", "Damaged(), 4")
+        + "for _ in ds.epochs(1):\n for _ in ds: apply()",
+        "record 5 is damaged",
+    ),
+    "damaged data in a fit": (
+        DAMAGED
+        + "edl.init(); ds = edl.Dataset(Damaged(), 4); model = network(edl.Optimizer(sgd))\n"
+        "model.fit(ds, shuffle=False, verbose=0, callbacks=[edl.KerasCallback()])",
+        "record 5 is damaged",
+    ),
+    "damaged data in a plain session": (
+        DAMAGED
+        + """
+opt, w = graph()
+generator = edl.elastic_shard_generator(Damaged(), batch_size=1)
+two = tf.TensorSpec((None, 1), tf.float32)
+ds = tf.data.Dataset.from_generator(generator, output_signature=(two, two))
+train = opt.minimize(tf.reduce_mean(w * tf.compat.v1.data.make_one_shot_iterator(ds).get_next()[0]))
+with tf.compat.v1.Session() as s:
+    s.run(tf.compat.v1.global_variables_initializer())
+    try:
+        while True:
+            s.run(train)
+            edl.notify_batch_end()
+    except tf.errors.OutOfRangeError:
+        pass
+""",
+        "record 5 is damaged",
+    ),
     "unknown model": (
         (
             "model = network(); edl.init(); ds = edl.Dataset(data); opt = edl.Optimizer(sgd)\n"
@@ -238,6 +293,7 @@ assert edl.step() == 6
 keras.mixed_precision.set_global_policy("mixed_float16")
 edl.init()
 ds = edl.Dataset(data, 4).map(lambda x, y: (x * 2, y)).prefetch(1)
+assert ds.options().autotune.enabled is False
 model = keras.Sequential([keras.layers.Dense(2, activation="relu"), keras.layers.Dense(1)])
 model.compile(edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW())), "mse")
 stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)

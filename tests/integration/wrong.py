@@ -22,7 +22,7 @@ def told_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
         capture_output=True,
         text=True,
         timeout=240,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},  # TensorFlow's own log is not our matter
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"},  # TensorFlow's warnings would be seen
     )
     assert done.returncode == 0, done.stderr
     answers: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])

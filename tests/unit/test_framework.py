@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
+from edl.errors import UsageError
+from edl.framework.interrupt import raise_in
 from edl.framework.message import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
 from edl.framework.refusal import is_refusal
 from edl.framework.state import (
@@ -102,3 +107,23 @@ def test_a_few_of_many() -> None:
 )
 def test_a_refusal_is_told_from_a_ring_that_broke(message: str, refused: bool) -> None:
     assert is_refusal(message) is refused
+
+
+def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:
+    error = UsageError("gradients were applied twice")
+    main, told = threading.get_ident(), []
+    framework = threading.Thread(target=lambda: told.append(raise_in(main, error)))
+
+    def wait() -> None:
+        framework.start()
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            pass
+
+    with pytest.raises(UsageError, match=r"^gradients were applied twice$"):
+        wait()
+    framework.join(10.0)
+    assert told == [True]
+    assert framework.ident is not None
+    assert not raise_in(framework.ident, error), "it has ended"
+    assert not raise_in(main, error), "who calls can raise it"

@@ -542,6 +542,19 @@ def test_a_leaver_that_the_plan_does_not_want_lowers_it_no_further() -> None:
     assert decision.plan is None
 
 
+def test_a_leaver_that_waits_lowers_the_plan_once() -> None:
+    """A fourth worker is on its way; each look at the leaver would lower the plan again."""
+    coming = newcomer(3, stage=Stage.PREPARING)
+    now = job_of(A, leaving(B), C, newcomers=(coming,), plan={"a": 4})
+    decision = decided(now, ages(w1=29))
+    assert (decision.generation, decision.plan) == (None, None), decision.reason
+    decision = decided(now, ages(w1=30))
+    assert (made(decision).members, decision.plan) == ((0, 2), {"a": 3})
+    now = job_of(A, leaving(B), C, newcomers=(newcomer(3),), plan={"a": 4})
+    decision = decided(now, ages(w1=29))
+    assert (made(decision).members, decision.plan) == ((0, 2, 3), {"a": 3})
+
+
 def test_every_leaver_lowers_the_plan_for_itself() -> None:
     """One of two is the one that the plan does not want; the other one lowers it."""
     decision = decided(job_of(leaving(A), leaving(B), C, worker(3), plan={"a": 3}))

@@ -1,6 +1,7 @@
 """The counting model in TensorFlow: a loop, eager or with tf.function, Keras' fit, or a graph.
 
-See tally.py. The report also says how often the training function was traced.
+A graph's session is edl's, fed or with a generator, or one of TensorFlow's own: plain, or monitored
+with a hook. See tally.py. The report also says how often the training function was traced.
 """
 
 import os
@@ -121,46 +122,129 @@ def fit():
     model.report()
 
 
+class Graph:
+    """The counting model for TensorFlow 1; its batches are fed, or come from a generator."""
+
+    def __init__(self, fed):
+        v1 = tf.compat.v1
+        v1.disable_eager_execution()
+        zeros, integer = tf.zeros(args.samples, tf.float64), tf.zeros(args.samples, tf.int64)
+        batches = edl.elastic_shard_generator(
+            np.arange(args.samples), args.batch_size, epochs=args.epochs, shuffle=True, seed=7
+        )
+        signature = tf.TensorSpec((None,), tf.int64)
+        if fed:
+            self.indices = v1.placeholder(signature.dtype, signature.shape)
+        else:
+            ready = tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
+            self.indices = v1.data.make_one_shot_iterator(ready).get_next()
+        self.w = v1.get_variable("w", initializer=zeros)
+        self.before = v1.get_variable("before", initializer=zeros, trainable=False)
+        self.count = v1.get_variable("count", initializer=integer, trainable=False)
+        self.steps = v1.get_variable("steps", initializer=tf.zeros((), tf.int64), trainable=False)
+        optimizer = edl.Optimizer(v1.train.GradientDescentOptimizer(1.0))
+        loss = tf.reduce_mean(tf.gather(self.w, self.indices))
+        self.train = optimizer.minimize(loss, var_list=[self.w])
+        self._times = v1.placeholder(tf.int64, (args.samples,))
+        with tf.control_dependencies([self.before.assign(self.w)]):
+            self._note = tf.group(self.count.assign_add(self._times), self.steps.assign_add(1))
+        self._epoch = -1
+        save()
+
+    def after_step(self, run):
+        """Count what the step did; ``run`` is that of a session."""
+        steps, before, now = run([self.steps, self.before, self.w])
+        diary.begin_step(int(steps))
+        diary.in_step()
+        problem = None
+        if (before != now).any():
+            times, problem = counted(before, now)
+            run(self._note, {self._times: times})
+        diary.end_step(int(steps), problem)
+        self._epoch = edl.current_worker().epoch
+
+    def after_batch_end(self, run):
+        """Note an epoch that has ended; in a plain session, the next one may have begun."""
+        worker = edl.current_worker()
+        if self._epoch >= 0 and (worker.epoch_over or worker.epoch > self._epoch):
+            self.end_epoch(run)
+
+    def end_epoch(self, run):
+        diary.end_epoch(self._epoch, run(self.count))
+        self._epoch = -1
+
+    def report(self, run):
+        diary.report(*run([self.w, self.count]), int(run(self.steps)))
+
+
 def graph():
-    v1 = tf.compat.v1
-    v1.disable_eager_execution()
-    zeros, integer = tf.zeros(args.samples, tf.float64), tf.zeros(args.samples, tf.int64)
-    batches = edl.elastic_shard_generator(
-        np.arange(args.samples), args.batch_size, epochs=args.epochs, shuffle=True, seed=7
-    )
-    signature = tf.TensorSpec((None,), tf.int64)
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
-    indices = v1.data.make_one_shot_iterator(dataset).get_next()
-    w = v1.get_variable("w", initializer=zeros)
-    before = v1.get_variable("before", initializer=zeros, trainable=False)
-    count = v1.get_variable("count", initializer=integer, trainable=False)
-    steps = v1.get_variable("steps", initializer=tf.zeros((), tf.int64), trainable=False)
-    optimizer = edl.Optimizer(v1.train.GradientDescentOptimizer(1.0))
-    train = optimizer.minimize(tf.reduce_mean(tf.gather(w, indices)), var_list=[w])
-    times = v1.placeholder(tf.int64, (args.samples,))
-    with tf.control_dependencies([before.assign(w)]):
-        note = tf.group(count.assign_add(times), steps.assign_add(1))
-    save()
+    model = Graph(fed=args.mode == "feed")
     with edl.Session() as s:
-        epoch = None
         while not s.Done():
-            s.run(train)
-            if edl.is_rehearsing():
-                continue
-            diary.begin_step(int(s.run(steps)))
-            diary.in_step()
-            values = s.run([before, w])
-            problem = None
-            if (values[0] != values[1]).any():
-                found, problem = counted(*values)
-                s.run(note, {times: found})
-            diary.end_step(int(s.run(steps)), problem)
-            epoch = edl.current_worker().epoch
-            edl.notify_batch_end()
-            if edl.current_worker().epoch_over:
-                diary.end_epoch(epoch, s.run(count))
-        diary.report(*s.run([w, count]), int(s.run(steps)))
+            s.run(model.train, {model.indices: edl.next_batch()} if args.mode == "feed" else None)
+            if not edl.is_rehearsing():
+                model.after_step(s.run)
+                edl.notify_batch_end()
+                model.after_batch_end(s.run)
+        model.report(s.run)
 
 
+def threads():
+    """EDL_TEST_THREADS: how many operations a session of TensorFlow's own runs at a time."""
+    number = int(os.environ.get("EDL_TEST_THREADS", "0"))
+    return tf.compat.v1.ConfigProto(inter_op_parallelism_threads=number)
+
+
+def plain():
+    model = Graph(fed=False)
+    with tf.compat.v1.Session(config=threads()) as s:
+        s.run(tf.compat.v1.global_variables_initializer())
+        trial = True
+        try:
+            while True:
+                s.run(model.train)
+                if not trial:
+                    model.after_step(s.run)
+                trial = False
+                edl.notify_batch_end()
+                model.after_batch_end(s.run)
+        except tf.errors.OutOfRangeError:
+            pass
+        model.report(s.run)
+
+
+class GraphTally(tf.compat.v1.train.SessionRunHook):
+    """A hook of the user's own, after edl's."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def after_run(self, run_context, run_values):
+        run = run_context.session.run
+        if not edl.is_rehearsing():
+            self._model.after_step(run)
+            self._model.after_batch_end(run)
+
+    def end(self, session):
+        self._model.report(session.run)
+
+
+def hook():
+    model = Graph(fed=False)
+    hooks = [edl.SessionHook(), GraphTally(model)]
+    with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks, config=threads()) as s:
+        while not s.should_stop():
+            s.run(model.train)
+
+
+WAYS = {
+    "eager": loop,
+    "function": loop,
+    "fit": fit,
+    "graph": graph,
+    "feed": graph,
+    "plain": plain,
+    "hook": hook,
+}
 edl.init()
-{"eager": loop, "function": loop, "fit": fit, "graph": graph}[args.mode]()
+WAYS[args.mode]()

@@ -1,0 +1,45 @@
+"""The other ways to write TensorFlow code: each through a join, a leave and a death in a ring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import SCRIPTS
+from trial import trial
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.chaos]
+
+START_S = 200.0  # TensorFlow takes its time to be imported
+TF_COUNTING = SCRIPTS / "tf_counting.py"
+
+
+@pytest.mark.parametrize("mode", ["eager", "feed", "plain", "hook"])
+def test_join_leave_and_death(mode: str, tmp_path: Path, zk_hosts: str) -> None:
+    """2 -> 3 -> 2 workers; then one of two is killed, and replaced."""
+    settings = {"script": TF_COUNTING, "epochs": 12, "environment": {"EDL_TEST_MODE": mode}}
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
+        job.wait_for_step(3, START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        job.scale(2)
+        job.wait_for_size(2)
+        before = job.wait_for_progress()
+        job.process(job.plain()).kill()
+        job.wait(lambda now: now["generation"] >= before["generation"] + 2, "a repair", START_S)
+        job.wait_for_size(2, START_S)
+        job.prove(workers=2)
+
+
+@pytest.mark.parametrize("mode", ["plain", "hook"])
+def test_a_session_that_cannot_be_repaired(mode: str, tmp_path: Path, zk_hosts: str) -> None:
+    """One operation at a time: a variable cannot be read while the step waits for its gradients."""
+    environment = {"EDL_TEST_MODE": mode, "EDL_TEST_THREADS": "1"}
+    settings = {"script": TF_COUNTING, "environment": environment}
+    with trial(tmp_path, zk_hosts, np=2, **settings) as job:
+        job.wait_for_step(3, START_S)
+        job.process(job.plain()).kill()
+        assert job.end(START_S) != 0, job.story("it ended well")
+        told = job.output()
+    assert "edl: a step was interrupted, and this session cannot be repaired inside of it" in told
+    assert "Traceback" not in told, told
