@@ -176,7 +176,7 @@ def write(out: Path, results: dict[str, Any]) -> None:
         if framework not in results:
             continue
         mine = results[framework]
-        rows, notes = report.rows_and_notes(mine)
+        rows, notes = report.rows_and_notes(framework, mine)
         text = report.markdown(framework, rows, notes)
         (out / f"{framework}.md").write_text(text)
         report.picture(out / f"{framework}.png", mine)

@@ -41,15 +41,20 @@ class Row:
     reached: bool | None = None
 
 
-def resize_rows(repetitions: Repetitions) -> list[Row]:
-    """Two rows a change: the longest gap, and the median step beside it."""
+def resize_rows(repetitions: Repetitions, limit_s: float | None) -> list[Row]:
+    """Two rows a change: the longest gap, and the median step beside it.
+
+    ``limit_s``: what was asked of a scale-out besides a tenth of stock's.
+    """
     rows = []
     for change in repetitions[STOCK][0]:
         stock = [each[change] for each in repetitions[STOCK]]
         ours = [each[change] for each in repetitions[EDL]]
         a, b = median(s.gap_s for s in stock), median(s.gap_s for s in ours)
         if "out" in change:
-            asked, reached = "≤ 0.10 of stock and ≤ 0.3 s", b <= 0.1 * a and b <= 0.3
+            asked, reached = "≤ 0.10 of stock", b <= 0.1 * a
+            if limit_s is not None:
+                asked, reached = f"{asked} and ≤ {limit_s:g} s", reached and b <= limit_s
         else:
             asked, reached = "≤ stock", b <= a
         rows.append(
@@ -178,11 +183,14 @@ def step_time_rows(comparisons: Mapping[str, Comparison], control: Comparison | 
     return rows
 
 
-def rows_and_notes(results: Mapping[str, Any]) -> tuple[list[Row], list[str]]:
+SCALE_OUT_LIMIT_S = {"torch": 0.3, "tensorflow": None}
+
+
+def rows_and_notes(framework: str, results: Mapping[str, Any]) -> tuple[list[Row], list[str]]:
     """All that there is to say of one framework."""
     rows, notes = [], []
     if stalls := results.get("resize"):
-        rows += resize_rows(stalls)
+        rows += resize_rows(stalls, SCALE_OUT_LIMIT_S[framework])
         count = len(stalls[EDL])
         notes.append(f"{count} repetitions, stock and edl by turns: median (least to greatest).")
         notes.append("Stock is Horovod's own elastic mode on the same Horovod build as edl.")
@@ -214,9 +222,9 @@ WORKLOADS = {
         "TensorFlow",
         (
             "60 residual blocks of 256 units (4.0 M parameters in 242 variables, a graph that "
-            "takes seconds to build), batch 128 a worker, SGD with momentum, synthetic data; one thread "
-            "within and two between operations, Horovod's default cycle time. The wide model is "
-            "PyTorch's MLP."
+            "takes seconds to build), batch 128 a worker, SGD with momentum, synthetic data; "
+            "one thread within and two between operations, Horovod's default cycle time. The wide "
+            "model is PyTorch's MLP."
         ),
     ),
 }

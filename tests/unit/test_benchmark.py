@@ -149,3 +149,16 @@ def test_the_interval_of_a_median_holds_it(step_time: ModuleType) -> None:
     low, high = step_time.confidence(ratios)
     assert low < np.median(ratios) < high
     assert high - low < 0.06
+
+
+def test_a_scale_out_is_compared_with_stock_and_with_its_limit(
+    resize: ModuleType, report: ModuleType
+) -> None:
+    def stalls(gap_s: float) -> list[dict[str, object]]:
+        return [{"scale-out 2 → 3": resize.Stall(gap_s, 0.1, {}, (), {})}]
+
+    found = {report.STOCK: stalls(4.0), report.EDL: stalls(0.35)}
+    assert report.resize_rows(found, None)[0].reached
+    assert not report.resize_rows(found, 0.3)[0].reached
+    found[report.EDL] = stalls(0.45)
+    assert not report.resize_rows(found, None)[0].reached
