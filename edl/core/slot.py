@@ -8,7 +8,8 @@ one. The rules, in order:
 1. The job is over: the worker ends by itself within a time limit, then it is ended; so does this.
 2. The job is stopping: as in :mod:`edl.core.agency`.
 3. The driver has taken the slot back, or this process was told to end: the worker leaves, and
-   nothing is started again.
+   nothing is started again. Who was told gives up one slot of its host; the driver takes back the
+   highest, so another one may go, and then this one starts again.
 4. A script that fails before the job could begin, with nobody else there, has failed the job.
 5. So has the last one of a ring that died, unless a checkpoint is there to go on from.
 6. A worker that was given up, or that left ZooKeeper for long without ever training, is ended.
@@ -78,6 +79,8 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
         return _wind_down(snapshot, own, living, now)
     if job.state is JobState.STOPPING:
         return _stop(snapshot, own, living, now)
+    if snapshot.generation is not None and not snapshot.generation.seats:
+        return _end_with_the_ring(snapshot)
     if own.removed or own.told is not None:
         return _leave(own, living, now)
     outcome = _cannot_begin(snapshot, own) or _nobody_left(snapshot, own, now)
@@ -117,6 +120,13 @@ def assigned(
     return {**plan, host: workers}
 
 
+def released(wish: Mapping[str, int], host: str, min_np: int) -> dict[str, int]:
+    """The wish with a worker less on ``host``, unless fewer than ``min_np`` would be left."""
+    if not wish.get(host) or sum(wish.values()) <= min_np:
+        return dict(wish)
+    return {**wish, host: wish[host] - 1}
+
+
 def _wind_down(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
     job = snapshot.job
     reason = f"job {job.name} is {job.state}"
@@ -142,6 +152,14 @@ def _stop(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> D
     if snapshot.generation is None or living.worker is None or waited >= patience:
         return Decision(reason, ending=_end(living, now, reason))
     return Decision(reason)
+
+
+def _end_with_the_ring(snapshot: Snapshot) -> Decision:
+    """The last generation has no seats: the job has stopped when all have left."""
+    assert snapshot.generation is not None
+    reason = snapshot.generation.reason
+    stopped = None if snapshot.members else Outcome(JobState.STOPPED, reason)
+    return Decision(reason, outcome=stopped)
 
 
 def _leave(own: Own, living: Process | None, now: float) -> Decision:
@@ -172,10 +190,8 @@ def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:
 
 
 def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
-    """STOPPED or FAILED, when the ring has ended or died and there is nothing to go on from."""
-    process, job, generation = own.process, snapshot.job, snapshot.generation
-    if generation is not None and not generation.seats:
-        return None if snapshot.members else Outcome(JobState.STOPPED, generation.reason)
+    """FAILED, when the whole ring has died and there is nothing to go on from."""
+    process, job = own.process, snapshot.job
     if own.lost_since is None or now - own.lost_since < DEAD_S or process is None or process.alive:
         return None
     code = process.exit_code or 0

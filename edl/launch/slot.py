@@ -25,7 +25,7 @@ from types import FrameType
 from edl.coordination.store import JobStore
 from edl.core.agency import Ending, Outcome, Process, Start, how, observe
 from edl.core.facts import Event, JobState, Snapshot
-from edl.core.slot import REMOVAL_S, Own, assigned, decide, removal_pending, ring_lost
+from edl.core.slot import REMOVAL_S, Own, assigned, decide, released, removal_pending, ring_lost
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
 from edl.launch.driver import Driver
@@ -108,10 +108,10 @@ class Keeper:
 
     def _turn(self, now: float) -> int | None:
         self._reap(now)
-        if self._signalled and self._told is None:
-            self._told = now
         try:
             snapshot = self._read(now)
+            if self._signalled:
+                self._attend(snapshot, now)
             if snapshot is None:
                 return self._alone(now)
             self._follow_driver(snapshot, now)
@@ -182,6 +182,8 @@ class Keeper:
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since = said, now
+            if said.local_size is not None and self._child is None:
+                self._told = None  # the driver has taken back another slot for this one
             self._changed.set()
             return
         pending = removal_pending(snapshot) and now - self._word_since < REMOVAL_S
@@ -212,6 +214,15 @@ class Keeper:
             backoff_max_s=self._backoff_max_s,
             script=title(self._command),
         )
+
+    def _attend(self, snapshot: Snapshot | None, now: float) -> None:
+        """Carry out a signal: end, and give up a slot of this host."""
+        self._signalled = False
+        if self._told is None:
+            self._told = now
+            if snapshot is not None and snapshot.job.wish:
+                least = snapshot.job.min_np
+                self._store.change_wish(lambda wish: released(wish, self._host, least))
 
     def _alone(self, now: float) -> int | None:
         """A turn without ZooKeeper: the worker trains on, and a dead one has to wait."""

@@ -18,6 +18,7 @@ STANDIN = Path(__file__).with_name("standin_worker.py")
 class HorovodrunTrial(Trial):
     """A job whose launcher is `horovodrun`; ``shield``: words before the training command."""
 
+    samples = 1920  # enough for several newcomers, each of which imports a framework
     shield: Sequence[str] = ()
     discover: Sequence[str] = DISCOVER
 

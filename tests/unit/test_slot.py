@@ -8,7 +8,7 @@ import pytest
 
 from edl.core.agency import Process
 from edl.core.facts import Generation, Job, JobState, Member, Seat, Snapshot, Stage
-from edl.core.slot import Own, assigned, decide, removal_pending, ring_lost
+from edl.core.slot import Own, assigned, decide, released, removal_pending, ring_lost
 
 JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
@@ -148,6 +148,21 @@ def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
     outcome = decide(replace(now, members=()), replace(OWN, process=KILLED), 100.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.STOPPED
+
+
+def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
+    ended = replace(NOW, generation=replace(RING, seats=(), reason="horovodrun ends"))
+    told = replace(OWN, told=99.0, process=KILLED)
+    assert decide(ended, told, 100.0).outcome is None  # one of them is still there
+    outcome = decide(replace(ended, members=()), told, 100.0).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == (JobState.STOPPED, "horovodrun ends")
+
+
+def test_who_is_told_to_end_gives_up_a_slot_of_its_host() -> None:
+    assert released({"a": 2, "b": 1}, "a", 1) == {"a": 1, "b": 1}
+    assert released({"a": 2, "b": 1}, "a", 3) == {"a": 2, "b": 1}
+    assert released({"b": 1}, "a", 1) == {"b": 1}
 
 
 def test_the_plan_follows_the_driver() -> None:
