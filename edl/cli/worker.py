@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl import config
@@ -48,13 +48,7 @@ def work(command: Sequence[str]) -> int:
         )
     check_command(command, Path.cwd(), config.environment().get("PATH"))
     settings = config.load(host=check_name("host", slot.host))
-    keeper: Keeper | None = None
-
-    def wake() -> None:
-        if keeper is not None:
-            keeper.on_change()
-
-    driver = Driver(slot, wake)
+    driver = Driver(slot)
     found = driver.identity(0.0)
     ours = _new_identity(slot, settings) if found is None and slot.rank == 0 else None
     found = found or ours or driver.identity(settings.start_timeout_s)
@@ -63,10 +57,29 @@ def work(command: Sequence[str]) -> int:
             f"no job of the driver of horovodrun at {slot.driver} came up within "
             f"{settings.start_timeout_s:g} s; its rank 0 should have made it, see its output"
         )
+    try:
+        return _serve(slot, settings, command, driver, found, create=ours is not None)
+    except EdlError as error:
+        if ours is not None:
+            driver.refuse(str(error))
+        raise
+    finally:
+        driver.close()
+
+
+def _serve(
+    slot: HorovodSlot,
+    settings: Config,
+    command: Sequence[str],
+    driver: Driver,
+    found: Mapping[str, str],
+    create: bool,
+) -> int:
+    """Take part in the job, which is to be created first or is there; the exit code."""
     name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
     with open_session(hosts, settings, Access(name, secret)) as session:
         store = JobStore(session, name)
-        if ours is not None:
+        if create:
             _create(store, slot, settings, command, secret)
         keep(config.state_dir(), name, secret)
         job = store.snapshot().job
@@ -74,7 +87,6 @@ def work(command: Sequence[str]) -> int:
             raise UsageError(_taken(name))
         store.change_plan(lambda plan: assigned(plan, slot.host, slot.slot, slot.local_size))
         driver.identify(found)
-        driver.start()
         here = Host(slot.host, slot.local_size, address_of(slot.interface) or settings.address)
         environment = {
             **worker_environment(job, hosts, here, secret),
@@ -83,10 +95,8 @@ def work(command: Sequence[str]) -> int:
         keeper = Keeper(
             store, driver, slot.host, slot.slot, command, environment, settings.backoff_max_s
         )
-        try:
-            return keeper.run()
-        finally:
-            driver.close()
+        driver.start(keeper.on_change)
+        return keeper.run()
 
 
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:

@@ -45,11 +45,11 @@ class Assigned:
 
 
 class Driver:
-    """The driver's protocol for ``slot``. ``wake`` is called when it has answered."""
+    """The driver's protocol for ``slot``."""
 
-    def __init__(self, slot: HorovodSlot, wake: Callable[[], None]) -> None:
+    def __init__(self, slot: HorovodSlot) -> None:
         self._slot = slot
-        self._wake = wake
+        self._wake: Callable[[], None] = lambda: None
         self._told = threading.Event()  # the hosts have changed
         self._may_ask = threading.Event()
         self._stop = threading.Event()
@@ -58,14 +58,15 @@ class Driver:
         self.newest = Assigned(slot.rank, slot.local_size)
         self.asking = False  # the driver owes an answer, and counts on this process until then
 
-    def start(self) -> None:
-        """Listen to the driver from now on.
+    def start(self, wake: Callable[[], None]) -> None:
+        """Listen to the driver from now on; ``wake`` is called when it has answered.
 
         Raises:
             EdlError: it does not take our address.
         """
         from horovod.runner.elastic.worker import WorkerNotificationManager  # a slow import
 
+        self._wake = wake
         manager = WorkerNotificationManager()
         manager.register_listener(self)
         slot = self._slot
@@ -101,11 +102,23 @@ class Driver:
         self._identity = dict(identity)
         self._put(IDENTITY, json.dumps(self._identity).encode())
 
+    def refuse(self, reason: str) -> None:
+        """There will be no job: let nobody wait for it."""
+        if self._identity is None:
+            self._put(IDENTITY, json.dumps({"refused": reason}).encode())
+
     def identity(self, timeout_s: float) -> dict[str, str] | None:
-        """What :meth:`identify` was told in another process; None: nothing in time."""
+        """What :meth:`identify` was told in another process; None: nothing in time.
+
+        Raises:
+            EdlError: :meth:`refuse` was called.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
-            if (told := read_identity(self._slot.address, self._slot.port)) is not None:
+            told = _told(self._slot.address, self._slot.port)
+            if "refused" in told:
+                raise EdlError(f"this driver has no job: {told['refused']}")
+            if _is_identity(told):
                 return told
             if time.monotonic() >= deadline:
                 return None
@@ -158,9 +171,19 @@ class Driver:
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
     """Which job the driver at that port has; None: it has none yet, or is no driver."""
+    told = _told(address, port)
+    return told if _is_identity(told) else None
+
+
+def _is_identity(told: Mapping[str, str]) -> bool:
+    return {"job", "secret", "zookeeper"} <= set(told)
+
+
+def _told(address: str, port: int) -> dict[str, str]:
+    """What stands under IDENTITY; empty when nothing does."""
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)
         told = json.loads(body) if status == 200 else None
     except (EdlError, OSError, ValueError):
-        return None
-    return told if isinstance(told, dict) and {"job", "secret", "zookeeper"} <= set(told) else None
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -46,7 +46,7 @@ class Keeper:
 
     Args:
         store: the job; its session is open.
-        driver: it has been started, and the plan says what it has last said.
+        driver: the plan says what it has last said.
         environment: of the training process, besides what differs from start to start.
     """
 

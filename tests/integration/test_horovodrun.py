@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -125,6 +126,25 @@ def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
         now = job.wait(lambda now: now["world_size"] == 3, "3 workers")
         assert now["plan"] == {"localhost": 2, "127.0.0.1": 1}
         assert now["generation"] == generation + 1
+        job.edl("stop")
+        assert job.end() == 0
+
+
+def test_two_drivers_never_share_a_job(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
+        other = subprocess.run(
+            [HOROVODRUN, *limits, *WORKER, sys.executable, str(STANDIN)],
+            capture_output=True,
+            text=True,
+            env=job.environment,
+            cwd=tmp_path,
+            timeout=90,
+        )
+        assert other.returncode != 0
+        assert f"the job {job.name} is running, and another launcher" in other.stderr
+        assert job.status()["state"] == "running"
         job.edl("stop")
         assert job.end() == 0
 
