@@ -14,10 +14,12 @@ import psutil
 import pytest
 from horovodrun import DISCOVER, HOROVODRUN, STANDIN, WORKER, HorovodrunTrial, StandinTrial
 from jobs import SCRIPTS
-from trial import alive, longest_stall, trial
+from trial import alive, trial
 from zoo import ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import TensorFlow
 
 
 @pytest.mark.parametrize(
@@ -38,19 +40,27 @@ def test_out_and_in_and_a_killed_worker(
         script=SCRIPTS / script,
         shield=shield,
     ) as job:
-        job.wait_for_size(2)
+        job.wait_for_size(2, SLOW_S)
         job.scale(3)
-        job.wait_for_size(3)
+        job.wait_for_size(3, SLOW_S)
         victim = job.process("w1")
         victim.kill()
         job.wait(lambda now: "w1" not in {m["id"] for m in now["members"]}, "end of w1")
-        job.wait_for_size(3)  # it was started again, in the same slot
+        job.wait_for_size(3, SLOW_S)  # it was started again, in the same slot
         assert job.status()["members"][-1]["id"] == "w3"
         job.scale(2)
         job.wait_for_size(2)
-        reports = job.prove(workers=2)
+        job.prove(workers=2)
         told = [event["kind"] for event in job.events()]
-    assert longest_stall(reports) < 5.0
+        switches = job.events("switch")
+    stalls = [
+        parts["stall_s"]
+        for switch in switches
+        for parts in switch["workers"].values()
+        if parts["role"] == "old"
+    ]
+    assert len(switches) >= 3  # a ring of a step or two tells nothing
+    assert max(stalls) < 5.0  # nobody waited for a newcomer to start
     assert told.count("worker_failed") == 1
     assert "job_finished" in told or "finished" in told
 
