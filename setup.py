@@ -15,7 +15,7 @@ setup(
         "kazoo>=2.10,<3",
         "typer>=0.12,<1",
         "rich>=13,<16",
-        "psutil>=5.9",
+        "psutil>=6",
         "numpy>=1.26,<3",
         "httptools>=0.6,<1",
         "packaging>=23",
@@ -35,5 +35,11 @@ setup(
             "types-psutil",
         ],
     },
-    entry_points={"console_scripts": ["edl = edl.cli.main:main"]},
+    entry_points={
+        "console_scripts": [
+            "edl = edl.cli.main:main",
+            "edl-worker = edl.cli.worker:main",
+            "edl-discover = edl.cli.discover:main",
+        ]
+    },
 )

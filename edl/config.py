@@ -41,6 +41,11 @@ class Config:
     secret: str | None = field(default=None, repr=False)  # who knows it may change the job
     resume: str = ""  # "1": continue from the script's checkpoints; a path: from those there
 
+    # For jobs that horovodrun starts; `edl run` has options for them.
+    hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
+    min_np: int | None = None  # where horovodrun's own --min-np and --max-np cannot be seen
+    max_np: int | None = None
+
     session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
     connect_timeout_s: float = 10.0  # first connection to ZooKeeper
     start_timeout_s: float = 120.0  # for the first `np` workers to come up
@@ -105,6 +110,70 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
         elif name in file_values:
             values[name] = _parse(f"edl.toml: {name}", str(file_values[name]), hints[name])
     return Config(**values)
+
+
+@dataclass(frozen=True)
+class HorovodSlot:
+    """What elastic `horovodrun` tells each process that it starts, of that moment."""
+
+    address: str  # of the driver's key-value store
+    port: int
+    host: str  # as the host discovery script names it
+    slot: int  # Horovod's local rank when it was started
+    rank: int
+    size: int
+    local_size: int
+    interface: str  # the network interface that the driver has chosen
+
+    @property
+    def driver(self) -> str:
+        """Which driver it is: nothing else has this address while it lives."""
+        return f"{self.address}:{self.port}"
+
+
+_OF_A_SLOT = {
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "address",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "port",
+    "HOROVOD_HOSTNAME": "host",
+    "HOROVOD_LOCAL_RANK": "slot",
+    "HOROVOD_RANK": "rank",
+    "HOROVOD_SIZE": "size",
+    "HOROVOD_LOCAL_SIZE": "local_size",
+    "HOROVOD_GLOO_IFACE": "interface",
+}
+
+
+def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None:
+    """Which slot of which driver this process was started for; None: not by elastic horovodrun.
+
+    Raises:
+        ConfigError: a variable is missing or is no number.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("HOROVOD_ELASTIC") != "1" or not environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
+        return None
+    hints = get_type_hints(HorovodSlot)
+    values: dict[str, Any] = {}
+    for variable, name in _OF_A_SLOT.items():
+        if not environ.get(variable):
+            raise ConfigError(
+                variable,
+                f"HOROVOD_ELASTIC is 1 and {variable} is missing: start the workers with "
+                "`horovodrun --host-discovery-script ...`, or with `edl run`",
+            )
+        values[name] = _parse(variable, environ[variable], hints[name])
+    return HorovodSlot(**values)
+
+
+def horovod_size() -> int:
+    """How many workers an earlier launcher, which is not elastic, says that there are."""
+    return int(_parse("HOROVOD_SIZE", os.environ.get("HOROVOD_SIZE") or "1", int))
+
+
+def environment_for_worker() -> dict[str, str]:
+    """A copy of this process's environment, without what horovodrun says of its slot."""
+    told = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
+    return {name: value for name, value in os.environ.items() if name not in told}
 
 
 def environment() -> dict[str, str]:
@@ -175,7 +244,7 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _parse(name: str, text: str, hint: Any) -> Any:
     try:
-        if hint is int:
+        if hint in (int, int | None):
             return int(text)
         if hint in (float, float | None):
             return float(text)
@@ -184,6 +253,6 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     except KeyError:
         raise ConfigError(name, f"{name} is {text!r}; it must be 1 or 0") from None
     except ValueError:
-        kind = "an integer" if hint is int else "a number"
+        kind = "an integer" if hint in (int, int | None) else "a number"
         raise ConfigError(name, f"{name} is {text!r}; it must be {kind}") from None
     return text

@@ -73,6 +73,11 @@ def join(
         record = snapshot.job
         if record.state.over:
             raise UsageError(f"job {record.name} is {record.state}; nothing can join it")
+        if record.driver:
+            raise UsageError(
+                f"job {record.name} was started by horovodrun, which places its workers; let its "
+                "host discovery script name this host"
+            )
         slots = record.max_np if slots is None else slots
         if slots < 1:
             raise UsageError(f"--slots is {slots}; a host needs at least 1")

@@ -52,7 +52,7 @@ def _options(
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
-    _configure_logging(verbose)
+    configure_logging(verbose)
     if version:
         typer.echo(f"edl {metadata.version('edl-horovod')}")
     elif context.invoked_subcommand is None:
@@ -95,9 +95,18 @@ def main() -> None:
 
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
-    try:
+
+    def run() -> int:
         code = app(args=list(arguments), prog_name="edl", standalone_mode=False)
         return code if isinstance(code, int) else 0
+
+    return guarded(run)
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command; that of an error, after its sentence."""
+    try:
+        return command()
     except _ArgumentError as error:
         return _complain(_sentence(error), 2)
     except UsageError as error:
@@ -126,7 +135,12 @@ def _complain(sentence: str, code: int) -> int:
     return code
 
 
-def _configure_logging(verbose: bool) -> None:
+def configure_logging(verbose: bool = False) -> None:
+    """Log as asked for; to be called once, by the command that was started.
+
+    Raises:
+        ConfigError: EDL_LOG is no level.
+    """
     level = "INFO" if verbose else config.environment().get("EDL_LOG") or "WARNING"
     if level.upper() not in logging.getLevelNamesMapping():
         raise ConfigError("EDL_LOG", f"EDL_LOG is {level!r}; use DEBUG, INFO, WARNING or ERROR")

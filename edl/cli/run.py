@@ -162,7 +162,7 @@ def run(
 def worker_environment(job: Job, hosts: str, here: Host, secret: str) -> dict[str, str]:
     """The environment of a worker on this host: the user's, and which job it belongs to."""
     return {
-        **config.environment(),
+        **config.environment_for_worker(),
         "EDL_JOB": job.name,
         "EDL_SECRET": secret,
         "EDL_ZOOKEEPER": hosts,

@@ -8,6 +8,7 @@ import typer
 
 from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
 from edl.core.facts import JobState
+from edl.core.offer import as_hosts
 from edl.core.placement import check_scale, place
 from edl.errors import UsageError
 
@@ -28,13 +29,21 @@ def scale(
         if snapshot.job.state is not JobState.RUNNING:
             raise UsageError(f"cannot scale job {name}: it is {snapshot.job.state}")
         check_scale(snapshot.job, np)
+        hosts = snapshot.hosts
+        if snapshot.job.driver:
+            hosts = as_hosts(snapshot.job.offer)
+        if snapshot.job.driver and not hosts:
+            raise UsageError(
+                f"cannot scale job {name}: it is for the host discovery script of horovodrun to "
+                "say how many workers there are; use `--host-discovery-script edl-discover`"
+            )
         before: dict[str, int] = {}
 
         def change(plan: dict[str, int]) -> dict[str, int]:
             before.clear()
             before.update(plan)
-            return place(name, np, plan, snapshot.hosts)
+            return place(name, np, plan, hosts)
 
-        after = store.change_plan(change)
+        after = (store.change_wish if snapshot.job.driver else store.change_plan)(change)
     where = ", ".join(f"{host}: {count}" for host, count in after.items())
     typer.echo(f"job {name}: {sum(before.values())} -> {sum(after.values())} workers ({where})")

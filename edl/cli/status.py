@@ -113,6 +113,8 @@ def _reason(snapshot: Snapshot) -> str:
     job = snapshot.job
     if job.state.over or job.reason:
         return job.reason
+    if not snapshot.members and job.driver:
+        return f"none of its workers is alive now; the driver of horovodrun is at {job.driver}"
     if not snapshot.hosts and not snapshot.members:
         return f"none of its processes is alive; `edl stop {job.name}` ends it"
     return str(snapshot.status.get("reason", ""))

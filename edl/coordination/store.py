@@ -145,6 +145,31 @@ class JobStore:
         saved = {"checkpoint": directory, "saved_step": step}
         self._compare_and_set(self.paths.job, lambda job: {**job, **saved})
 
+    def offer(
+        self, slots: Mapping[str, int], wish: Mapping[str, int], min_np: int, max_np: int | None
+    ) -> Job:
+        """Say what the driver of horovodrun may use; the job as it then stands.
+
+        ``wish`` and the limits are taken only from the first that says so.
+        """
+
+        def change(values: dict[str, Any]) -> dict[str, Any]:
+            job = replace(Job.from_json(values), offer=dict(slots))
+            if not job.wish:
+                job = replace(job, wish=dict(wish), min_np=min_np, max_np=max_np or job.max_np)
+            return {**values, **job.to_json()}
+
+        return Job.from_json(self._compare_and_set(self.paths.job, change))
+
+    def change_wish(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+        """As :meth:`change_plan`, for a job whose plan follows the driver of horovodrun."""
+
+        def changed(values: dict[str, Any]) -> dict[str, Any]:
+            return {**values, "wish": change(dict(values["wish"]))}
+
+        wish: dict[str, int] = self._compare_and_set(self.paths.job, changed)["wish"]
+        return wish
+
     @property
     def run(self) -> str:
         """An identity of this start of the job; another start under its name has another one."""

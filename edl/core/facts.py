@@ -68,6 +68,9 @@ class Job(Record):
 
     ``checkpoint`` is the directory of its newest checkpoint and ``saved_step`` the step of that
     one; -1: there is none, so the job cannot outlive all its workers.
+
+    A job that horovodrun started has a ``driver``, which says how many workers there are on which
+    host. People tell it by ``wish``, which `edl-discover` prints; the plan follows the driver.
     """
 
     name: str
@@ -86,6 +89,9 @@ class Job(Record):
     checkpoint: str = ""
     saved_step: int = -1
     chaos: bool = False  # its workers open the door for `edl chaos`
+    driver: str = ""  # address:port of the driver of horovodrun
+    offer: Mapping[str, int] = field(default_factory=dict)  # slots that the driver may use
+    wish: Mapping[str, int] = field(default_factory=dict)  # workers that the driver shall start
 
 
 @dataclass(frozen=True)

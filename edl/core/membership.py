@@ -19,6 +19,10 @@ applies decides:
    gets a seat only while it answers, and has taken note of the generation before: so one that is
    stuck spoils one switch at most, and is given up when it does not come round.
 
+In a job that horovodrun started, its driver says which slots of a host are used: those below the
+number in the plan. There the plan is never lowered from here, a worker in a slot beyond it leaves,
+and the place of one that was asked to leave is filled again.
+
 Whatever is decided: a generation's number grows by one, old members keep their relative rank
 order, newcomers follow by id, nobody is both in and out, and the ring never shrinks below what
 the plan and ``min_np`` ask for by our own decision. A generation with newcomers keeps an old
@@ -115,7 +119,8 @@ def _decide(
     if now.job.state.over or (current is not None and not current.seats):
         return Decision("the job has ended")
     if now.job.state is JobState.STOPPING:
-        return _end(now, term)
+        why = now.job.reason or "no reason given"
+        return _end(now, term, f"the job is asked to stop: {why}")
     if current is None:
         return _start(now, now.job.np, alive, term, ages, limits)
     ring = _ring(now, current)
@@ -153,10 +158,9 @@ def _switched(now: Snapshot, current: Generation) -> bool:
     return any(_adopted(m, current) for m in now.members if m.id in current.members)
 
 
-def _end(now: Snapshot, term: int) -> Decision:
+def _end(now: Snapshot, term: int, reason: str) -> Decision:
     current = now.generation
     number, members = (current.number, current.members) if current else (0, ())
-    reason = f"the job is asked to stop: {now.job.reason or 'no reason given'}"
     return Decision(reason, Generation(number + 1, term, (), -1, (), members, reason))
 
 
@@ -320,21 +324,35 @@ def _change(
     staying = Counter(seat.host for seat in active if seat.id not in drained)
     for host in (seat.host for seat in active if seat.id in leaving):
         surplus = staying[host] > plan.get(host, 0)
-        if not surplus and sum(plan.values()) > now.job.min_np and plan.get(host, 0) > 0:
+        if (
+            not now.job.driver
+            and not surplus
+            and sum(plan.values()) > now.job.min_np
+            and plan.get(host, 0) > 0
+        ):
             plan[host] -= 1
         staying[host] -= 1
+    if now.job.driver and len(leaving) == len(active) and not newcomers:
+        return _end(now, term, "all workers were asked to leave, as when horovodrun ends")
+    refilled = len(leaving) if now.job.driver else 0  # the slot is free when they have left
     leaving += drained
 
-    # Who the plan no longer wants: the highest ranks of each host first.
+    # Who the plan no longer wants: the highest ranks of each host first, or whose slot is beyond.
     for host in sorted({seat.host for seat in active}):
-        here = [s.id for s in active if s.host == host and s.id not in leaving]
-        leaving += here[plan.get(host, 0) :]
+        here = [s for s in active if s.host == host and s.id not in leaving]
+        if now.job.driver:
+            leaving += [s.id for s in here if s.slot >= plan.get(host, 0)]
+        else:
+            leaving += [s.id for s in here[plan.get(host, 0) :]]
 
     # Who comes in: per host as many as the plan lacks; the rest is not wanted any more.
     behind = {m.id for m in newcomers if m.known < current.number}
+    misplaced = {m.id for m in newcomers if now.job.driver and m.slot >= plan.get(m.host, 0)}
     evict, joining, coming = _newcomers(
-        newcomers, active, leaving, plan, behind, silent, ages, limits
-    )
+        [m for m in newcomers if m.id not in misplaced],
+        active, leaving, plan, behind, silent, ages, limits,
+    )  # fmt: skip
+    evict |= dict.fromkeys(sorted(misplaced), "the driver of horovodrun has taken back its slot")
     mute = [w for w in coming if alive[w].stage is Stage.READY]
 
     def only(reason: str) -> Decision:
@@ -349,7 +367,7 @@ def _change(
         return only(f"{_names(joining)} are ready and wait for {_names(coming)}")
     room = now.job.max_np - (len(active) - len(leaving))
     joining = joining[: max(0, room)]
-    floor = min(len(active), max(sum(plan.values()), now.job.min_np))
+    floor = min(len(active), max(sum(plan.values()) - refilled, now.job.min_np))
     after = len(active) - len(leaving) + len(joining)
     held: list[int] = []
     if after < floor:
@@ -411,6 +429,12 @@ def _requests(
         if request.kind != "drain":
             accepted = False
             outcome = f"this leader does not know requests of kind {request.kind!r}"
+        elif now.job.driver:
+            accepted = False
+            outcome = (
+                f"cannot drain w{request.worker}: horovodrun would start a worker in its place; "
+                "use `edl scale`"
+            )
         elif seat is None or seat.id in drained:
             accepted, outcome = False, f"w{request.worker} is not training in this job"
         elif min(sum(plan.values()), len(active) - len(drained)) <= now.job.min_np:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from edl import config
 from edl.daemon.worker import Worker
@@ -43,7 +43,14 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
     global _worker
     if _worker is not None:
         return
+    if config.horovod_slot() is not None:
+        _begin_again_under_edl_worker()
     settings_now = config.load(**settings)
+    if settings_now.job is None and (size := config.horovod_size()) > 1:
+        raise UsageError(
+            f"this is one of {size} processes that a launcher without elasticity has started; "
+            "give horovodrun `--host-discovery-script edl-discover`, or use `edl run`"
+        )
     worker = Worker(settings_now, collectives())
     if settings_now.job is not None:
         _leave_on_sigterm(worker)
@@ -171,6 +178,19 @@ def attach_replica(replica: FrameworkReplica[Any]) -> None:
 def _leave_on_sigterm(worker: Worker) -> None:
     if threading.current_thread() is threading.main_thread():  # Python allows it there only
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
+
+
+def _begin_again_under_edl_worker() -> NoReturn:
+    """Elastic horovodrun has started the script itself: let `edl-worker` start it instead.
+
+    The driver takes the end of a process of its own for more than that (docs/adr/0009).
+    """
+    command = sys.orig_argv
+    if len(command) < 2 or "-" in command[1:2]:
+        raise UsageError("write `edl-worker` before the command that horovodrun starts")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "edl.cli.worker", *command])
 
 
 def hide(error: EdlError) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+import psutil
+
 _LOOPBACK = "127.0.0.1"
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of a network interface; None: it has none, or there is no such interface."""
+    addresses = psutil.net_if_addrs().get(interface, [])
+    return next((str(one.address) for one in addresses if one.family == socket.AF_INET), None)
 
 
 def own_address(configured: str, zookeeper: str) -> str:

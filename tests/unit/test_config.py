@@ -148,3 +148,36 @@ def test_a_user_without_a_home_directory_is_told_what_to_set(
     assert config.cache_dir() == tmp_path / "edl"
     with pytest.raises(ConfigError, match=r"no home directory .*; set HOME or XDG_STATE_HOME"):
         config.state_dir()
+
+
+OF_HOROVODRUN = {
+    "HOROVOD_ELASTIC": "1",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+    "HOROVOD_HOSTNAME": "node1",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_GLOO_IFACE": "eth0",
+}
+
+
+def test_the_slot_that_elastic_horovodrun_started_a_process_for() -> None:
+    slot = config.horovod_slot(OF_HOROVODRUN)
+    assert slot == config.HorovodSlot("10.0.0.1", 4711, "node1", 1, 3, 4, 2, "eth0")
+    assert slot.driver == "10.0.0.1:4711"
+    assert config.horovod_slot({**OF_HOROVODRUN, "HOROVOD_ELASTIC": "0"}) is None
+    assert config.horovod_slot({}) is None
+    for missing in ("HOROVOD_HOSTNAME", "HOROVOD_LOCAL_SIZE"):
+        with pytest.raises(ConfigError, match=missing):
+            config.horovod_slot({**OF_HOROVODRUN, missing: ""})
+
+
+def test_a_worker_does_not_inherit_what_another_launcher_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in OF_HOROVODRUN.items():
+        monkeypatch.setenv(name, value)
+    assert not OF_HOROVODRUN.keys() & config.environment_for_worker().keys()
+    assert config.horovod_size() == 4

@@ -591,6 +591,51 @@ def test_the_last_worker_ends_the_job_when_its_grace_is_over() -> None:
     assert new.reason == "w0 left: 1 -> 0 workers, 1 wanted; the job ends"
 
 
+# --- 5. a job that horovodrun started ---
+
+DRIVEN = replace(JOB, driver="10.0.0.1:9000")
+
+
+def test_with_a_driver_the_slots_beyond_the_plan_leave_whatever_their_rank() -> None:
+    first, second = worker(3, slot=1), worker(4, slot=0)  # the ranks are not in order of the slots
+    now = job_of(first, second, plan={"a": 1}, job=DRIVEN)
+    assert made(decided(now)).left == (3,)
+
+
+def test_with_a_driver_a_leaver_lowers_no_plan_for_its_slot_is_filled_again() -> None:
+    leaver = worker(1, stage=Stage.LEAVING)
+    decision = decided(job_of(A, leaver, C, job=DRIVEN), ages(w1=0.0))
+    assert made(decision).left == (1,)
+    assert decision.plan is None
+
+
+def test_with_a_driver_a_slot_beyond_the_plan_waits_for_the_one_that_lacks_a_worker() -> None:
+    b, c, again = worker(1), worker(2), newcomer(5)
+    now = job_of(b, c, plan={"a": 2}, job=DRIVEN)
+    assert decided(now).generation is None
+    now = job_of(b, c, newcomers=(replace(again, slot=0),), plan={"a": 2}, job=DRIVEN)
+    assert made(decided(now)).members == (1, 5)
+
+
+def test_with_a_driver_a_newcomer_in_a_slot_that_was_taken_back_is_given_up() -> None:
+    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 2}, job=DRIVEN)
+    assert decided(now).evict == {2: "the driver of horovodrun has taken back its slot"}
+
+
+def test_when_horovodrun_ends_all_its_workers_end_after_the_same_step() -> None:
+    leavers = (worker(0, stage=Stage.LEAVING), worker(1, stage=Stage.LEAVING))
+    assert made(decided(job_of(*leavers, job=DRIVEN))).seats == ()
+    elsewhere = (replace(newcomer(2, host="b"), slot=0),)
+    replaced = job_of(*leavers, newcomers=elsewhere, plan={"a": 2, "b": 1}, job=DRIVEN)
+    assert 2 in made(decided(replaced)).members
+
+
+def test_with_a_driver_nobody_is_drained() -> None:
+    (answer,) = decided(job_of(A, B, C, requests=(drain(0, 1),), job=DRIVEN)).answers
+    assert not answer.accepted
+    assert "use `edl scale`" in answer.outcome
+
+
 # --- 5. asked to leave: drain ---
 
 

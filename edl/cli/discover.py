@@ -1,0 +1,58 @@
+"""`edl-discover`: a host discovery script for `horovodrun --host-discovery-script`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edl import config
+from edl.core.offer import lines, parse
+from edl.errors import EdlError, UsageError
+from edl.launch.discovery import is_local, read_hosts, wish
+
+
+def main() -> None:
+    """The console script. It imports little, for it is called once a second."""
+    try:
+        print("\n".join(discover(sys.argv[1:])))
+    except (EdlError, OSError) as error:
+        print(f"edl-discover: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def discover(arguments: Sequence[str]) -> list[str]:
+    """The lines for the driver.
+
+    Raises:
+        UsageError: the hosts cannot be understood.
+    """
+    options = argparse.ArgumentParser(
+        prog="edl-discover",
+        description="Print HOST:SLOTS for the driver of horovodrun: as many workers as the job "
+        "wants, -np at first, then what `edl scale` says.",
+    )
+    options.add_argument(
+        "hosts",
+        nargs="*",
+        metavar="HOST:SLOTS",
+        help="What may be used. Default: EDL_HOSTS, else --max-np slots on this machine.",
+    )
+    options.add_argument(
+        "--file", type=Path, help="Print what this file says, a host a line, and nothing else."
+    )
+    given = options.parse_args(arguments)
+    if given.file is not None and given.hosts:
+        raise UsageError("give hosts or --file, not both")
+    if given.file is not None:
+        wanted = parse(read_hosts(given.file))
+    else:
+        settings = config.load()
+        offered = parse(given.hosts or settings.hosts.replace(",", " ").split())
+        wanted = dict(wish(offered, settings, config.state_dir()))
+    return lines(wanted, {host: is_local(host) for host in wanted})
+
+
+if __name__ == "__main__":
+    main()

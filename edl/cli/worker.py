@@ -1,0 +1,149 @@
+"""`edl-worker COMMAND…`: what elastic `horovodrun` starts in each slot, around the user's script.
+
+`edl.init()` begins the process again under it when horovodrun has started the script itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edl import config
+from edl.cli.common import open_session
+from edl.cli.main import configure_logging, guarded
+from edl.cli.run import worker_environment
+from edl.config import Config, HorovodSlot
+from edl.coordination.access import Access
+from edl.coordination.local_server import find_local, start_local
+from edl.coordination.paths import check_name
+from edl.coordination.store import JobStore
+from edl.core.facts import Host, Job
+from edl.core.slot import assigned
+from edl.errors import EdlError, JobExists, UsageError
+from edl.launch.address import address_of
+from edl.launch.command import check_command
+from edl.launch.driver import Driver
+from edl.launch.horovodrun import find_launcher
+from edl.launch.secret import announce, candidates, keep, new_secret
+from edl.launch.slot import Keeper
+
+ANY_NUMBER = 1_000_000  # max_np where only the driver knows it
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(guarded(lambda: work(sys.argv[1:])))
+
+
+def work(command: Sequence[str]) -> int:
+    """Keep a worker in the slot that horovodrun has started this process for; the exit code."""
+    configure_logging()
+    slot = config.horovod_slot()
+    if slot is None:
+        raise UsageError(
+            "edl-worker is started by elastic horovodrun, in front of the training script: "
+            "`horovodrun -np 2 --host-discovery-script edl-discover edl-worker python train.py`"
+        )
+    check_command(command, Path.cwd(), config.environment().get("PATH"))
+    settings = config.load(host=check_name("host", slot.host))
+    driver = Driver(slot)
+    found = driver.identity(0.0)
+    ours = _new_identity(slot, settings) if found is None and slot.rank == 0 else None
+    found = found or ours or driver.identity(settings.start_timeout_s)
+    if found is None:
+        raise EdlError(
+            f"no job of the driver of horovodrun at {slot.driver} came up within "
+            f"{settings.start_timeout_s:g} s; its rank 0 should have made it, see its output"
+        )
+    try:
+        return _serve(slot, settings, command, driver, found, create=ours is not None)
+    except EdlError as error:
+        if ours is not None:
+            driver.refuse(str(error))
+        raise
+    finally:
+        driver.close()
+
+
+def _serve(
+    slot: HorovodSlot,
+    settings: Config,
+    command: Sequence[str],
+    driver: Driver,
+    found: Mapping[str, str],
+    create: bool,
+) -> int:
+    """Take part in the job, which is to be created first or is there; the exit code."""
+    name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
+    with open_session(hosts, settings, Access(name, secret)) as session:
+        store = JobStore(session, name)
+        if create:
+            _create(store, slot, settings, command, secret)
+        keep(config.state_dir(), name, secret)
+        job = store.snapshot().job
+        if job.driver != slot.driver:
+            raise UsageError(_taken(name))
+        store.change_plan(lambda plan: assigned(plan, slot.host, slot.slot, slot.local_size))
+        driver.identify(found)
+        here = Host(slot.host, slot.local_size, address_of(slot.interface) or settings.address)
+        environment = {
+            **worker_environment(job, hosts, here, secret),
+            "EDL_SLOT": str(slot.slot),
+        }
+        keeper = Keeper(
+            store, driver, slot.host, slot.slot, command, environment, settings.backoff_max_s
+        )
+        driver.start(keeper.on_change)
+        return keeper.run()
+
+
+def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
+    """How the processes of this driver find the job, which is yet to be created."""
+    return {
+        "job": check_name("job", settings.job or f"horovod-{slot.address}-{slot.port}"),
+        "secret": settings.secret or new_secret(),
+        "zookeeper": settings.zookeeper or find_local() or start_local(),
+    }
+
+
+def _create(
+    store: JobStore, slot: HorovodSlot, settings: Config, command: Sequence[str], secret: str
+) -> None:
+    """Create the job of this driver."""
+    state, name = config.state_dir(), store.name
+    launcher = find_launcher()
+    seen = launcher.limits() if launcher is not None else None
+    job = Job(
+        name=name,
+        command=tuple(command),
+        np=slot.size,
+        min_np=settings.min_np or (seen.min_np if seen else 1),
+        max_np=settings.max_np or (seen.max_np if seen else None) or ANY_NUMBER,
+        created=time.time(),
+        cwd=str(Path.cwd()),
+        resume=settings.resume,
+        elastic_timeout_s=settings.elastic_timeout_s,
+        stall_limit_s=settings.stall_limit_s or 0.0,
+        chaos=settings.chaos,
+        driver=slot.driver,
+    )
+    earlier = [Access(name, one) for one in candidates(state, name, None)]
+    announce(state, name, secret)
+    store.session.identify(*earlier, Access(name, secret))  # an earlier job is replaced
+    try:
+        store.create(job, {slot.host: slot.local_size})
+    except JobExists:
+        raise UsageError(_taken(name)) from None
+
+
+def _taken(name: str) -> str:
+    return (
+        f"the job {name} is running, and another launcher has started it; give this one another "
+        "name by EDL_JOB, or leave that out"
+    )
+
+
+if __name__ == "__main__":
+    main()

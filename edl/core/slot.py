@@ -1,0 +1,240 @@
+"""What `edl-worker` does next: it keeps one slot of a job that horovodrun started.
+
+It stands between the driver of horovodrun and the training process, because the driver takes any
+end of the process that it started for the end of something bigger: one that fails has its whole
+host blacklisted, and one that succeeds ends the job. So the driver sees an end only when it is
+one. The rules, in order:
+
+1. The job is over: the worker ends by itself within a time limit, then it is ended; so does this.
+2. The job is stopping: as in :mod:`edl.core.agency`.
+3. The driver has taken the slot back, or this process was told to end: the worker leaves, and
+   nothing is started again. Who was told gives up one slot of its host; the driver takes back the
+   highest, so another one may go, and then this one starts again.
+4. A script that fails before the job could begin, with nobody else there, has failed the job.
+5. So has the last one of a ring that died, unless a checkpoint is there to go on from.
+6. A worker that was given up, or that left ZooKeeper for long without ever training, is ended.
+7. A worker that has ended is started again, with a back-off that grows with its failures; not
+   while nobody is left of the ring who could give it the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edl.core.agency import (
+    ABSENT_S,
+    BACKOFF_MAX_S,
+    FINISH_S,
+    KILL_S,
+    RESTARTS,
+    SAVE_S,
+    SETTLE_S,
+    STOP_S,
+    Ending,
+    Outcome,
+    Process,
+    Start,
+    backoff_s,
+    exit_status,
+    how,
+)
+from edl.core.facts import JobState, Snapshot
+
+DEAD_S = 3.0  # nobody of the ring in ZooKeeper for this long: they are not just opening a session
+RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
+REMOVAL_S = 30.0  # for a removal to be complete before the driver may decide about the next
+
+
+@dataclass(frozen=True)
+class Own:
+    """What `edl-worker` knows besides ZooKeeper. Times by its own clock."""
+
+    slot: int
+    process: Process | None  # the newest start of the script
+    state_since: float  # since when the job has its present state
+    removed: bool = False  # the driver has taken the slot back
+    told: float | None = None  # since when this process has been told to end
+    lost_since: float | None = None  # since when nobody of the ring is in ZooKeeper
+    backoff_max_s: float = BACKOFF_MAX_S
+    script: str = "the script"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done now. ``exit_code``: this process ends with it."""
+
+    reason: str
+    start: Start | None = None
+    ending: Ending | None = None
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+
+
+def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
+    """The next act for one slot, or none, with the reason. ``now``: as the times in ``own``."""
+    job, process = snapshot.job, own.process
+    living = process if process is not None and process.alive else None
+    if job.state.over:
+        return _wind_down(snapshot, own, living, now)
+    if job.state is JobState.STOPPING:
+        return _stop(snapshot, own, living, now)
+    if snapshot.generation is not None and not snapshot.generation.seats:
+        return _end_with_the_ring(snapshot)
+    if own.removed or own.told is not None:
+        return _leave(own, living, now)
+    outcome = _cannot_begin(snapshot, own) or _nobody_left(snapshot, own, now)
+    if outcome is not None:
+        return Decision(outcome.reason, outcome=outcome)
+    if living is not None:
+        return _watch(snapshot, living, now)
+    return _start(own, now)
+
+
+def ring_lost(snapshot: Snapshot, process: Process | None) -> bool:
+    """Whether nobody of the present ring is in ZooKeeper, nor running here."""
+    generation = snapshot.generation
+    if generation is None or not generation.seats:
+        return False
+    here = process is not None and process.alive and process.worker in generation.members
+    return not here and not any(m.id in generation.members for m in snapshot.members)
+
+
+def removal_pending(snapshot: Snapshot) -> bool:
+    """Whether a worker still sits in a slot that the driver has taken back.
+
+    The driver must not decide again meanwhile: it could start a second process for that slot,
+    and take the end of the first one for the end of the second.
+    """
+    return any(m.slot >= snapshot.plan.get(m.host, 0) for m in snapshot.members)
+
+
+def assigned(
+    plan: Mapping[str, int], host: str, slot: int, local_size: int | None
+) -> dict[str, int]:
+    """The plan as the driver has it now: ``local_size`` slots of ``host``; None: not this one.
+
+    A host that has lost all its slots has lost slot 0, too, whose process then says so.
+    """
+    workers = min(plan.get(host, 0), slot) if local_size is None else local_size
+    return {**plan, host: workers}
+
+
+def released(wish: Mapping[str, int], host: str, min_np: int) -> dict[str, int]:
+    """The wish with a worker less on ``host``, unless fewer than ``min_np`` would be left."""
+    if not wish.get(host) or sum(wish.values()) <= min_np:
+        return dict(wish)
+    return {**wish, host: wish[host] - 1}
+
+
+def _wind_down(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+    job = snapshot.job
+    reason = f"job {job.name} is {job.state}"
+    if living is None:
+        code = job.exit_code or 1 if job.state is JobState.FAILED else 0
+        last = own.process
+        if job.state is JobState.FINISHED and last is not None:
+            code = exit_status(last.exit_code or 1) if last.failed_late(own.state_since) else 0
+        return Decision(reason, exit_code=code)
+    limit = {JobState.FAILED: 0.0, JobState.FINISHED: FINISH_S}.get(job.state, STOP_S)
+    if now - own.state_since >= limit or not living.seated:
+        return Decision(reason, ending=_end(living, now, reason))
+    return Decision(f"{reason}; {living.name} still runs")
+
+
+def _stop(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+    reason = snapshot.job.reason or "the job is asked to stop"
+    if living is None:
+        stopped = Outcome(JobState.STOPPED, reason) if not snapshot.members else None
+        return Decision(reason, outcome=stopped)
+    waited = now - own.state_since
+    patience = STOP_S + (SAVE_S if snapshot.job.checkpoint else 0.0)
+    if snapshot.generation is None or living.worker is None or waited >= patience:
+        return Decision(reason, ending=_end(living, now, reason))
+    return Decision(reason)
+
+
+def _end_with_the_ring(snapshot: Snapshot) -> Decision:
+    """The last generation has no seats: the job has stopped when all have left."""
+    assert snapshot.generation is not None
+    reason = snapshot.generation.reason
+    stopped = None if snapshot.members else Outcome(JobState.STOPPED, reason)
+    return Decision(reason, outcome=stopped)
+
+
+def _leave(own: Own, living: Process | None, now: float) -> Decision:
+    reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
+    if living is not None:
+        if own.told is None:  # the leader takes it out of the ring: its slot is beyond the plan
+            return Decision(reason)
+        return Decision(reason, ending=_end(living, now, reason, patience_s=RELEASE_S))
+    if own.removed:
+        return Decision(reason, exit_code=0)
+    if own.told is not None and now - own.told >= RELEASE_S:
+        return Decision(f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1)
+    return Decision(f"{reason}; waiting for the driver to take back slot {own.slot}")
+
+
+def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:
+    """FAILED, when the first start of the script shows that it cannot work."""
+    process = own.process
+    if snapshot.generation is not None or process is None or process.alive:
+        return None
+    if process.exit_code == 0 and process.worker is None:
+        return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
+    if process.failed and not snapshot.members:
+        code = process.exit_code or 1
+        reason = f"{own.script} {how(code)} before joining the job; see its output"
+        return Outcome(JobState.FAILED, reason, exit_status(code))
+    return None
+
+
+def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
+    """FAILED, when the whole ring has died and there is nothing to go on from."""
+    process, job = own.process, snapshot.job
+    if own.lost_since is None or now - own.lost_since < DEAD_S or process is None or process.alive:
+        return None
+    code = process.exit_code or 0
+    if job.saved_step < 0:
+        why = "there is no checkpoint to resume from (edl.checkpoint)"
+    elif code > 0 and process.failed and process.seated:
+        why = "the script's own error would come again"
+    elif process.failures_now > RESTARTS:
+        why = f"slot {own.slot} failed {process.failures_now} times in a row"
+    else:
+        return None
+    reason = f"all workers died, {process.name} {how(code)}; {why}"
+    return Outcome(JobState.FAILED, reason, exit_status(code or 1))
+
+
+def _watch(snapshot: Snapshot, living: Process, now: float) -> Decision:
+    evicted = snapshot.evicted.get(living.worker) if living.worker is not None else None
+    if evicted is not None:
+        return Decision(evicted, ending=_end(living, now, evicted))
+    if not living.seated and living.absent is not None and now - living.absent >= ABSENT_S:
+        reason = f"it left ZooKeeper {ABSENT_S:g} s ago"
+        return Decision(reason, ending=_end(living, now, reason))
+    return Decision(f"{living.name} runs")
+
+
+def _start(own: Own, now: float) -> Decision:
+    last = own.process
+    if last is None:
+        return Decision("the driver wants it", Start(own.slot, 0, "the driver wants it"))
+    if own.lost_since is not None and now - own.lost_since < DEAD_S:
+        return Decision("nobody of the ring is in ZooKeeper")
+    told = f"{last.name} {how(last.exit_code or 0)}"
+    pause = backoff_s(last.failures_now, own.backoff_max_s) if last.failed else SETTLE_S
+    if now < (last.exited or 0.0) + pause:
+        return Decision(f"{told}; a pause before the next start")
+    reason = f"{told} and the driver wants a worker"
+    return Decision(reason, Start(own.slot, last.failures_now, reason))
+
+
+def _end(process: Process, now: float, reason: str, patience_s: float = KILL_S) -> Ending | None:
+    """SIGTERM once, SIGKILL when that did not help."""
+    if process.told is None:
+        return Ending(process.launch, False, reason)
+    if now - process.told >= patience_s:
+        return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
+    return None

@@ -1,0 +1,337 @@
+"""`edl-worker`: the process between the driver of horovodrun and the training process of a slot.
+
+It reads the facts, lets :mod:`edl.core.slot` decide, and acts. The training process is its child
+and dies with it, for the driver then counts the slot as failed. It writes to where this process
+does, so horovodrun shows its output as it always does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+
+from edl.coordination.store import JobStore
+from edl.core.agency import Ending, Outcome, Process, Start, how, observe
+from edl.core.facts import Event, JobState, Snapshot
+from edl.core.slot import REMOVAL_S, Own, assigned, decide, released, removal_pending, ring_lost
+from edl.errors import CoordinationError, UnknownJob
+from edl.launch.command import title
+from edl.launch.driver import Driver
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2  # at the latest, for a child that has ended
+READ_S = 1.0  # at the latest, for the facts; changes wake us earlier
+AWAY_S = 120.0  # without ZooKeeper and without a worker there is nothing to wait for
+WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class Keeper:
+    """Keeps one slot of a job at work. ``run()`` returns the exit code for the driver.
+
+    Args:
+        store: the job; its session is open.
+        driver: the plan says what it has last said.
+        environment: of the training process, besides what differs from start to start.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        driver: Driver,
+        host: str,
+        slot: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        backoff_max_s: float,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._host = host
+        self._slot = slot
+        self._command = tuple(command)
+        self._environment = dict(environment)
+        self._backoff_max_s = backoff_max_s
+        self._token = uuid.uuid4().hex[:12]
+        self._starts = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
+        self._snapshot: Snapshot | None = None
+        self._read_at = 0.0
+        self._state = JobState.RUNNING
+        self._state_since = 0.0
+        self._lost_since: float | None = None
+        self._word = driver.newest  # what of the driver's the plan says
+        self._word_since = 0.0
+        self._wish_since = 0.0  # since when the driver has not carried out what is wished
+        self._wished: Mapping[str, int] = {}  # what the driver was reminded of
+        self._away_since: float | None = None
+        self._wake = threading.Event()
+        self._changed = threading.Event()
+        self._signalled = False
+        self._told: float | None = None
+        self._reason = ""
+        self._reported: set[str] = set()
+
+    def run(self) -> int:
+        """Work until the job is over or the slot is not the job's any more."""
+        self._state_since = self._word_since = time.monotonic()
+        self._store.session.add_listener(lambda state: self.on_change())
+        try:
+            with self._signal_handlers():
+                while (code := self._turn(time.monotonic())) is None:
+                    self._wake.wait(POLL_S)
+                    self._wake.clear()
+            return code
+        finally:
+            self._kill()
+
+    def on_change(self) -> None:
+        """From the threads of ZooKeeper and of the driver."""
+        self._changed.set()
+        self._wake.set()
+
+    def _turn(self, now: float) -> int | None:
+        self._reap(now)
+        try:
+            snapshot = self._read(now)
+            if self._signalled:
+                self._attend(snapshot, now)
+            if snapshot is None:
+                return self._alone(now)
+            self._follow_driver(snapshot, now)
+            decision = decide(snapshot, self._own(), now)
+            if decision.reason != self._reason:
+                self._reason = decision.reason
+                logger.info("slot %d: %s", self._slot, decision.reason)
+            self._report_failure(snapshot)
+            if decision.ending is not None:
+                self._end(decision.ending, now)
+            if decision.start is not None:
+                self._start(decision.start, now)
+            if decision.outcome is not None:
+                self._conclude(decision.outcome, snapshot)
+            # While the driver waits for all slots, the end of this one would not count as one.
+            waits = snapshot.job.state.over and self._driver.asked()
+            if decision.exit_code is not None and not waits:
+                self._say_end(snapshot)
+                return decision.exit_code
+        except UnknownJob as error:
+            print(f"edl: {error}", file=sys.stderr, flush=True)
+            return 1
+        except CoordinationError as error:
+            logger.info("%s", error)
+            self._changed.set()
+        return None
+
+    # --- facts
+
+    def _reap(self, now: float) -> None:
+        child, process = self._child, self._process
+        if child is None or process is None or (code := child.poll()) is None:
+            return
+        self._child = None
+        self._process = replace(process, exit_code=code, exited=now)
+        self._changed.set()
+        if process.worker is not None:
+            # It is dead, whatever its session says: the leader need not wait for that.
+            with contextlib.suppress(CoordinationError, UnknownJob):
+                self._store.remove_member(process.worker)
+
+    def _read(self, now: float) -> Snapshot | None:
+        """The facts, read anew when they may have changed; None while ZooKeeper is away."""
+        if not self._store.session.connected:
+            self._lost_since = None  # the others have to come back, too, before it means anything
+            if self._process is not None:
+                self._process = replace(self._process, absent=None)
+            return None
+        self._away_since = None
+        if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:
+            self._changed.clear()
+            self._snapshot = snapshot = self._store.snapshot(wake=self.on_change)
+            self._read_at = now
+            if self._process is not None:
+                self._process = observe([self._process], snapshot, now)[0]
+            if snapshot.job.state is not self._state:
+                self._state, self._state_since = snapshot.job.state, now
+            lost = ring_lost(snapshot, self._process)
+            self._lost_since = (self._lost_since or now) if lost else None
+        return self._snapshot
+
+    def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
+        """Write what the driver has said into the plan; let it decide again when that is done."""
+        said = self._driver.newest
+        if said is not self._word:
+            self._store.change_plan(
+                lambda plan: assigned(plan, self._host, self._slot, said.local_size)
+            )
+            logger.info("the driver gives %s of slot %d", said, self._slot)
+            self._word, self._word_since = said, now
+            if said.local_size is not None and self._child is None:
+                self._told = None  # the driver has taken back another slot for this one
+            self._changed.set()
+            return
+        pending = removal_pending(snapshot) and now - self._word_since < REMOVAL_S
+        over = snapshot.job.state.over
+        self._driver.allow(over or (said.local_size is not None and not pending))
+        self._remind_driver(snapshot, now)
+
+    def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
+        """The driver forgets a change of hosts that it finds while its rank 0 starts."""
+        wish, plan = (
+            {host: workers for host, workers in told.items() if workers}
+            for told in (snapshot.job.wish, snapshot.plan)
+        )
+        if not wish or plan == wish or self._wished == wish:
+            self._wish_since = now
+        elif self._word.rank == 0 and now - self._wish_since >= WISH_S:
+            self._wished = wish
+            self._driver.ask()
+
+    def _own(self) -> Own:
+        return Own(
+            slot=self._slot,
+            process=self._process,
+            state_since=self._state_since,
+            removed=self._word.local_size is None,
+            told=self._told,
+            lost_since=self._lost_since,
+            backoff_max_s=self._backoff_max_s,
+            script=title(self._command),
+        )
+
+    def _attend(self, snapshot: Snapshot | None, now: float) -> None:
+        """Carry out a signal: end, and give up a slot of this host."""
+        self._signalled = False
+        if self._told is None:
+            self._told = now
+            if snapshot is not None and snapshot.job.wish:
+                least = snapshot.job.min_np
+                self._store.change_wish(lambda wish: released(wish, self._host, least))
+
+    def _alone(self, now: float) -> int | None:
+        """A turn without ZooKeeper: the worker trains on, and a dead one has to wait."""
+        if self._away_since is None:
+            self._away_since = now
+        if self._told is not None and self._process is not None and self._process.told is None:
+            self._end(Ending(self._process.launch, False, "edl-worker is to end"), now)
+        if self._child is None and now - self._away_since >= AWAY_S:
+            print(
+                f"edl: ZooKeeper is away for {AWAY_S:g} s and no worker is in slot {self._slot}",
+                file=sys.stderr,
+                flush=True,
+            )
+            return 1
+        return None
+
+    # --- acts
+
+    def _start(self, start: Start, now: float) -> None:
+        launch = f"{self._token}-{self._starts}"
+        self._starts += 1
+        try:
+            self._child = subprocess.Popen(
+                self._command,
+                env={**self._environment, "EDL_LAUNCH": launch},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        except OSError as error:
+            assert self._snapshot is not None
+            reason = f"cannot start {' '.join(self._command)}: {error}"
+            self._conclude(Outcome(JobState.FAILED, reason, 1), self._snapshot)
+            return
+        logger.info("started process %d: %s", self._child.pid, start.reason)
+        self._process = Process(start.slot, launch, now, failures=start.failures)
+
+    def _end(self, ending: Ending, now: float) -> None:
+        assert self._process is not None
+        if self._process.told is None:
+            self._process = replace(self._process, told=now)
+        logger.info("ending %s: %s", self._process.name, ending.reason)
+        self._signal(signal.SIGKILL if ending.kill else signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+
+    def _kill(self) -> None:
+        """Nothing of the training process outlives this one."""
+        self._signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.wait(10.0)
+
+    def _report_failure(self, snapshot: Snapshot) -> None:
+        process = self._process
+        if process is None or not process.failed or process.launch in self._reported:
+            return
+        assert process.exit_code is not None
+        reason = f"{process.name} on {self._host} {how(process.exit_code)}"
+        details = {
+            "worker": process.worker,
+            "host": self._host,
+            "slot": self._slot,
+            "exit_code": process.exit_code,
+        }
+        self._event("worker_failed", reason, snapshot, details)
+        self._reported.add(process.launch)
+
+    def _conclude(self, outcome: Outcome, snapshot: Snapshot) -> None:
+        before = snapshot.job.state
+        job = self._store.set_job_state(
+            outcome.state, outcome.reason, outcome.exit_code, only_from=(before,)
+        )
+        if (job.state, job.reason) == (outcome.state, outcome.reason):
+            self._event(f"job_{outcome.state}", outcome.reason, snapshot, {})
+        self._changed.set()
+
+    def _event(
+        self, kind: str, reason: str, snapshot: Snapshot, details: Mapping[str, object]
+    ) -> None:
+        generation = snapshot.generation.number if snapshot.generation else 0
+        step = int(snapshot.status.get("step", 0))
+        self._store.add_event(Event(time.time(), kind, generation, step, reason, dict(details)))
+
+    def _say_end(self, snapshot: Snapshot) -> None:
+        job = snapshot.job
+        if job.state is JobState.FAILED:
+            print(f"edl: job {job.name} has failed: {job.reason}", file=sys.stderr, flush=True)
+
+    # --- signals
+
+    @contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        def handler(number: int, frame: FrameType | None) -> None:
+            self._signalled = True
+
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before: dict[signal.Signals, Callable[..., object] | int | None] = {
+            number: signal.signal(number, handler) for number in numbers
+        }
+        try:
+            yield
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+
+
+def _die_with_parent() -> None:
+    """In the child, before its program begins. The driver may kill edl-worker at any time."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,212 @@
+"""An unmodified elastic `horovodrun` as launcher: it starts processes, edl rebuilds the rings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from horovodrun import DISCOVER, HOROVODRUN, STANDIN, WORKER, HorovodrunTrial, StandinTrial
+from jobs import SCRIPTS
+from trial import alive, trial
+from zoo import ensemble
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import TensorFlow
+
+
+@pytest.mark.parametrize(
+    ("script", "shield"),
+    [("counting.py", ()), ("tf_counting.py", WORKER)],
+    ids=["torch", "tensorflow"],
+)
+def test_out_and_in_and_a_killed_worker(
+    tmp_path: Path, zk_hosts: str, script: str, shield: tuple[str, ...]
+) -> None:
+    """2 -> 3 -> 2 and one kill -9; each sample counts once an epoch, horovodrun ends with 0."""
+    with trial(
+        tmp_path,
+        zk_hosts,
+        np=2,
+        max_np=4,
+        kind=HorovodrunTrial,
+        script=SCRIPTS / script,
+        shield=shield,
+    ) as job:
+        job.wait_for_size(2, SLOW_S)
+        job.scale(3)
+        job.wait_for_size(3, SLOW_S)
+        victim = job.process("w1")
+        victim.kill()
+        job.wait(lambda now: "w1" not in {m["id"] for m in now["members"]}, "end of w1")
+        job.wait_for_size(3, SLOW_S)  # it was started again, in the same slot
+        assert job.status()["members"][-1]["id"] == "w3"
+        job.scale(2)
+        job.wait_for_size(2)
+        job.prove(workers=2)
+        told = [event["kind"] for event in job.events()]
+        switches = job.events("switch")
+    stalls = [
+        parts["stall_s"]
+        for switch in switches
+        for parts in switch["workers"].values()
+        if parts["role"] == "old"
+    ]
+    assert len(switches) >= 3  # a ring of a step or two tells nothing
+    assert max(stalls) < 5.0  # nobody waited for a newcomer to start
+    assert told.count("worker_failed") == 1
+    assert "job_finished" in told or "finished" in told
+
+
+def test_the_driver_takes_its_workers_along(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        job.agent().kill()
+        job.until(lambda: not job.processes(), "end of all processes")
+
+
+def test_edl_stop_ends_horovodrun_with_success(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial) as job:
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        job.scale(3)
+        job.wait(lambda now: now["world_size"] == 3, "3 workers")
+        assert "w0" in job.try_edl("drain", "w0").stderr
+        job.edl("stop")
+        assert job.end() == 0
+
+
+def test_a_signal_to_horovodrun_ends_the_job(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        job.agent().send_signal(signal.SIGTERM)
+        job.end(60.0)
+        job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
+
+
+def test_a_script_that_fails_at_once_fails_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(7)\n")
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, script=broken) as job:
+        assert job.end() != 0
+        assert "broken.py exited with code 7 before joining the job" in job.output()
+        assert job.status()["state"] == "failed"
+
+
+def test_when_all_workers_die_without_a_checkpoint_the_job_has_failed(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        for member in job.members("w0", "w1").values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(member["pid"]).kill()
+        assert job.end() != 0
+        assert "there is no checkpoint to resume from" in job.output()
+
+
+def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
+    with (
+        ensemble(tmp_path, 1) as (zookeeper,),
+        trial(
+            tmp_path,
+            zookeeper.hosts,
+            np=2,
+            max_np=3,
+            kind=StandinTrial,
+            discover=(*DISCOVER, "localhost:2", "127.0.0.1:1"),
+        ) as job,
+    ):
+        now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        assert now["plan"] == {"localhost": 1, "127.0.0.1": 1}
+        generation = now["generation"]
+        zookeeper.kill()
+        job.wait(lambda now: now["away"], "ZooKeeper away")
+        zookeeper.start()
+        job.wait(lambda now: not now["away"], "ZooKeeper back")
+        refused = job.try_edl("scale", "--np", "4")
+        assert (refused.returncode, "max_np is 3" in refused.stderr) == (2, True)
+        job.scale(3)
+        now = job.wait(lambda now: now["world_size"] == 3, "3 workers")
+        assert now["plan"] == {"localhost": 2, "127.0.0.1": 1}
+        assert now["generation"] == generation + 1
+        job.edl("stop")
+        assert job.end() == 0
+
+
+def test_two_drivers_never_share_a_job(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
+        other = subprocess.run(
+            [HOROVODRUN, *limits, *WORKER, sys.executable, str(STANDIN)],
+            capture_output=True,
+            text=True,
+            env=job.environment,
+            cwd=tmp_path,
+            timeout=90,
+        )
+        assert other.returncode != 0
+        assert f"the job {job.name} is running, and another launcher" in other.stderr
+        assert job.status()["state"] == "running"
+        job.edl("stop")
+        assert job.end() == 0
+
+
+def call(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    outside = {k: v for k, v in os.environ.items() if not k.startswith(("EDL_", "HOROVOD_"))}
+    return subprocess.run(
+        words, capture_output=True, text=True, env=outside | environment, timeout=120
+    )
+
+
+def test_wrong_uses_are_one_sentence(tmp_path: Path, zk_hosts: str) -> None:
+    bare = call(*WORKER, sys.executable, STANDIN)
+    assert bare.returncode == 2
+    assert bare.stderr.count("\n") == 1
+    assert "edl-worker is started by elastic horovodrun" in bare.stderr
+    for words, said in {
+        (): "no host is offered",
+        ("node1",): "'node1' is no host with its slots",
+        ("--file", str(tmp_path / "none")): "cannot read the hosts file",
+    }.items():
+        done = call(*DISCOVER, *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert said in done.stderr
+
+
+def test_a_hosts_file_is_printed_as_it_is(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# two machines\nnode1:4\n\nnode2:2  # the small one\n")
+    assert call(*DISCOVER, "--file", hosts).stdout == "node1:4\nnode2:2\n"
+    hosts.write_text("localhost:2\n")
+    assert call(*DISCOVER, "--file", hosts).stdout == "localhost:2\n127.0.0.1:0\n"
+
+
+def test_the_wrong_horovodrun_is_named(tmp_path: Path, zk_hosts: str) -> None:
+    """Without a discovery script each process would train alone, unnoticed."""
+    script = tmp_path / "plain.py"
+    script.write_text("import edl.torch as edl\nedl.init()\nprint('alone')\n")
+    done = call(
+        HOROVODRUN, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts
+    )
+    assert done.returncode != 0
+    assert "a launcher without elasticity" in done.stdout + done.stderr
+    assert "alone" not in done.stdout
+    assert not alive_with(tmp_path)
+
+
+def alive_with(directory: Path) -> list[psutil.Process]:
+    """Processes that run something in ``directory``."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(directory) in word for word in process.cmdline()) and alive(process):
+                found.append(process)
+    return found

@@ -1,0 +1,178 @@
+"""What `edl-worker` does next: every rule of core/slot.py, by editing one value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edl.core.agency import Process
+from edl.core.facts import Generation, Job, JobState, Member, Seat, Snapshot, Stage
+from edl.core.slot import Own, assigned, decide, released, removal_pending, ring_lost
+
+JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
+SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
+RING = Generation(1, 1, SEATS, 0, (0, 1), (), "start")
+MEMBERS = tuple(
+    Member(worker, "a", worker, "127.0.0.1", 1, 100 + worker, f"l{worker}", Stage.ACTIVE, 1)
+    for worker in (0, 1)
+)
+NOW = Snapshot(JOB, members=MEMBERS, plan={"a": 2}, generation=RING)
+LIVES = Process(1, "l1", 0.0, worker=1, ready=True, seated=True)
+KILLED = replace(LIVES, exit_code=-9, exited=99.0)
+ERROR = replace(LIVES, exit_code=3, exited=99.0)
+OWN = Own(1, LIVES, 0.0)
+
+
+def with_job(**changes: object) -> Snapshot:
+    return replace(NOW, job=replace(JOB, **changes))  # type: ignore[arg-type]
+
+
+def test_the_first_start_is_at_once() -> None:
+    decision = decide(NOW, replace(OWN, process=None), 0.0)
+    assert decision.start is not None
+    assert decision.start.slot == 1
+
+
+def test_a_worker_that_runs_is_left_alone() -> None:
+    decision = decide(NOW, OWN, 100.0)
+    assert (decision.start, decision.ending, decision.exit_code) == (None, None, None)
+
+
+def test_a_killed_worker_is_started_again_after_a_pause() -> None:
+    own = replace(OWN, process=KILLED)
+    assert decide(NOW, own, 99.5).start is None
+    start = decide(NOW, own, 100.0).start
+    assert start is not None
+    assert start.failures == 1
+
+
+def test_the_driver_never_sees_the_end_of_a_worker_that_left_while_its_slot_is_wanted() -> None:
+    own = replace(OWN, process=replace(LIVES, exit_code=0, exited=99.0))
+    assert decide(NOW, own, 99.0).exit_code is None
+    assert decide(NOW, own, 100.0).start is not None
+
+
+def test_a_slot_that_the_driver_took_back_ends_with_success() -> None:
+    own = replace(OWN, removed=True)
+    assert decide(NOW, own, 100.0).exit_code is None  # the leader takes the worker out
+    assert decide(NOW, own, 100.0).ending is None
+    assert decide(NOW, replace(own, process=KILLED), 100.0).exit_code == 0
+
+
+def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
+    own = replace(OWN, told=50.0)
+    ending = decide(NOW, own, 50.0).ending
+    assert ending is not None
+    assert not ending.kill
+    gone = replace(own, process=replace(LIVES, exit_code=0, exited=51.0))
+    assert decide(NOW, gone, 79.0).exit_code is None
+    assert decide(NOW, gone, 80.0).exit_code == 1
+    assert decide(NOW, replace(gone, removed=True), 51.0).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "code"),
+    [(JobState.FINISHED, 0, 0), (JobState.STOPPED, 0, 0), (JobState.FAILED, 7, 7)],
+)
+def test_the_end_of_the_job_is_the_end_for_the_driver(
+    state: JobState, exit_code: int, code: int
+) -> None:
+    now = with_job(state=state, exit_code=exit_code)
+    ended = replace(OWN, process=replace(LIVES, exit_code=0, exited=99.0))
+    assert decide(now, ended, 100.0).exit_code == code
+    assert decide(now, replace(OWN, process=None), 100.0).exit_code == code
+
+
+def test_an_error_after_the_job_has_finished_is_passed_on() -> None:
+    now = with_job(state=JobState.FINISHED)
+    assert decide(now, replace(OWN, process=ERROR, state_since=98.0), 100.0).exit_code == 3
+
+
+def test_a_script_may_work_on_after_the_training() -> None:
+    now = with_job(state=JobState.FINISHED)
+    assert decide(now, OWN, 500.0).ending is None
+    assert decide(now, OWN, 700.0).ending is not None
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "worker", "said"),
+    [(0, None, "without calling edl.init"), (3, None, "exited with code 3"), (-9, 1, "SIGKILL")],
+)
+def test_a_job_that_cannot_begin_has_failed(exit_code: int, worker: int | None, said: str) -> None:
+    now = replace(NOW, generation=None, members=())
+    process = Process(1, "l1", 0.0, worker=worker, exit_code=exit_code, exited=1.0)
+    outcome = decide(now, replace(OWN, process=process), 2.0).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.FAILED
+    assert said in outcome.reason
+
+
+def test_one_of_several_that_fails_at_first_is_tried_again() -> None:
+    now = replace(NOW, generation=None, members=MEMBERS[:1])
+    process = Process(1, "l1", 0.0, exit_code=3, exited=1.0)
+    assert decide(now, replace(OWN, process=process), 5.0).start is not None
+
+
+def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
+    lost = replace(NOW, members=())
+    assert ring_lost(lost, KILLED)
+    assert not ring_lost(lost, LIVES)
+    assert not ring_lost(NOW, KILLED)
+    own = replace(OWN, process=KILLED, lost_since=100.0)
+    assert decide(lost, own, 102.0).start is None
+    outcome = decide(lost, own, 103.0).outcome
+    assert outcome is not None
+    assert "no checkpoint" in outcome.reason
+
+
+def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not() -> None:
+    lost = replace(with_job(saved_step=40), members=())
+    own = replace(OWN, lost_since=100.0)
+    assert decide(lost, replace(own, process=KILLED), 103.0).start is not None
+    outcome = decide(lost, replace(own, process=ERROR), 103.0).outcome
+    assert outcome is not None
+    assert outcome.exit_code == 3
+
+
+def test_a_worker_that_was_given_up_is_ended_and_that_is_no_failure() -> None:
+    ending = decide(replace(NOW, evicted={1: "frozen"}), OWN, 100.0).ending
+    assert ending is not None
+    assert not replace(KILLED, told=100.0).failed
+
+
+def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
+    now = with_job(state=JobState.STOPPING)
+    assert decide(now, replace(OWN, state_since=90.0), 100.0).ending is None
+    assert decide(now, replace(OWN, state_since=60.0), 100.0).ending is not None
+    outcome = decide(replace(now, members=()), replace(OWN, process=KILLED), 100.0).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.STOPPED
+
+
+def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
+    ended = replace(NOW, generation=replace(RING, seats=(), reason="horovodrun ends"))
+    told = replace(OWN, told=99.0, process=KILLED)
+    assert decide(ended, told, 100.0).outcome is None  # one of them is still there
+    outcome = decide(replace(ended, members=()), told, 100.0).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == (JobState.STOPPED, "horovodrun ends")
+
+
+def test_who_is_told_to_end_gives_up_a_slot_of_its_host() -> None:
+    assert released({"a": 2, "b": 1}, "a", 1) == {"a": 1, "b": 1}
+    assert released({"a": 2, "b": 1}, "a", 3) == {"a": 2, "b": 1}
+    assert released({"b": 1}, "a", 1) == {"b": 1}
+
+
+def test_the_plan_follows_the_driver() -> None:
+    assert assigned({"a": 2, "b": 1}, "a", 0, 3) == {"a": 3, "b": 1}
+    assert assigned({"a": 3}, "a", 2, None) == {"a": 2}
+    assert assigned({"a": 2}, "a", 2, None) == {"a": 2}  # others of the host know better
+    assert assigned({"a": 3}, "a", 0, None) == {"a": 0}
+
+
+def test_the_driver_is_not_asked_while_a_slot_that_it_took_back_is_in_use() -> None:
+    assert not removal_pending(NOW)
+    assert removal_pending(replace(NOW, plan={"a": 1}))
+    assert removal_pending(replace(NOW, plan={}))
