@@ -56,9 +56,9 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
         JobFailed: the job did not start in time.
     """
     global _worker
+    settings_now = config.load(**settings)
     if _worker is not None:
         return
-    settings_now = config.load(**settings)
     worker = Worker(settings_now, collectives())
     if settings_now.job is not None:
         _leave_on_sigterm(worker)
