@@ -107,6 +107,21 @@ def local_rank() -> int:
     return current_worker().local_rank
 
 
+def local_size() -> int:
+    """How many workers of this host are in the ring; 1 while this worker rehearses."""
+    return current_worker().ring.place.local_size
+
+
+def cross_rank() -> int:
+    """The index of this host among those with a worker of the same local rank, as in Horovod."""
+    return current_worker().ring.place.cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a worker of the same local rank, as in Horovod."""
+    return current_worker().ring.place.cross_size
+
+
 def generation() -> int:
     """The number of the ring's membership; grows with each switch."""
     return current_worker().generation
