@@ -23,8 +23,8 @@ def free_all_forks() -> None:
 
 
 def _freed() -> None:
-    let_go_of_the_network()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    let_go_of_the_network()
 
 
 def let_go_of_the_network() -> None:
