@@ -1,11 +1,10 @@
 """The state that all workers share: variables and tracked objects, sent to newcomers and saved.
 
-How it travels: :mod:`edl.framework.state`. Here all of it is numpy arrays by variable path.
+How it travels: :mod:`edl.tensorflow.transfer`. Here all of it is numpy arrays by variable path.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,11 @@ import tensorflow as tf
 
 from edl.daemon.checkpoint_file import Blob
 from edl.daemon.position import Receive
-from edl.errors import CheckpointError, RingBroken, UsageError
+from edl.errors import CheckpointError, UsageError
 from edl.framework.process import Stateful
-from edl.framework.state import Reference, few, map_leaves, pieces, references
-from edl.ring.ring import CollectiveFailed, Ring
-from edl.tensorflow.collectives import broadcast_array
+from edl.framework.state import few, map_leaves
+from edl.ring.ring import Ring
+from edl.tensorflow.transfer import array_of, bytes_of, dtype_of, exchange
 from edl.tensorflow.variables import (
     Access,
     Array,
@@ -83,16 +82,10 @@ class TensorFlowReplica:
         if ring.alone:
             return
         sending = ring.place.rank == root
-        arrays: list[Array] = []
-        mine = pickle.dumps(_describe(self._state(), arrays)) if sending else b""
-        description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
         keep = receive is not Receive.NOTHING and not sending
-        try:
-            received = _broadcast(references(description), arrays if sending else None, root, keep)
-        except CollectiveFailed as error:
-            raise RingBroken(ring.generation, str(error)) from error
+        state = exchange(ring, root, self._state() if sending else None, keep)
         if keep:
-            self._load(_fill(description, received), receive)
+            self._load(state, receive)
 
     def capture(self) -> Any:
         """See :class:`edl.daemon.checkpoint.Durable`."""
@@ -168,80 +161,21 @@ class TensorFlowReplica:
             things[name].load_state_dict(thing_state)
 
 
-def _describe(state: Any, arrays: list[Array]) -> Any:
-    """``state`` with each array moved to ``arrays`` and a reference in its place."""
-
-    def leaf(value: Any, _where: str) -> Any:
-        array = _array(value)
-        if array is None:
-            return value
-        arrays.append(array)
-        return Reference(len(arrays) - 1, array.shape, array.dtype.name, array.nbytes)
-
-    return map_leaves(state, leaf)
-
-
-def _fill(description: Any, arrays: dict[int, Array]) -> Any:
-    """The inverse of :func:`_describe`."""
-
-    def leaf(value: Any, _where: str) -> Any:
-        if not isinstance(value, Reference):
-            return value
-        return arrays.get(value.index, np.empty(value.shape, _dtype(value.dtype)))
-
-    return map_leaves(description, leaf)
-
-
-def _broadcast(
-    sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
-) -> dict[int, Array]:
-    """Send ``arrays``, or take part; returns those received by index, if they are to be kept."""
-    received: dict[int, Array] = {}
-    for piece in pieces(sent):
-        if arrays is not None:
-            parts = [_bytes(arrays[reference.index]) for reference in piece]
-            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        else:
-            flat = np.empty(sum(reference.size for reference in piece), np.uint8)
-        flat = broadcast_array(flat, root)
-        start = 0
-        for reference in piece if keep else ():
-            stop = start + reference.size
-            own = flat[start:stop].copy()  # a view must be aligned to its type
-            received[reference.index] = own.view(_dtype(reference.dtype)).reshape(reference.shape)
-            start = stop
-    return received
-
-
 def _to_blob(value: Any, where: str) -> Any:
-    array = _array(value)
+    array = array_of(value)
     if array is None:
         return value
     if array.dtype.hasobject:
         raise CheckpointError(f"{where} is an array of {array.dtype}, which is not supported")
-    return Blob(KIND, array.dtype.name, array.shape, _bytes(array.copy()).data)
+    return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
 
 
 def _from_blob(value: Any, where: str) -> Any:
     if not isinstance(value, Blob):
         return value
     try:
-        return np.frombuffer(value.data, dtype=_dtype(value.dtype)).reshape(value.shape)
+        return np.frombuffer(value.data, dtype=dtype_of(value.dtype)).reshape(value.shape)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{where} is a {value.kind} array of {value.dtype}, which this TensorFlow does not know"
         ) from error
-
-
-def _array(value: Any) -> Array | None:
-    if isinstance(value, (tf.Tensor, tf.Variable)):
-        value = value.numpy()
-    return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
-
-
-def _bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _dtype(name: str) -> Any:
-    return tf.as_dtype(name).as_numpy_dtype

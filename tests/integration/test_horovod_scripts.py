@@ -98,10 +98,10 @@ def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
         learned(job.output(), workers=3)
 
 
-def learned(output: str, workers: int) -> None:
-    """All workers end with the same weights, which know the digits."""
+def learned(output: str, workers: int | None = None) -> None:
+    """All workers (None: any number) end with the same weights, which know the digits."""
     told = re.findall(r"rank \d: accuracy (0\.\d+) weights (\w{64})", output)
-    assert len(told) == workers, output
+    assert workers in (None, len(told)), output
     assert len(set(told)) == 1, output
     assert float(told[0][0]) >= 0.9
 
