@@ -77,7 +77,8 @@ class Worker:
         self._compute_us = self._first_step_us = 0
         self._samples_total = 0
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
-        self._steps_here = 0  # steps completed in this generation
+        self._steps_here = 0  # steps (or agreements) completed in this generation
+        self._entered_at = 0  # the step after which it began
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
         self._alike = False  # the last step was completed here, in the ring, as by the others
@@ -499,7 +500,7 @@ class Worker:
             callback(old_size, new_size)
 
     def _enter(self) -> None:
-        self._steps_here, self._entered = 0, time.monotonic()
+        self._steps_here, self._entered_at, self._entered = 0, self.step, time.monotonic()
 
     def _time_step(self) -> None:
         now = time.monotonic()
@@ -539,8 +540,8 @@ class Worker:
             }
             for r in records
         }
-        step = self.step - self._steps_here
-        self._log("switch", step, generation.reason, workers=workers, world_size=self.size)
+        told = {"workers": workers, "world_size": self.size}
+        self._log("switch", self._entered_at, generation.reason, **told)
 
     def _log(self, kind: str, step: int, reason: str, **details: object) -> None:
         self._mailbox.log(Event(time.time(), kind, self.generation, step, reason, details))
