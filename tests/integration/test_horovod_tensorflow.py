@@ -16,15 +16,16 @@ from wrong import assert_a_sentence, told_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+START_S = 180.0  # for processes that import TensorFlow, several at a time
 EXAMPLE = ROOT / "examples" / "horovod" / "keras_elastic.py"
 
 
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     options = ["--epochs", "14", "--step-delay", "0.1"]
     with started(tmp_path, zk_hosts, EXAMPLE, *options, np=2, max_np=3) as job:
-        job.wait_for_size(2)
+        job.wait_for_size(2, START_S)
         job.scale(3)
-        job.wait_for_size(3)
+        job.wait_for_size(3, START_S)
         job.scale(2)
         now = job.wait_for_size(2)
         victim = next(m for m in now["members"] if m["id"] != now["leader"])
@@ -43,14 +44,14 @@ class LoopTrial(Trial):
 
 def test_a_loop_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=LoopTrial) as job:
-        job.wait_for_step(3)
+        job.wait_for_step(3, START_S)
         job.scale(3)
-        job.wait_for_size(3)
+        job.wait_for_size(3, START_S)
         job.scale(2)
         job.wait_for_size(2)
         os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
         job.wait(lambda now: now["given_up"], "death")
-        job.wait_for_size(2)
+        job.wait_for_size(2, START_S)
         job.prove(workers=2)
 
 
