@@ -95,9 +95,12 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
     """Resolve the settings. ``arguments`` that are None count as absent.
 
     Raises:
-        ConfigError: a value has the wrong type or range, or the file is not readable TOML.
+        ConfigError: no such setting, a value has the wrong type or range, or the file is not
+            readable TOML.
     """
     environ = os.environ if environ is None else environ
+    if unknown := sorted(arguments.keys() - {field.name for field in fields(Config)}):
+        raise ConfigError(unknown[0], f"edl has no setting named {', '.join(unknown)}")
     file_values = _read_file(environ)
     hints = get_type_hints(Config)
     values: dict[str, Any] = {}

@@ -34,12 +34,16 @@ class LiveLine:
         filled = min(_BAR, _BAR * done // total) if total else 0
         size = len(snapshot.generation.seats)
         wanted = "" if size == snapshot.planned else f" of {snapshot.planned}"
-        return Text.assemble(
-            (self._job, "bold"),
+        epoch: tuple[str | tuple[str, str], ...] = (
             f"  epoch {told.get('epoch', 0)} ",
             ("━" * filled, "green"),
             ("━" * (_BAR - filled), "bright_black"),
-            f" {done}/{total}  {float(told.get('samples_per_s', 0.0)):.0f} samples/s  "
+            f" {done}/{total}",
+        )
+        return Text.assemble(
+            (self._job, "bold"),
+            *(epoch if total else ()),  # a script may keep its own place in its data
+            f"  {float(told.get('samples_per_s', 0.0)):.0f} samples/s  "
             f"{size}{wanted} workers  generation {snapshot.generation.number}  "
             f"step {told.get('step', 0)}",
             no_wrap=True,

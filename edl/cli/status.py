@@ -127,7 +127,13 @@ def table(facts: Mapping[str, Any]) -> RenderableType:
     head.add_column()
     state = facts["state"] + (f": {facts['reason']}" if facts["reason"] else "")
     total = facts["epoch_total"]
-    share = f" ({facts['epoch_done'] / total:.0%})" if total else ""
+    # A script that keeps its own place in its data has no epochs that are known here.
+    epoch = (
+        f"epoch {facts['epoch']}: {facts['epoch_done']} of {total} samples "
+        f"({facts['epoch_done'] / total:.0%}), "
+        if total
+        else ""
+    )
     planned = ", ".join(f"{host}: {count}" for host, count in facts["plan"].items())
     rows = {
         "job": facts["job"],
@@ -135,8 +141,7 @@ def table(facts: Mapping[str, Any]) -> RenderableType:
         "leader": f"{facts['leader'] or 'nobody'}, term {facts['term']}",
         "workers": f"{facts['world_size']} of {sum(facts['plan'].values())} wanted ({planned}); "
         f"{facts['min_np']} to {facts['max_np']}; generation {facts['generation']}",
-        "progress": f"epoch {facts['epoch']}: {facts['epoch_done']} of {total} samples{share}, "
-        f"step {facts['step']}, {facts['samples_per_s']:.0f} samples/s",
+        "progress": f"{epoch}step {facts['step']}, {facts['samples_per_s']:.0f} samples/s",
         "ZooKeeper": facts["zookeeper"] + (f", away: {facts['away']}" if facts["away"] else ""),
     }
     for worker, reason in list(facts["given_up"].items())[-GIVEN_UP_SHOWN:]:

@@ -102,10 +102,12 @@ class Durability:
         try:
             found = self._restore()
             if found is None and rehearsed:
-                how = "before it was saved" if self.saves else (
-                    "and nothing was saved: call edl.checkpoint(directory) in the script"
-                )  # fmt: skip
-                raise JobFailed(f"all workers died and the job's state with them, {how}")
+                how = ", and nothing was saved: call edl.checkpoint(directory) in the script"
+                if self.saves:
+                    how = ", before it was saved"
+                elif self._position.scripted:
+                    how = "; start the job again from the script's own checkpoint"
+                raise JobFailed(f"all workers died and the job's state with them{how}")
         except EdlError as error:
             self._end_job(str(error))
             raise

@@ -2,6 +2,9 @@
 
 All workers of a ring are at the same position between two steps. It moves when a step is
 complete, and when a generation is adopted; both by pure functions of what all workers know.
+
+A script that keeps its own place in its data (:meth:`Position.leave_data_to_script`) has no
+ledger. Its position is how often it has saved its state; a step is from one save to the next.
 """
 
 from __future__ import annotations
@@ -49,6 +52,26 @@ class Position:
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None
         self.filler = False  # the batch is repeated and counts for nothing
+        self.scripted = False  # the script keeps its own place in its data
+        self.ended = False  # the same: the script's training function has returned, somewhere
+
+    def leave_data_to_script(self) -> None:
+        """No ledger: which samples are trained, and what is redone, is the script's own matter.
+
+        Raises:
+            UsageError: the script has an edl data loader.
+        """
+        if self._source is not None:
+            raise UsageError(
+                "this script has an edl data loader and a Horovod elastic state; a job has one "
+                "of them: loader.epochs(n) with edl.Optimizer, or elastic.run with an elastic "
+                "state and the framework's own loader"
+            )
+        self.scripted = True
+
+    def saved(self) -> None:
+        """The script has saved its state, as all workers do at this point of it."""
+        self.step += 1
 
     def attach(self, source: Source, worker: int) -> None:
         """Begin the first epoch of ``source``.
@@ -57,6 +80,10 @@ class Position:
             DataError: it is empty.
             UsageError: there is a source already.
         """
+        if self.scripted:
+            raise UsageError(
+                "create no edl data loader beside an elastic state; the script reads its own data"
+            )
         if self._source is not None:
             raise UsageError(
                 "this script has two edl data loaders; a job trains on one (use the framework's "
@@ -127,8 +154,25 @@ class Position:
         if self._ledger is not None and not self._ledger.finished:
             self._ledger = self._granted(give_back(self._ledger, members))
 
+    def row(self) -> dict[str, int]:
+        """What a step record says of the ledger; see :class:`edl.core.steprecord.StepRecord`."""
+        if self.scripted:
+            return {"epoch": 0, "wanted": 0, "ledger": 0}
+        ledger = self.ledger
+        wanted = self.shard.wanted(ledger)
+        return {"epoch": ledger.epoch, "wanted": wanted, "ledger": ledger.digest()}
+
+    def progress(self) -> dict[str, int]:
+        """What people are told of the epoch; see :class:`edl.daemon.mailbox.Progress`."""
+        if self.scripted:
+            return {}
+        ledger = self.ledger
+        return {"epoch": ledger.epoch, "epoch_done": ledger.done, "epoch_total": ledger.total}
+
     def header(self) -> dict[str, Any]:
         """This position as JSON values, for those who take it over."""
+        if self.scripted:
+            return {"step": self.step, "ended": self.ended}
         return {
             "step": self.step,
             "ledger": self.ledger.snapshot(),
@@ -145,6 +189,10 @@ class Position:
         Raises:
             DataError: the root trains on other data.
         """
+        if self.scripted:
+            self.step, self.has_state = int(header["step"]), True
+            self.ended = bool(header["ended"])
+            return
         mine, theirs = self.source.fingerprint, header["fingerprint"]
         if mine != theirs:
             raise DataError(

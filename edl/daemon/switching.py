@@ -44,11 +44,15 @@ GO = "edl/go"  # key in a generation's rendezvous scope: its old members are swi
 GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
 
 
-class Replica(Durable, Protocol):
-    """The framework's copy of what all workers share: model, optimizer, tracked objects."""
+class Shared(Protocol):
+    """What all workers hold alike, in this process."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Send (rank ``root``), or take over what ``receive`` says."""
+
+
+class Replica(Shared, Durable, Protocol):
+    """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 
 
 class Switching:
@@ -72,11 +76,13 @@ class Switching:
         self._seat = Seat(-1, config.host, config.slot, config.address, 0)
         self._synchronised = True
         self._rehearsed = False  # the model has trained a batch for nothing
-        self.replica: Replica | None = None
+        self.replica: Shared | None = None
         self.generation: Generation | None = None
         self.times = SwitchTimes()
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
+        # In each new ring, of whoever holds the state, before it is exchanged.
+        self.on_enter: Callable[[], None] = lambda: None
 
     # --- into the first ring ---
 
@@ -366,6 +372,8 @@ class Switching:
         points.reached("built")
         self.generation = generation
         self._position.adopt(generation.members)
+        if self._position.has_state:
+            self.on_enter()
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False

@@ -12,6 +12,9 @@ after ``optimizer.step()`` (a scheduler's step, an evaluation at the end of the 
 the step, and a newcomer must receive the state that follows it (docs/adr/0002).
 
 A newcomer's life: start() -> rehearse in a world of one -> join() -> the four points.
+
+A script that keeps its own place in its data has no steps of edl. It calls :meth:`Worker.agree`
+wherever a switch may happen, and :meth:`Worker.boundary` when one is due (docs/adr/0010).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
-from edl.daemon.switching import Replica, Switching
+from edl.daemon.switching import Replica, Shared, Switching
 from edl.errors import RingBroken, RingError, UsageError
 from edl.ring.ring import Collectives, Ring
 
@@ -74,7 +77,8 @@ class Worker:
         self._compute_us = self._first_step_us = 0
         self._samples_total = 0
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
-        self._steps_here = 0  # steps completed in this generation
+        self._steps_here = 0  # steps (or agreements) completed in this generation
+        self._entered_at = 0  # the step after which it began
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
         self._alike = False  # the last step was completed here, in the ring, as by the others
@@ -126,7 +130,8 @@ class Worker:
         points.reached("finish")
         if self.rank == 0:
             self._durability.save_last()
-        reason = f"trained {self.step} steps"
+        times = "saves of its state" if self._position.scripted else "steps"
+        reason = f"trained {self.step} {times}"
         self._daemon.end_job(JobState.FINISHED, reason)
         self._daemon.set_stage(Stage.FINISHED)
         if self.rank == 0:
@@ -211,6 +216,29 @@ class Worker:
     def attach_checkpoints(self, directory: Path, every_s: float, keep: int) -> None:
         """Save the job's state; see :meth:`edl.daemon.durability.Durability.attach`."""
         self._durability.attach(directory, every_s, keep)
+
+    def leave_data_to_script(self, state: Shared, entered: Callable[[], None]) -> None:
+        """The script keeps its own place in its data; ``state`` is what follows the job.
+
+        ``entered()`` is called on whoever holds the job's state already, in each new ring, before
+        the state is exchanged there.
+
+        Raises:
+            UsageError: the script uses edl's own loader, optimizer or checkpoints as well.
+        """
+        if self._durability.saves:
+            raise UsageError(
+                "edl.checkpoint saves the place in edl's own data loader; a script with an "
+                "elastic state keeps its own checkpoints"
+            )
+        if self._replica is not None:
+            raise UsageError(
+                "this script has an edl.Optimizer and an elastic state; a job trains with one"
+            )
+        self._position.leave_data_to_script()
+        if self._switching is not None:
+            self._switching.replica = state
+            self._switching.on_enter = entered
 
     @property
     def ledger(self) -> Ledger:
@@ -357,6 +385,63 @@ class Worker:
             self._log_switch()
         self._report()
 
+    # --- in place of steps, where the script keeps its own place in its data ---
+
+    def beat(self) -> None:
+        """The gradients of an update are in, says the script's optimizer: the job moves on."""
+        self.begun += 1
+        if not self.rehearsing:
+            self._time_step()
+            self._mailbox.report(replace(self._mailbox.progress, updated_at=self._ended))
+
+    def saved(self) -> None:
+        """The script has saved its state, as all workers do at this point of it."""
+        self._position.saved()
+
+    def agree(self) -> bool:
+        """All are at this point of the script. True when they are to switch: :meth:`boundary`.
+
+        Raises:
+            RingBroken: a worker is gone; see :meth:`repair`.
+            RingError: the workers are not at the same point.
+        """
+        assert not self.rehearsing
+        if self._switching is None:
+            return False
+        points.reached("boundary")
+        self._send_record()
+        self._target, reason = agreed_generation(self.records())
+        self._steps_here += 1
+        if self.begun == 0:
+            self._time_step()
+        if self._target is not None:
+            logger.info("after commit %d: %s", self.step, reason)
+        if self._steps_here == 2:
+            self._log_switch()
+        self._report()
+        return self._target is not None
+
+    def repair(self, error: RingError) -> None:
+        """The ring broke: go on with the survivors, all with the state that was saved last.
+
+        Raises:
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+        """
+        if self._switching is None:
+            raise error
+        self._target = None
+        self._switching.repair(error, time.monotonic())
+
+    @property
+    def ended(self) -> bool:
+        """Others have trained to the end; what they have is here."""
+        return self._position.ended
+
+    def end(self) -> None:
+        """The script has trained to its end, and saved: :meth:`finish` is next."""
+        self._position.saved()
+        self._position.ended = True
+
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
         """Everybody's ``values`` in rank order, between two steps; for what people want to see.
 
@@ -393,12 +478,10 @@ class Worker:
             generation=self.generation,
             step=self.step,
             worker=self.id,
-            epoch=self.epoch,
             samples=samples,
             position=position,
-            wanted=self.shard.wanted(self.ledger),
             known=newest.number if newest is not None else self.generation,
-            ledger=self.ledger.digest(),
+            **self._position.row(),
             compute_us=self._compute_us,
             **vars(replace(times, first_step_us=self._first_step_us)),
         )
@@ -417,7 +500,7 @@ class Worker:
             callback(old_size, new_size)
 
     def _enter(self) -> None:
-        self._steps_here, self._entered = 0, time.monotonic()
+        self._steps_here, self._entered_at, self._entered = 0, self.step, time.monotonic()
 
     def _time_step(self) -> None:
         now = time.monotonic()
@@ -431,15 +514,12 @@ class Worker:
         return statistics.median(self._durations) if self._durations else 0.0
 
     def _report(self) -> None:
-        ledger = self.ledger
         self._mailbox.report(
             Progress(
                 generation=self.generation,
                 size=self.size,
                 step=self.step,
-                epoch=ledger.epoch,
-                epoch_done=ledger.done,
-                epoch_total=ledger.total,
+                **self._position.progress(),
                 samples_total=self._samples_total,
                 median_step_s=self._median_step_s(),
                 updated_at=time.monotonic(),
@@ -460,8 +540,8 @@ class Worker:
             }
             for r in records
         }
-        step = self.step - self._steps_here
-        self._log("switch", step, generation.reason, workers=workers, world_size=self.size)
+        told = {"workers": workers, "world_size": self.size}
+        self._log("switch", self._entered_at, generation.reason, **told)
 
     def _log(self, kind: str, step: int, reason: str, **details: object) -> None:
         self._mailbox.log(Event(time.time(), kind, self.generation, step, reason, details))

@@ -28,7 +28,7 @@ _worker: Worker | None = None
 _hidden: EdlError | None = None
 
 
-_replica: FrameworkReplica[Any] | None = None
+_replica: FrameworkReplica | None = None
 _tracked_early: dict[str, Any] = {}
 
 
@@ -41,11 +41,11 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
         JobFailed: the job did not start in time.
     """
     global _worker
+    settings_now = config.load(**settings)
     if _worker is not None:
         return
     if config.horovod_slot() is not None:
         _begin_again_under_edl_worker()
-    settings_now = config.load(**settings)
     if settings_now.job is None and (size := config.horovod_size()) > 1:
         raise UsageError(
             f"this is one of {size} processes that a launcher without elasticity has started; "
@@ -97,6 +97,21 @@ def local_rank() -> int:
     share it only while one replaces the other and no slot is free.
     """
     return current_worker().local_rank
+
+
+def local_size() -> int:
+    """How many workers of this host are in the ring; 1 while this worker rehearses."""
+    return current_worker().ring.place.local_size
+
+
+def cross_rank() -> int:
+    """The index of this host among those with a worker of the same local rank, as in Horovod."""
+    return current_worker().ring.place.cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a worker of the same local rank, as in Horovod."""
+    return current_worker().ring.place.cross_size
 
 
 def generation() -> int:
@@ -163,7 +178,7 @@ def on_resize(callback: Callable[[int, int], None]) -> None:
     current_worker().on_resize(callback)
 
 
-def attach_replica(replica: FrameworkReplica[Any]) -> None:
+def attach_replica(replica: FrameworkReplica) -> None:
     """Let this worker share ``replica``, and what was tracked before it was there.
 
     Raises:

@@ -6,17 +6,14 @@ written. How they travel: :mod:`edl.framework.state`.
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from edl.daemon.position import Receive
-from edl.errors import CheckpointError, RingBroken, UsageError
-from edl.framework.state import Reference, describe, fill, references
-from edl.ring.ring import CollectiveFailed, Ring
-
-Array = TypeVar("Array")
+from edl.errors import CheckpointError, UsageError
+from edl.framework.state import Arrays, exchange
+from edl.ring.ring import Ring
 
 
 @runtime_checkable
@@ -40,7 +37,7 @@ def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
     tracked.update(objects)
 
 
-class FrameworkReplica(ABC, Generic[Array]):
+class FrameworkReplica(ABC):
     """Model, optimizer and tracked objects of this process.
 
     A state is made of containers, arrays, and whatever the tracked objects return. Besides what
@@ -51,6 +48,7 @@ class FrameworkReplica(ABC, Generic[Array]):
     """
 
     framework: str
+    arrays: Arrays[Any]
     misfits: tuple[type[Exception], ...] = (UsageError, ValueError, KeyError)
     """What :meth:`load` raises for the state of another script."""
 
@@ -75,24 +73,6 @@ class FrameworkReplica(ABC, Generic[Array]):
 
         Raises:
             UsageError: it is of another model, or other objects are tracked.
-        """
-
-    @abstractmethod
-    def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """An array of the state as it is sent, as number ``index``; None: it is no array."""
-
-    @abstractmethod
-    def empty(self, reference: Reference) -> Array:
-        """An array without elements, which is not sent."""
-
-    @abstractmethod
-    def broadcast(
-        self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
-    ) -> dict[int, Array]:
-        """Send ``arrays``, or take part; returns those received by index, if they are to be kept.
-
-        Raises:
-            CollectiveFailed: a worker is gone.
         """
 
     @abstractmethod
@@ -130,16 +110,10 @@ class FrameworkReplica(ABC, Generic[Array]):
             return
         sending = ring.place.rank == root
         keep = receive is not Receive.NOTHING and not sending
-        arrays: list[Array] = []
-        mine = pickle.dumps(describe(self.state(), arrays, self.refer)) if sending else b""
-        description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
-        sent = references(description)
-        try:
-            received = self.broadcast(sent, arrays if sending else None, root, keep)
-        except CollectiveFailed as error:
-            raise RingBroken(ring.generation, str(error)) from error
+        mine = self.state() if sending else None
+        state = exchange(self.arrays, ring, root, mine, keep)
         if keep:
-            self.load(fill(description, received, self.empty), receive)
+            self.load(state, receive)
 
     def capture(self) -> Any:
         """See :class:`edl.daemon.checkpoint.Durable`."""

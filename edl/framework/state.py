@@ -6,9 +6,13 @@ large pieces. Pickles travel inside the ring only, between processes of one job.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from edl.errors import RingBroken
+from edl.ring.ring import CollectiveFailed, Ring
 
 LARGE_BYTES = 2**18  # an array of this size is worth a collective of its own
 
@@ -24,6 +28,52 @@ class Reference:
     dtype: str  # in the framework's words
     size: int  # bytes
     device: str = "cpu"  # device type; the receiver has its own device of that type
+
+
+class Arrays(Protocol[Array]):
+    """What a framework's arrays are, and how they are sent."""
+
+    def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
+        """An array of a state as it is sent, as number ``index``; None: it is no array."""
+
+    def empty(self, reference: Reference) -> Array:
+        """An array without elements, which is not sent."""
+
+    def broadcast(
+        self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
+    ) -> dict[int, Array]:
+        """Send ``arrays``, or take part; returns those received by index, if they are to be kept.
+
+        Raises:
+            CollectiveFailed: a worker is gone.
+        """
+
+
+def exchange(
+    arrays: Arrays[Any],
+    ring: Ring,
+    root: int,
+    state: Any,
+    keep: bool,
+    dumps: Callable[[Any], bytes] = pickle.dumps,
+) -> Any:
+    """The ``state`` of the rank ``root`` on all others that ``keep`` it.
+
+    None on the root and on who does not keep it. ``state`` is None on all but the root.
+    ``dumps`` pickles it, without its arrays.
+
+    Raises:
+        RingBroken: a worker is gone.
+    """
+    taken: list[Any] = []
+    sending = ring.place.rank == root
+    mine = dumps(describe(state, taken, arrays.refer)) if sending else b""
+    description = pickle.loads(ring.broadcast(mine, root, "edl.state"))
+    try:
+        received = arrays.broadcast(references(description), taken if sending else None, root, keep)
+    except CollectiveFailed as error:
+        raise RingBroken(ring.generation, str(error)) from error
+    return fill(description, received, arrays.empty) if keep else None
 
 
 def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:

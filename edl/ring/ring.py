@@ -192,6 +192,8 @@ class Ring:
             self._membership = (0, ())
             raise RendezvousFailed(generation, str(error)) from error
         self._sockets.remember(before)
+        # Horovod's Python side reads it later: the size may change, and is no constant in a graph.
+        config.set_environment({"HOROVOD_ELASTIC": "1"})
         self.generation, self.place, self.is_open = generation, where, True
         logger.info(
             "generation %d: rank %d of %d, ring built in %.3f s",

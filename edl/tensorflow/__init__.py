@@ -11,6 +11,10 @@
 Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too; docs/tensorflow.md
 has all three. The loss must be a mean over the batch. One process has one worker, one source
 and one optimizer.
+
+A script written for Horovod Elastic needs no more than ``import edl.tensorflow as hvd`` (or
+``edl.tensorflow.keras``) in place of Horovod's import; see docs/horovod-scripts.md and
+:mod:`edl.tensorflow.horovod_names`.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ from edl.framework.process import (
     size,
     step,
 )
+from edl.tensorflow import elastic, horovod_names
 from edl.tensorflow.api import init, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
+from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.optimizer import Optimizer
 from edl.tensorflow.session import (
     Session,
@@ -69,3 +75,4 @@ __all__ = [
     "step",
     "track",
 ]
+__all__ += ["elastic", *horovod_names.__all__]

@@ -15,8 +15,8 @@ from edl.daemon.checkpoint_file import Blob
 from edl.daemon.position import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.replica import FrameworkReplica, Stateful
-from edl.framework.state import Reference, few, map_leaves, pieces
-from edl.tensorflow.collectives import broadcast_array
+from edl.framework.state import few, map_leaves
+from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
 from edl.tensorflow.variables import (
     Access,
     Array,
@@ -29,7 +29,7 @@ from edl.tensorflow.variables import (
 KIND = "tensorflow"
 
 
-class TensorFlowReplica(FrameworkReplica[Array]):
+class TensorFlowReplica(FrameworkReplica):
     """Variables and tracked objects of this process.
 
     Args:
@@ -39,6 +39,7 @@ class TensorFlowReplica(FrameworkReplica[Array]):
     """
 
     framework = "tensorflow"
+    arrays = TensorFlowArrays()
     misfits = (*FrameworkReplica.misfits, tf.errors.OpError)
 
     def __init__(
@@ -105,20 +106,6 @@ class TensorFlowReplica(FrameworkReplica[Array]):
         if receive is not Receive.STEP:
             self.load_things(state["tracked"])
 
-    def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        array = _array(value)
-        if array is None:
-            return None
-        return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
-
-    def empty(self, reference: Reference) -> Array:
-        return np.empty(reference.shape, _dtype(reference.dtype))
-
-    def broadcast(
-        self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
-    ) -> dict[int, Array]:
-        return _broadcast(sent, arrays, root, keep)
-
     def copied(self, state: dict[str, Any]) -> Any:
         return map_leaves(state, _to_blob)
 
@@ -127,56 +114,21 @@ class TensorFlowReplica(FrameworkReplica[Array]):
         return found
 
 
-def _broadcast(
-    sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
-) -> dict[int, Array]:
-    """Send ``arrays``, or take part; returns those received by index, if they are to be kept."""
-    received: dict[int, Array] = {}
-    for piece in pieces(sent):
-        if arrays is not None:
-            parts = [_bytes(arrays[reference.index]) for reference in piece]
-            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        else:
-            flat = np.empty(sum(reference.size for reference in piece), np.uint8)
-        flat = broadcast_array(flat, root)
-        start = 0
-        for reference in piece if keep else ():
-            stop = start + reference.size
-            own = flat[start:stop].copy()  # a view must be aligned to its type
-            received[reference.index] = own.view(_dtype(reference.dtype)).reshape(reference.shape)
-            start = stop
-    return received
-
-
 def _to_blob(value: Any, where: str) -> Any:
-    array = _array(value)
+    array = array_of(value)
     if array is None:
         return value
     if array.dtype.hasobject:
         raise CheckpointError(f"{where} is an array of {array.dtype}, which is not supported")
-    return Blob(KIND, array.dtype.name, array.shape, _bytes(array.copy()).data)
+    return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
 
 
 def _from_blob(value: Any, where: str) -> Any:
     if not isinstance(value, Blob):
         return value
     try:
-        return np.frombuffer(value.data, dtype=_dtype(value.dtype)).reshape(value.shape)
+        return np.frombuffer(value.data, dtype=dtype_of(value.dtype)).reshape(value.shape)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{where} is a {value.kind} array of {value.dtype}, which this TensorFlow does not know"
         ) from error
-
-
-def _array(value: Any) -> Array | None:
-    if isinstance(value, (tf.Tensor, tf.Variable)):
-        value = value.numpy()
-    return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
-
-
-def _bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _dtype(name: str) -> Any:
-    return tf.as_dtype(name).as_numpy_dtype

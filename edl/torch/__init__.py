@@ -11,6 +11,9 @@
 
 Workers may join and leave meanwhile; see docs/concepts.md. The loss must be a mean over the
 batch. One process has one worker, one loader and one optimizer. Sources of data: ``edl.data``.
+
+A script written for Horovod Elastic needs no more than ``import edl.torch as hvd`` in place of
+``import horovod.torch as hvd``; see docs/horovod-scripts.md and :mod:`edl.torch.horovod_names`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from edl.framework.process import (
     size,
     step,
 )
+from edl.torch import elastic, horovod_names
 from edl.torch.api import init, notify_batch_end, track
+from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
 from edl.torch.optimizer import Optimizer
 
@@ -56,3 +61,4 @@ __all__ = [
     "step",
     "track",
 ]
+__all__ += ["elastic", *horovod_names.__all__]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
-import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
@@ -18,6 +16,7 @@ from edl.daemon.shard import Batch
 from edl.daemon.worker import Worker
 from edl.data.dataset import Dataset
 from edl.errors import DataError, UsageError
+from edl.framework.forks import let_go_of_the_network
 from edl.framework.process import current_worker
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
@@ -201,7 +200,7 @@ class _WorkerInit:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey, args=(parent,), daemon=True).start()
-        _close_network_sockets()
+        let_go_of_the_network()
         if self._then is not None:
             self._then(number)
 
@@ -214,20 +213,6 @@ def _obey(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
-
-
-def _close_network_sockets() -> None:
-    for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
-        try:
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _is_internet(descriptor):
-                os.close(descriptor)
-        except OSError:
-            continue  # the descriptor of the listing itself
-
-
-def _is_internet(descriptor: int) -> bool:
-    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
-        return duplicate.family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _check(dataset: Any, batch_size: int, options: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,17 +10,16 @@ import torch
 from edl.daemon.position import Receive
 from edl.errors import UsageError
 from edl.framework.replica import FrameworkReplica, Stateful
-from edl.framework.state import Reference, pieces
-from edl.ring.ring import CollectiveFailed
 from edl.torch.capture import Copier, check_model, to_tensors
-from edl.torch.collectives import broadcast_start, finish
 from edl.torch.reduction import optimizer_parameters
+from edl.torch.transfer import TorchArrays
 
 
-class TorchReplica(FrameworkReplica[torch.Tensor]):
+class TorchReplica(FrameworkReplica):
     """Model, optimizer and tracked objects of this process."""
 
     framework = "torch"
+    arrays = TorchArrays()
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -61,27 +60,6 @@ class TorchReplica(FrameworkReplica[torch.Tensor]):
         if receive is not Receive.STEP:
             self.load_things(state["tracked"])
 
-    def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        tensor = value.detach()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        size = tensor.numel() * tensor.element_size()
-        return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
-
-    def empty(self, reference: Reference) -> torch.Tensor:
-        dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
-        return torch.empty(reference.shape, dtype=dtype, device=device)
-
-    def broadcast(
-        self,
-        sent: list[Reference],
-        arrays: list[torch.Tensor] | None,
-        root: int,
-        keep: bool,
-    ) -> dict[int, torch.Tensor]:
-        return _broadcast(sent, arrays, root, keep)
-
     def copied(self, state: dict[str, Any]) -> Any:
         return self._copier.copy(state)
 
@@ -98,64 +76,3 @@ class TorchReplica(FrameworkReplica[torch.Tensor]):
         for name, parameter in optimizer_parameters(self._optimizer, self._model):
             if parameter not in inside:
                 yield name, parameter
-
-
-def _broadcast(
-    sent: Iterable[Reference],
-    tensors: list[torch.Tensor] | None,
-    root: int,
-    keep: bool,
-) -> dict[int, torch.Tensor]:
-    """Send ``tensors``, or take part; returns those received by index, if they are to be kept.
-
-    Everything is under way at once. A large tensor goes as it is, without a copy on either
-    side; small ones share a piece. Who has the state already lets all of it run into one
-    scratch buffer: touching new memory would cost it more than the transfer.
-    """
-    parts_sent = list(pieces(sent))
-    buffers: list[torch.Tensor] = []
-    handles: list[int] = []
-    scratch: dict[str, torch.Tensor] = {}
-    for number, piece in enumerate(parts_sent):
-        size, kind = sum(reference.size for reference in piece), piece[0].device
-        if tensors is not None:
-            parts = [_as_bytes(tensors[reference.index]) for reference in piece]
-            flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-        elif keep:
-            flat = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
-        else:
-            if kind not in scratch or len(scratch[kind]) < size:
-                scratch[kind] = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
-            flat = scratch[kind][:size]
-        buffers.append(flat)
-        handles.append(broadcast_start(flat, root, f"edl.state.{number}"))
-    failures: list[CollectiveFailed] = []
-    for handle in handles:  # all of them, so that Horovod lets go of all buffers
-        try:
-            finish(handle)
-        except CollectiveFailed as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    received: dict[int, torch.Tensor] = {}
-    for piece, flat in zip(parts_sent, buffers, strict=True) if keep else ():
-        start = 0
-        for reference in piece:
-            stop = start + reference.size
-            # In a shared piece a copy of its own: a view must be aligned to its type.
-            own = flat if len(piece) == 1 else flat[start:stop].clone()
-            received[reference.index] = own.view(getattr(torch, reference.dtype)).reshape(
-                reference.shape
-            )
-            start = stop
-    return received
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _own_device(kind: str) -> torch.device:
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-    )

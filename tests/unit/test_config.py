@@ -93,6 +93,11 @@ def test_a_file_that_cannot_be_used_gets_a_sentence(
         load({})
 
 
+def test_an_argument_that_does_not_exist_gets_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="no setting named process_sets"):
+        load({}, process_sets=None)
+
+
 def test_a_file_that_is_not_text_gets_a_sentence(elsewhere: Path) -> None:
     (elsewhere / "edl.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not readable TOML"):

@@ -46,7 +46,7 @@ class Wire:
         return SimpleNamespace(alone=alone, place=place, generation=7, broadcast=broadcast)
 
 
-class Replica(FrameworkReplica[bytearray]):
+class Replica(FrameworkReplica):
     """A framework whose arrays are bytearrays."""
 
     framework = "test"

@@ -1,0 +1,169 @@
+"""``hvd.elastic`` of a TensorFlow script whose import became ``import edl.tensorflow as hvd``.
+
+What it means: :mod:`edl.framework.elastic`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.framework import elastic
+from edl.framework.elastic import HorovodInternalError, Plain, State
+from edl.framework.replica import Stateful
+from edl.framework.state import few, map_leaves
+from edl.ring.ring import Ring
+from edl.tensorflow.transfer import array_of, exchange
+from edl.tensorflow.variables import Access, EagerAccess, SessionAccess, differences, named
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+# An operation of Horovod's in a graph fails as any other does; its name is in the message, and
+# what Horovod says is one line among many.
+_OF_HOROVOD = re.compile(r"Horovod|gloo", re.IGNORECASE)
+_SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
+
+
+class _VariablesState(State):
+    """Groups of variables under one attribute each, and further attributes.
+
+    What has ``state_dict()`` and ``load_state_dict()`` keeps its identity; other attributes are
+    replaced by copies when the state is restored or received.
+    """
+
+    _access: Access
+
+    def _variables(self) -> dict[str, list[Any]]:
+        """The groups by name."""
+        raise NotImplementedError
+
+    def _values(self) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for group, variables in self._variables().items():
+            mine = named(variables)
+            arrays = self._access.read(list(mine.values()))
+            values[group] = dict(zip(mine, arrays, strict=True))
+        for name in self._names:
+            thing = getattr(self, name)
+            values[name] = thing.state_dict() if isinstance(thing, Stateful) else Plain(thing)
+        return values
+
+    def _put(self, values: dict[str, Any]) -> None:
+        written = []
+        for group, variables in self._variables().items():
+            mine = named(variables)
+            if odd := differences(mine, values[group]):
+                raise UsageError(f"this worker's {group} differs from the job's: {few(odd)}")
+            written += [(variable, values[group][name]) for name, variable in mine.items()]
+        self._access.write(written)
+        for name in self._names:
+            value = copy.deepcopy(values[name])
+            if isinstance(value, Plain):
+                setattr(self, name, value.value)
+            else:
+                getattr(self, name).load_state_dict(value)
+
+    def _parts(self) -> set[str]:
+        return {*self._names, *self._variables()}
+
+    def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
+        def leaf(value: Any, _where: str) -> Any:
+            array = array_of(value)
+            return copy.deepcopy(value) if array is None else array.copy()
+
+        copied: dict[str, Any] = map_leaves(values, leaf)
+        return copied
+
+    def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
+        return exchange(ring, root, values, keep, cloudpickle.dumps)
+
+
+class TensorFlowKerasState(_VariablesState):
+    """A Keras model, its optimizer, and further attributes: numbers, objects.
+
+    Args:
+        model: built, so that its variables exist.
+        optimizer: the one that the model is compiled with, unless another is given.
+        backend: accepted for Horovod's sake; Keras knows its own.
+
+    Raises:
+        UsageError: the model is not built, or has no optimizer.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **attributes: Any
+    ) -> None:
+        del backend
+        if not model.built:
+            raise UsageError(
+                "the model of an elastic state must be built first: model.build(input_shape)"
+            )
+        self.model = model
+        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is None:
+            raise UsageError("an elastic state needs the optimizer, or a compiled model")
+        if not self.optimizer.built:  # or it would have more variables after the first update
+            self.optimizer.build(model.trainable_variables)
+        if getattr(model, "optimizer", None) is not None:
+            model.jit_compile = False  # collectives are no part of XLA programs
+        self._access = EagerAccess()
+        super().__init__(**attributes)
+
+    def _variables(self) -> dict[str, list[Any]]:
+        return {"model": list(self.model.weights), "optimizer": list(self.optimizer.variables)}
+
+
+class TensorFlowState(_VariablesState):
+    """Variables, and further attributes.
+
+    Args:
+        variables: those to follow the job; in a graph all global ones, unless given.
+        session: the one that holds them, in a graph; the default session, unless given.
+
+    Raises:
+        UsageError: without a graph, and no variables are named.
+    """
+
+    def __init__(self, variables: Any = None, session: Any = None, **attributes: Any) -> None:
+        if variables is None:
+            variables = tf.compat.v1.global_variables()
+        if not variables:
+            raise UsageError("name the variables of the elastic state: TensorFlowState(variables)")
+        self.variables = list(variables)
+        self.session = session if session is not None else tf.compat.v1.get_default_session()
+        if not tf.executing_eagerly() and self.session is None:
+            raise UsageError("in a graph an elastic state needs a session: session=...")
+        self._access = EagerAccess() if self.session is None else SessionAccess(self.session)
+        super().__init__(**attributes)
+
+    def _variables(self) -> dict[str, list[Any]]:
+        return {"variables": self.variables}
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``function(state, ...)`` train while workers come and go.
+
+    It may be broken off at any collective and at any commit, and is then called again.
+    Returns on all workers when it has returned on one: what is left would be too late.
+
+    Raises:
+        UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
+            collective, as it would again.
+        WorkerEvicted, JobFailed: this worker or the job cannot go on.
+    """
+    failures = (HorovodInternalError, tf.errors.OpError)
+    return elastic.run(function, failures, _broken, "TensorFlowKerasState")
+
+
+def _broken(error: Exception) -> str | None:
+    message = str(error)
+    if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
+        return None
+    said = _SAID.search(message)
+    return said[0] if said else message

@@ -1,0 +1,173 @@
+"""The names of ``horovod.tensorflow`` that ``edl.tensorflow`` has, for scripts written for Horovod.
+
+``import horovod.tensorflow as hvd`` becomes ``import edl.tensorflow as hvd``. The collectives are
+Horovod's own, in the ring of the moment; they fail when it breaks, and ``elastic.run`` deals with
+that. A newcomer that prepares is alone in a ring of one, whatever its ``rank()`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as _horovod
+import keras
+from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow import (
+    Adasum,
+    Average,
+    Compression,
+    DistributedGradientTape,
+    Max,
+    Min,
+    Product,
+    Sum,
+    SyncBatchNormalization,
+    allgather,
+    allgather_object,
+    allreduce,
+    alltoall,
+    broadcast,
+    broadcast_,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    local_rank_op,
+    local_size_op,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank_op,
+    reducescatter,
+    rocm_built,
+    size_op,
+    start_timeline,
+    stop_timeline,
+)
+
+from edl.errors import UsageError
+from edl.framework.process import cross_rank, cross_size, current_worker, local_size
+from edl.tensorflow.variables import plain
+
+
+def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+    """Horovod's, for a script with ``elastic.run``; arguments as there.
+
+    Gradients of all workers count equally, as Horovod does it. (``edl.Optimizer`` weights them by
+    their samples, and belongs to ``edl.Dataset``.) A Keras optimizer stays the same object:
+    Horovod's own wrapper overrides methods that Keras 3 does not call, and so averages nothing.
+
+    Raises:
+        UsageError: edl is not initialised, or an argument has no meaning for this optimizer.
+    """
+    current_worker()
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return _keras_optimizer(optimizer, *arguments, **named)
+    return _horovod.DistributedOptimizer(optimizer, *arguments, **named)
+
+
+def _keras_optimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    groups: Any = None,
+) -> Any:
+    if op not in (Average, Sum):
+        raise UsageError("hvd.DistributedOptimizer: op is hvd.Average or hvd.Sum")
+    if backward_passes_per_step != 1:
+        raise UsageError(
+            "hvd.DistributedOptimizer: for backward_passes_per_step give the Keras optimizer "
+            "gradient_accumulation_steps"
+        )
+    if getattr(optimizer, "_edl_averages", False):
+        raise UsageError("this optimizer was wrapped by hvd.DistributedOptimizer already")
+    reduce = _horovod._make_allreduce_grads_fn(
+        name or f"Distributed{type(optimizer).__name__}",
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups,
+        process_set=global_process_set,
+    )
+    apply_plainly = optimizer.apply
+
+    def apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        variables = list(
+            optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        return apply_plainly(
+            list(reduce(list(grads), [plain(each) for each in variables])), variables
+        )
+
+    optimizer.apply = apply  # apply_gradients calls it, too
+    optimizer._edl_averages = True
+    return optimizer
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "SyncBatchNormalization",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank_op",
+    "reducescatter",
+    "rocm_built",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,68 @@
+"""Arrays on their way through the ring; see :mod:`edl.framework.state`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from edl.framework import state
+from edl.framework.state import Reference, pieces
+from edl.tensorflow.collectives import broadcast_array
+from edl.tensorflow.variables import Array
+
+
+class TensorFlowArrays:
+    """See :class:`edl.framework.state.Arrays`."""
+
+    def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
+        array = array_of(value)
+        if array is None:
+            return None
+        return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
+
+    def empty(self, reference: Reference) -> Array:
+        return np.empty(reference.shape, dtype_of(reference.dtype))
+
+    def broadcast(
+        self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
+    ) -> dict[int, Array]:
+        received: dict[int, Array] = {}
+        for piece in pieces(sent):
+            if arrays is not None:
+                parts = [bytes_of(arrays[reference.index]) for reference in piece]
+                flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            else:
+                flat = np.empty(sum(reference.size for reference in piece), np.uint8)
+            flat = broadcast_array(flat, root)
+            start = 0
+            for reference in piece if keep else ():
+                stop = start + reference.size
+                own = flat[start:stop].copy()  # a view must be aligned to its type
+                received[reference.index] = own.view(dtype_of(reference.dtype)).reshape(
+                    reference.shape
+                )
+                start = stop
+        return received
+
+
+exchange = functools.partial(state.exchange, TensorFlowArrays())
+
+
+def array_of(value: Any) -> Array | None:
+    """The value as an array, None when it is none."""
+    if isinstance(value, (tf.Tensor, tf.Variable)):
+        value = value.numpy()
+    return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+
+
+def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of an array."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def dtype_of(name: str) -> Any:
+    """The type of that name, as numpy has it; bfloat16, too."""
+    return tf.as_dtype(name).as_numpy_dtype

@@ -1,0 +1,108 @@
+"""``hvd.elastic`` of a PyTorch script whose import became ``import edl.torch as hvd``.
+
+What it means: :mod:`edl.framework.elastic`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+
+from edl.errors import UsageError
+from edl.framework import elastic
+from edl.framework.elastic import HorovodInternalError, Plain, State
+from edl.framework.replica import Stateful
+from edl.framework.state import map_leaves
+from edl.ring.ring import Ring
+from edl.torch.sampler import ElasticSampler
+from edl.torch.transfer import exchange
+
+__all__ = ["ElasticSampler", "TorchState", "run"]
+
+
+class TorchState(State):
+    """Model, optimizer, and any further attributes: samplers, schedulers, numbers, objects.
+
+    What has ``state_dict()`` and ``load_state_dict()`` keeps its identity; anything else is
+    replaced by a copy when the state is restored or received. Changes of the state between two
+    commits are undone by a crash, also those inside of lists and dicts.
+    """
+
+    model: Any
+    optimizer: Any
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **attributes: Any) -> None:
+        self._kept: list[torch.Tensor] = []
+        super().__init__(model=model, optimizer=optimizer, **attributes)
+
+    def _values(self) -> dict[str, Any]:
+        values = {}
+        for name in self._names:
+            thing = getattr(self, name)
+            values[name] = thing.state_dict() if isinstance(thing, Stateful) else Plain(thing)
+        return values
+
+    def _put(self, values: dict[str, Any]) -> None:
+        for name, value in map_leaves(values, _clone).items():
+            if isinstance(value, Plain):
+                setattr(self, name, value.value)
+                continue
+            try:
+                getattr(self, name).load_state_dict(value)
+            except (AttributeError, ValueError, KeyError, RuntimeError) as error:
+                raise UsageError(
+                    f"the state.{name} of this worker is not like the job's: {error}"
+                ) from error
+
+    def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
+        used = 0
+
+        def leaf(value: Any, where: str) -> Any:
+            nonlocal used
+            if not isinstance(value, torch.Tensor):
+                return _clone(value, where)
+            kept = self._kept[used] if used < len(self._kept) else None
+            if kept is None or not _alike(kept, value):
+                kept = torch.empty_like(value, requires_grad=False)
+                self._kept[used : used + 1] = [kept]
+            used += 1
+            return kept.copy_(value.detach())
+
+        copied: dict[str, Any] = map_leaves(values, leaf)
+        return copied
+
+    def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
+        return exchange(ring, root, values, keep, cloudpickle.dumps)
+
+    def _divide(self) -> None:
+        for name in self._names:
+            if isinstance(thing := getattr(self, name), ElasticSampler):
+                thing.reset()
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``function(state, ...)`` train while workers come and go.
+
+    It may be broken off at any collective and at any commit, and is then called again.
+    Returns on all workers when it has returned on one: what is left would be too late.
+
+    Raises:
+        UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
+            collective, as it would again.
+        WorkerEvicted, JobFailed: this worker or the job cannot go on.
+    """
+    return elastic.run(function, (HorovodInternalError,), str, "TorchState")
+
+
+def _clone(value: Any, _where: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)

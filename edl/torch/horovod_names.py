@@ -1,0 +1,173 @@
+"""The names of ``horovod.torch`` that ``edl.torch`` has as well, for scripts written for Horovod.
+
+``import horovod.torch as hvd`` becomes ``import edl.torch as hvd``. The collectives are Horovod's
+own, in the ring of the moment; they fail when it breaks, and ``elastic.run`` deals with that. A
+newcomer that prepares is alone in a ring of one, whatever its ``rank()`` says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, cast
+
+import torch
+from horovod.torch import (
+    Adasum,
+    Average,
+    Compression,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    SyncBatchNorm,
+    allgather,
+    allgather_async,
+    allgather_object,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    rocm_built,
+    sparse_allreduce_async,
+    start_timeline,
+    stop_timeline,
+    synchronize,
+)
+from horovod.torch import DistributedOptimizer as _DistributedOptimizer
+
+from edl.daemon.activity import waits
+from edl.errors import UsageError
+from edl.framework.elastic import rehearsed
+from edl.framework.process import (
+    cross_rank,
+    cross_size,
+    current_worker,
+    local_size,
+)
+
+_SIGNATURE = inspect.signature(_DistributedOptimizer)
+
+for _function in (synchronize, barrier, join):
+    waits("waiting for the others in a collective of the script")(_function)
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any
+) -> torch.optim.Optimizer:
+    """Horovod's, for a script with ``elastic.run``; arguments as there.
+
+    Gradients of all workers count equally, as Horovod does it. (``edl.Optimizer`` weights them by
+    their samples, and belongs to ``edl.DataLoader``.)
+
+    Raises:
+        UsageError: ``op=Adasum``; or edl is not initialised.
+    """
+    worker = current_worker()
+    asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
+    if asked.get("op") == Adasum:
+        raise UsageError("op=Adasum needs a ring of constant size; use hvd.Average or hvd.Sum")
+    distributed: Any = _DistributedOptimizer(optimizer, *arguments, **named)
+    plainly = distributed.synchronize
+
+    def synchronize_and_tell() -> None:
+        rehearsed(worker)
+        plainly()
+        worker.beat()
+
+    # Once for each update: by step(), or by the script before a step() that skips it.
+    distributed.synchronize = synchronize_and_tell
+    return cast(torch.optim.Optimizer, distributed)
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "SyncBatchNorm",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "rocm_built",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]

@@ -1,0 +1,106 @@
+"""The counting model (see tally.py) in a script as it is written for Horovod Elastic.
+
+Every batch is committed, and every worker has equal batches, so a step is a mean over its samples.
+Its import may be Horovod's own: `--horovod`. Moments for a test: see `trap`.
+"""
+
+import os
+import signal
+
+import torch
+from tally import Diary, counted, parser
+
+options = parser()
+options.add_argument("--check-only", action="store_true", help="commit at the ends of epochs only")
+options.add_argument("--die", default="", help="slot:place - that worker kills itself there, once")
+args = options.parse_args()
+
+import edl.torch as hvd  # noqa: E402
+
+
+class Indices(torch.utils.data.Dataset):
+    """Sample i is the number i."""
+
+    def __len__(self):
+        return args.samples
+
+    def __getitem__(self, index):
+        return index
+
+
+class CountingModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(args.samples, dtype=torch.float64))
+        self.register_buffer("before", torch.zeros(args.samples, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(args.samples, dtype=torch.int64))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, indices):
+        return self.w[indices].mean()
+
+    @torch.no_grad()
+    def tally(self):
+        """Count what the last step did. Tells what was wrong with it, or None."""
+        times, problem = counted(self.before.numpy(), self.w.numpy())
+        self.before.copy_(self.w)
+        self.steps += 1
+        self.count += torch.from_numpy(times)
+        return problem
+
+
+def trap(place):
+    """Die at ``place`` if that is asked of this slot, when nobody else has done so."""
+    if args.die == f"{hvd.local_rank()}:{place}" and not hvd.is_rehearsing():
+        mark = args.out / "died"
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+torch.set_num_threads(1)
+hvd.init()
+model = CountingModel()
+dataset = Indices()
+sampler = hvd.elastic.ElasticSampler(dataset, shuffle=True, seed=7)
+loader = torch.utils.data.DataLoader(
+    dataset, batch_size=args.batch_size, sampler=sampler, num_workers=args.num_workers
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+diary = Diary(args)
+resets = []
+
+
+@hvd.elastic.run
+def train(state):
+    while state.epoch < args.epochs:
+        for batch, indices in enumerate(loader):
+            diary.begin_step(model.steps.item())
+            optimizer.zero_grad()
+            model(indices).backward()
+            diary.in_step()
+            trap("step")
+            optimizer.step()
+            if not hvd.is_rehearsing():
+                diary.end_step(model.steps.item(), model.tally())
+            sampler.record_batch(batch, args.batch_size)
+            trap("commit")
+            if args.check_only:
+                state.check_host_updates()
+            else:
+                state.commit()
+        trap("epoch")
+        if not hvd.is_rehearsing():
+            diary.end_epoch(state.epoch, model.count)
+        state.epoch += 1
+        state.sampler.set_epoch(state.epoch)
+        state.commit()
+    trap("end")
+
+
+state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+train(state)
+diary.report(model.w.detach().numpy(), model.count, model.steps.item(), resets=resets)

@@ -1,0 +1,101 @@
+"""The parts of `edl.tensorflow.keras` in a job of one: state, callbacks. Says "all is well"."""
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+
+import edl.tensorflow.keras as hvd
+from edl.framework import process
+
+STEPS, BATCH = 8, 4
+
+hvd.init()
+tf.keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(STEPS * BATCH, 3)).astype(np.float32)
+y = x.sum(axis=1, keepdims=True)
+model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01, momentum=0.9)), "mse")
+
+
+def fit(epochs, *callbacks):
+    """Train; the number of batches of each epoch."""
+    batches = []
+    counting = tf.keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: batches.append(0),
+        on_train_batch_end=lambda batch, logs: batches.append(batches.pop() + 1),
+    )
+    model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[counting, *callbacks])
+    return batches
+
+
+def numbers():
+    variables = [*model.weights, *model.optimizer.variables]
+    return [variable.numpy().tolist() for variable in variables]
+
+
+# A state comes back as it was committed, as often as it is needed.
+state = hvd.elastic.KerasState(model, epoch=0, batch=0, notes=[])
+fresh = numbers()
+assert fit(1) == [STEPS]
+state.notes = ["one"]
+state.commit()
+kept = numbers()
+assert kept != fresh
+for _ in range(2):
+    fit(1)
+    state.notes.append("two")
+    assert numbers() != kept
+    state.restore()
+    assert numbers() == kept
+    assert state.notes == ["one"]
+
+
+class Stop(tf.keras.callbacks.Callback):
+    """Break off after the third batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            raise InterruptedError
+
+
+# An epoch that was broken off is trained to its end, and no further.
+state.epoch = 1
+updates = [
+    hvd.elastic.UpdateEpochStateCallback(state),
+    hvd.elastic.UpdateBatchStateCallback(state),
+]
+commits = hvd.elastic.CommitStateCallback(state, batches_per_commit=2)
+with contextlib.suppress(InterruptedError):
+    fit(2, *updates, commits, Stop())
+assert (state.epoch, state.batch) == (1, 3)
+state.restore()
+assert (state.epoch, state.batch) == (1, 2)
+assert fit(2, *updates, commits) == [STEPS - 2, STEPS]
+assert (state.epoch, state.batch) == (3, 0)
+
+# The learning rate warms up to that of all workers together, and decays.
+process.size = lambda: 4
+rates = []
+watch = tf.keras.callbacks.LambdaCallback(
+    on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
+)
+fit(3, hvd.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=2), watch)
+assert np.isclose(rates[0], 0.2 + 0.6 / (2 * STEPS))
+assert np.isclose(rates[2 * STEPS - 1 :], 0.8).all()
+assert (np.diff(rates[: 2 * STEPS]) > 0).all()
+rates.clear()
+schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=1)
+assert fit(3, schedule, watch) == [STEPS] * 3
+assert np.allclose(rates[STEPS:], [0.1] * STEPS + [0.05] * STEPS)
+
+# Metrics are averaged before others see them, and a broadcast changes nothing here.
+logs = {"loss": 0.5, "accuracy": np.float32(0.25)}
+hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+assert logs == {"loss": 0.5, "accuracy": 0.25}
+before = numbers()
+broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+broadcast.set_model(model)
+broadcast.on_train_batch_end(0)
+assert numbers() == before
+print("all is well", flush=True)

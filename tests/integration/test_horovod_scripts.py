@@ -1,0 +1,181 @@
+"""Scripts written for Horovod Elastic, with one import changed: nothing lost, nothing redone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import ROOT, SCRIPTS, Status, started
+from trial import Trial, trial
+from wrong import assert_a_sentence, told_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SAMPLES, BATCH = 900, 6  # any mixture of steps of 1, 2 and 3 workers leaves what 1, 2 and 3 divide
+
+
+class HorovodTrial(Trial):
+    """The counting model as a script for Horovod."""
+
+    script = SCRIPTS / "hvd_counting.py"
+    samples, batch_size, epochs = SAMPLES, BATCH, 3
+
+
+def sizes(report: dict[str, Any]) -> list[int]:
+    return [size for size, _ in groupby(ring["size"] for ring in report["rings"])]
+
+
+def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
+    """Each sample counts once an epoch, though Horovod's own sampler loses some on a scale-in."""
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.wait_for_progress()
+        job.scale(2)
+        job.wait_for_size(2)
+        job.wait_for_progress()
+        job.scale(3)
+        job.wait_for_size(3)
+        os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
+        job.wait(lambda now: now["world_size"] == 2, "repair")
+        job.wait_for_size(3)  # its replacement
+        reports = job.prove(workers=3)
+        assert len(job.events("generation")) >= 6
+    oldest = max(reports, key=lambda report: len(report["rings"]))
+    assert sizes(oldest) == [2, 3, 2, 3, 2, 3]
+    assert oldest["resets"] == [3, 2, 3, 2, 3]
+
+
+@pytest.mark.parametrize("place", ["step", "commit", "epoch", "end"])
+def test_a_death(place: str, tmp_path: Path, zk_hosts: str) -> None:
+    """In a step, just before a commit, before the epoch's commit, after the last one of all."""
+    more = ["--die", f"1:{place}"]
+    with trial(tmp_path, zk_hosts, np=3, kind=HorovodTrial, epochs=2, more=more) as job:
+        reports = job.prove()
+        assert (job.reports_in / "died").exists()
+    assert len(reports) >= 2
+
+
+def test_what_is_trained_since_the_last_commit(tmp_path: Path, zk_hosts: str) -> None:
+    """Commits at the ends of epochs only: a resize redoes nothing, a crash redoes the epoch."""
+    more = ["--check-only"]
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, more=more) as job:
+        ring_of(job, 2)
+        job.scale(3)
+        ring_of(job, 3)
+        job.scale(2)
+        ring_of(job, 2)
+        os.kill(job.members(job.leader())[job.leader()]["pid"], signal.SIGKILL)
+        job.wait(lambda now: now["given_up"], "death")
+        reports = job.prove()  # its replacement may come too late
+    oldest = max(reports, key=lambda report: len(report["rings"]))
+    assert sizes(oldest)[:3] == [2, 3, 2]
+
+
+def ring_of(job: Trial, size: int) -> None:
+    """Wait for a ring of ``size`` that trains; no step is told before the next commit."""
+
+    def trains(now: Status) -> bool:
+        stages = [member["stage"] for member in now["members"]]
+        return now["world_size"] == size and stages == ["active"] * size
+
+    job.wait(trains, f"ring of {size} workers", timeout_s=90.0)
+
+
+def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
+    script = ROOT / "examples" / "horovod" / "torch_elastic.py"
+    with started(tmp_path, zk_hosts, script, "--step-delay", "0.1", np=2, max_np=3) as job:
+        job.wait_for_size(2)
+        job.scale(3)
+        job.wait_for_size(3)
+        assert job.end() == 0, job.story("it failed")
+        learned(job.output(), workers=3)
+
+
+def learned(output: str, workers: int | None = None) -> None:
+    """All workers (None: any number) end with the same weights, which know the digits."""
+    told = re.findall(r"rank \d: accuracy (0\.\d+) weights (\w{64})", output)
+    assert workers in (None, len(told)), output
+    assert len(set(told)) == 1, output
+    assert float(told[0][0]) >= 0.9
+
+
+def test_the_torch_example_alone() -> None:
+    alone(ROOT / "examples" / "horovod" / "torch_elastic.py")
+
+
+def alone(script: Path) -> None:
+    """Run an example without a launcher."""
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr
+    learned(done.stdout, workers=1)
+
+
+FUNCTION = """
+def train(state):
+    return 7
+"""
+WRONG = {
+    "a state of Horovod": (
+        FUNCTION + "import horovod.torch as h\n"
+        "hvd.elastic.run(train)(h.elastic.TorchState(model, sgd))",
+        "take elastic.TorchState of edl, not of horovod",
+    ),
+    "a second function": (
+        FUNCTION + "state = hvd.elastic.TorchState(model, sgd)\n"
+        "assert hvd.elastic.run(train)(state) == 7\nhvd.elastic.run(train)(state)",
+        "do all of the training in one",
+    ),
+    "edl's loader": (
+        FUNCTION + "hvd.DataLoader([1, 2])\n"
+        "hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))",
+        "an edl data loader and a Horovod elastic state",
+    ),
+    "edl's optimizer": (
+        FUNCTION + "hvd.Optimizer(sgd, model)\n"
+        "hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))",
+        "an edl.Optimizer and an elastic state",
+    ),
+    "edl's checkpoints": (
+        FUNCTION + "import tempfile\nhvd.checkpoint(tempfile.mkdtemp())\n"
+        "hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))",
+        "a script with an elastic state keeps its own checkpoints",
+    ),
+    "Adasum": (
+        "hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Adasum)",
+        "op=Adasum needs a ring of constant size",
+    ),
+    "process sets": ("hvd.init(process_sets=[])", "edl has no setting named process_sets"),
+    "a restore into another model": (
+        (
+            "state = hvd.elastic.TorchState(model, sgd)\n"
+            "state.model = torch.nn.Linear(5, 5)\nstate.restore()"
+        ),
+        "the state.model of this worker is not like the job's",
+    ),
+}
+
+
+def test_wrong_uses_are_told_in_a_sentence() -> None:
+    imports = "import torch\nimport edl.torch as hvd"
+    setup = (
+        "hvd.init()\nmodel = torch.nn.Linear(2, 1)\n"
+        "sgd = torch.optim.SGD(model.parameters(), lr=0.1)"
+    )
+    answers = told_of(WRONG, imports, setup)
+    for name, (_, part) in WRONG.items():
+        assert_a_sentence(answers[name], part)

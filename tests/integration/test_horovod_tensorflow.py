@@ -1,0 +1,110 @@
+"""TensorFlow scripts written for Horovod Elastic, with one import changed: Keras, and a loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import ROOT, SCRIPTS, started
+from test_horovod_scripts import alone, learned
+from trial import Trial, trial
+from wrong import assert_a_sentence, told_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+START_S = 180.0  # for processes that import TensorFlow, several at a time
+EXAMPLE = ROOT / "examples" / "horovod" / "keras_elastic.py"
+
+
+def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
+    options = ["--epochs", "14", "--step-delay", "0.1"]
+    with started(tmp_path, zk_hosts, EXAMPLE, *options, np=2, max_np=3) as job:
+        job.wait_for_size(2, START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        job.scale(2)
+        now = job.wait_for_size(2)
+        victim = next(m for m in now["members"] if m["id"] != now["leader"])
+        os.kill(victim["pid"], signal.SIGKILL)
+        job.wait(lambda now: now["given_up"], "death")
+        assert job.end() == 0, job.story("it failed")  # its replacement may come too late
+        learned(job.output())
+
+
+class LoopTrial(Trial):
+    """The counting model in a loop with a ``tf.function``."""
+
+    script = SCRIPTS / "hvd_tf_counting.py"
+    samples, batch_size, epochs = 900, 6, 8  # what is left is divided by 1, 2 and 3
+
+
+def test_a_loop_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=LoopTrial) as job:
+        job.wait_for_step(3, START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        job.scale(2)
+        job.wait_for_size(2)
+        os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
+        job.wait(lambda now: now["given_up"], "death")
+        job.wait_for_size(2, START_S)
+        job.prove(workers=2)
+
+
+def test_alone() -> None:
+    alone(EXAMPLE)
+
+
+def test_the_parts_in_a_job_of_one() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "hvd_keras_parts.py"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "all is well"
+
+
+FUNCTION = """
+def train(state):
+    return 7
+"""
+WRONG = {
+    "a model that is not built": (
+        "hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))",
+        "must be built first",
+    ),
+    "a model without an optimizer": (
+        "hvd.elastic.TensorFlowKerasState(model)",
+        "needs the optimizer, or a compiled model",
+    ),
+    "no variables": ("hvd.elastic.TensorFlowState()", "name the variables"),
+    "a state of Horovod": (
+        FUNCTION + "hvd.elastic.run(train)(object())",
+        "take elastic.TensorFlowKerasState of edl, not of horovod",
+    ),
+    "wrapped twice": (
+        "hvd.DistributedOptimizer(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)))",
+        "was wrapped by hvd.DistributedOptimizer already",
+    ),
+    "accumulation": (
+        "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)",
+        "gradient_accumulation_steps",
+    ),
+}
+
+
+def test_wrong_uses_are_told_in_a_sentence() -> None:
+    imports = "import tensorflow as tf\nimport edl.tensorflow as hvd"
+    setup = (
+        "hvd.init()\nmodel = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])"
+    )
+    answers = told_of(WRONG, imports, setup)
+    for name, (_, part) in WRONG.items():
+        assert_a_sentence(answers[name], part)

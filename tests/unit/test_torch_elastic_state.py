@@ -1,0 +1,115 @@
+"""The state of a Horovod script in PyTorch: what a commit keeps, a crash gives back exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from edl.daemon.position import Position, Receive
+from edl.daemon.shard import Source
+from edl.errors import UsageError
+from edl.torch.elastic import TorchState
+
+
+def trained(steps: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        (model(torch.full((3, 4), step + 1.0)) ** 2).mean().backward()
+        optimizer.step()
+
+
+def numbers(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    found = [p.detach().reshape(-1) for p in model.parameters()]
+    for each in optimizer.state_dict()["state"].values():
+        found += [torch.as_tensor(v, dtype=torch.float32).reshape(-1) for v in each.values()]
+    return torch.cat(found).tolist()
+
+
+@pytest.fixture
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def test_a_state_comes_back_as_often_as_it_is_needed(parts: Any) -> None:
+    """Optimizers of PyTorch keep the tensors that they load, and would change the saved ones."""
+    model, optimizer = parts
+    state = TorchState(model, optimizer, epoch=0, losses=[])
+    trained(3, model, optimizer)
+    state.epoch, state.losses = 1, [0.5]
+    state.commit()  # no ring: this is a copy
+    kept = numbers(model, optimizer)
+    for _ in range(3):
+        trained(2, model, optimizer)
+        state.epoch += 1
+        state.losses.append(0.25)
+        assert numbers(model, optimizer) != kept
+        state.restore()
+        assert numbers(model, optimizer) == kept
+        assert (state.epoch, state.losses) == (1, [0.5])
+    assert state.model is model
+    assert state.optimizer is optimizer
+
+
+def test_a_fresh_optimizer_comes_back_fresh(parts: Any) -> None:
+    model, optimizer = parts
+    state = TorchState(model, optimizer)
+    before = numbers(model, optimizer)
+    trained(1, model, optimizer)
+    state.restore()
+    assert numbers(model, optimizer) == before
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_schedulers_keep_their_identity(parts: Any) -> None:
+    model, optimizer = parts
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    state = TorchState(model, optimizer, scheduler=scheduler)
+    trained(1, model, optimizer)
+    scheduler.step()
+    state.save()
+    scheduler.step()
+    assert scheduler.get_last_lr() == [0.025]
+    state.restore()
+    assert state.scheduler is scheduler
+    assert scheduler.get_last_lr() == [0.05]
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_callbacks_run_with_each_reset() -> None:
+    state = TorchState()
+    told: list[str] = []
+    state.register_reset_callbacks([lambda: told.append("a"), lambda: told.append("b")])
+    state.on_reset()
+    assert told == ["a", "b"]
+
+
+def test_a_script_that_keeps_its_place_counts_its_saves() -> None:
+    mine, theirs = Position(), Position()
+    for position in (mine, theirs):
+        position.leave_data_to_script()
+        position.adopt((0, 1))
+    theirs.saved()
+    theirs.saved()
+    mine.take_over(theirs.header(), Receive.ALL)
+    assert (mine.step, mine.has_state, mine.ended) == (2, True, False)
+    mine.saved()
+    mine.ended = True
+    theirs.take_over(mine.header(), Receive.STEP)
+    assert (theirs.step, theirs.ended) == (3, True)
+    assert mine.row() == {"epoch": 0, "wanted": 0, "ledger": 0}
+    assert mine.progress() == {}
+
+
+def test_a_script_has_one_place_in_its_data() -> None:
+    position = Position()
+    position.leave_data_to_script()
+    with pytest.raises(UsageError, match="create no edl data loader"):
+        position.attach(Source(8, 2, False, 0, 0), 0)
+    position = Position()
+    position.attach(Source(8, 2, False, 0, 0), 0)
+    with pytest.raises(UsageError, match="edl data loader and a Horovod elastic state"):
+        position.leave_data_to_script()
