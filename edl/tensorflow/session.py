@@ -18,7 +18,10 @@ from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
 from edl.tensorflow.variables import SessionAccess
 
-LEAST_THREADS = 4  # a repair reads variables while a run of the same session is under way
+# A repair reads variables while a run of the same session is under way, and a reader of tf.data
+# may wait for its next batch. With more threads than processors a step costs more: 10 % with 4 on
+# 2 (docs/benchmarks/tensorflow.md).
+LEAST_THREADS = 3
 
 
 def elastic_shard_generator(

@@ -46,32 +46,11 @@ class Wire:
         return SimpleNamespace(alone=alone, place=place, generation=7, broadcast=broadcast)
 
 
-class Replica(FrameworkReplica):
+class Bytearrays:
     """A framework whose arrays are bytearrays."""
 
-    framework = "test"
-
-    def __init__(self, wire: Wire, model: bytes, **tracked: Counter) -> None:
-        super().__init__("SGD")
-        self.model = bytearray(model)
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self.track(tracked)
-
-    @staticmethod
-    def check(objects: Mapping[str, Any]) -> None:
-        for name, thing in objects.items():
-            if not isinstance(thing, Counter):
-                raise UsageError(f"{name} cannot be tracked")
-
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model, "none": bytearray(), "tracked": self.states_of_things()}
-
-    def load(self, state: dict[str, Any], receive: Receive) -> None:
-        if len(state["model"]) != len(self.model):
-            raise ValueError("another length")
-        self.model[:] = state["model"]
-        if receive is not Receive.STEP:
-            self.load_things(state["tracked"])
 
     def refer(self, value: Any, index: int) -> tuple[bytearray, Reference] | None:
         if not isinstance(value, bytearray):
@@ -97,6 +76,34 @@ class Replica(FrameworkReplica):
             for each, piece in zip(references, pieces, strict=True)
             if keep
         }
+
+
+class Replica(FrameworkReplica):
+    """That of such a framework."""
+
+    framework = "test"
+
+    def __init__(self, wire: Wire, model: bytes, **tracked: Counter) -> None:
+        super().__init__("SGD")
+        self.model = bytearray(model)
+        self.arrays = Bytearrays(wire)
+        self.track(tracked)
+
+    @staticmethod
+    def check(objects: Mapping[str, Any]) -> None:
+        for name, thing in objects.items():
+            if not isinstance(thing, Counter):
+                raise UsageError(f"{name} cannot be tracked")
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "none": bytearray(), "tracked": self.states_of_things()}
+
+    def load(self, state: dict[str, Any], receive: Receive) -> None:
+        if len(state["model"]) != len(self.model):
+            raise ValueError("another length")
+        self.model[:] = state["model"]
+        if receive is not Receive.STEP:
+            self.load_things(state["tracked"])
 
     def copied(self, state: dict[str, Any]) -> Any:
         return {**state, "model": bytes(state["model"])}

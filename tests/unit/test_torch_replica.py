@@ -10,7 +10,7 @@ import torch
 
 from edl.daemon.position import Receive
 from edl.errors import UsageError
-from edl.torch import replica as module
+from edl.torch import transfer as module
 from edl.torch.replica import TorchReplica
 
 
