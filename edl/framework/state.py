@@ -130,15 +130,17 @@ def references(description: Any) -> list[Reference]:
     return sorted(found, key=lambda reference: reference.index)
 
 
-def pieces(all_references: Iterable[Reference]) -> Iterator[list[Reference]]:
+def pieces(
+    all_references: Iterable[Reference], large_bytes: int = LARGE_BYTES
+) -> Iterator[list[Reference]]:
     """Large arrays alone, the others of a device together; empty ones are not sent."""
     small: list[Reference] = []
     size = 0
     for reference in sorted(all_references, key=lambda r: (r.device, r.index)):
-        if reference.size >= LARGE_BYTES:
+        if reference.size >= large_bytes:
             yield [reference]
         elif reference.size > 0:
-            if small and (size >= LARGE_BYTES or small[0].device != reference.device):
+            if small and (size >= large_bytes or small[0].device != reference.device):
                 yield small
                 small, size = [], 0
             small.append(reference)

@@ -13,6 +13,10 @@ from edl.framework.state import Reference, pieces
 from edl.tensorflow.collectives import broadcast_array
 from edl.tensorflow.variables import Array
 
+# Run eagerly, broadcasts follow one another, and each takes some of Horovod's cycles (measured:
+# 0.7 s for 120 of 256 KiB, in place of 0.1 s for one of 32 MiB).
+LARGE_BYTES = 2**25
+
 
 class TensorFlowArrays:
     """See :class:`edl.framework.state.Arrays`."""
@@ -30,7 +34,7 @@ class TensorFlowArrays:
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
         received: dict[int, Array] = {}
-        for piece in pieces(sent):
+        for piece in pieces(sent, LARGE_BYTES):
             if arrays is not None:
                 parts = [bytes_of(arrays[reference.index]) for reference in piece]
                 flat = parts[0] if len(parts) == 1 else np.concatenate(parts)

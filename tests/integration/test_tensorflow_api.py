@@ -43,14 +43,6 @@ def apply():
     weights = model.trainable_variables
     opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
 """
-DAMAGED = """
-from edl.errors import DataError
-class Damaged(list):
-    def __getitem__(self, index):
-        if index == 2: raise DataError("sample 2 is damaged")
-        return float(index)
-damaged = Damaged(range(4))
-""" + LOOP.replace("edl.Dataset(data, 4)", "edl.Dataset(damaged, 1)")
 WRONG_USES = {
     "rank before init": ("edl.rank()", "call edl.init() first"),
     "optimizer before init": ("edl.Optimizer(sgd)", "call edl.init() first"),
@@ -103,10 +95,6 @@ WRONG_USES = {
     "shuffle after map": (
         "edl.init(); edl.Dataset(data).map(lambda x, y: x).shuffle(3)",
         "shuffle() would break the link",
-    ),
-    "a damaged sample": (
-        DAMAGED + "for _ in ds.epochs(1):\n for _ in ds: apply()",
-        "sample 2 is damaged",
     ),
     "errors ignored": (
         "edl.init(); edl.Dataset(data).ignore_errors()",
