@@ -13,8 +13,8 @@ from edl.framework.state import Reference, pieces
 from edl.tensorflow.collectives import broadcast_array
 from edl.tensorflow.variables import Array
 
-# Run eagerly, broadcasts follow one another, and each takes some of Horovod's cycles (measured:
-# 0.7 s for 120 of 256 KiB, in place of 0.1 s for one of 32 MiB).
+# Run eagerly, broadcasts follow one another, and each takes some of Horovod's cycles (measured: a
+# state of 32 MB took 0.28 s to reach a newcomer, and in 120 pieces of 256 KiB 0.71 s).
 LARGE_BYTES = 2**25
 
 
