@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 from jobs import EDL
-from ordeal import Ordeal, ordeal
+from ordeal import START_S, Ordeal, ordeal, training
 
 OPEN = {"EDL_CHAOS": "1"}
 
 pytestmark = pytest.mark.chaos
 
 
-def test_faults_and_what_they_caused(tmp_path: Path, zk_hosts: str) -> None:
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, epochs=4, environment=OPEN) as job:
-        before = job.wait_for_size(3)
+@pytest.mark.parametrize("model", [{}, training("fit")], ids=["pytorch", "tensorflow"])
+def test_faults_and_what_they_caused(model: dict[str, str], tmp_path: Path, zk_hosts: str) -> None:
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, epochs=4, environment=OPEN | model) as job:
+        before = job.wait_for_size(3, START_S)
         (kill,) = struck(job, "--kill", f"leader@step={before['step'] + 5}")
         assert kill["leader"]
         assert kill["step"] >= before["step"] + 5
