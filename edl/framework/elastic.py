@@ -34,7 +34,7 @@ from edl.daemon.position import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.framework.forks import free_all_forks
-from edl.framework.process import current_worker
+from edl.framework.process import current_worker, let_state_follow
 from edl.framework.refusal import is_refusal
 from edl.ring.ring import Ring
 
@@ -268,6 +268,7 @@ def _enlist(state: State, state_name: str) -> Worker:
             "this job has ended with the first function that elastic.run wrapped; do all of the "
             "training in one"
         )
+    let_state_follow(state_name)
     worker.leave_data_to_script(state, state.on_reset)
     free_all_forks()  # the script's own data loader may make some
     return worker

@@ -30,6 +30,7 @@ _hidden: EdlError | None = None
 
 _replica: FrameworkReplica | None = None
 _tracked_early: dict[str, Any] = {}
+_elastic_state: str | None = None  # the class of the state that follows the job in its place
 
 
 def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> None:
@@ -143,14 +144,34 @@ def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> N
     """Let objects follow the job; ``check`` raises UsageError for those that cannot.
 
     Raises:
-        UsageError: also when another object has the name.
+        UsageError: also when another object has the name, or an elastic state follows the job.
     """
     current_worker()
     check(objects)
+    _refuse_beside_state(objects)
     if _replica is not None:
         _replica.track(objects)
     else:
         add_tracked(_tracked_early, objects)
+
+
+def let_state_follow(state_name: str) -> None:
+    """An elastic state follows the job, and all that does is in it.
+
+    Raises:
+        UsageError: something was given to ``edl.track``.
+    """
+    global _elastic_state
+    _elastic_state = state_name
+    _refuse_beside_state(_tracked_early)
+
+
+def _refuse_beside_state(objects: dict[str, Any]) -> None:
+    for name in objects if _elastic_state is not None else ():
+        raise UsageError(
+            f"edl.track({name}=...) does nothing beside an elastic state; give it to the state: "
+            f"elastic.{_elastic_state}(..., {name}=...)"
+        )
 
 
 def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:

@@ -155,6 +155,18 @@ WRONG = {
         "hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))",
         "a script with an elastic state keeps its own checkpoints",
     ),
+    "edl.track before": (
+        FUNCTION + "hvd.track(model=model)\n"
+        "hvd.elastic.run(train)(hvd.elastic.TorchState(optimizer=sgd))",
+        "give it to the state: elastic.TorchState(..., model=...)",
+    ),
+    "edl.track inside": (
+        (
+            "def train(state):\n    hvd.track(model=model)\n"
+            "hvd.elastic.run(train)(hvd.elastic.TorchState(optimizer=sgd))"
+        ),
+        "edl.track(model=...) does nothing beside an elastic state",
+    ),
     "Adasum": (
         "hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Adasum)",
         "op=Adasum needs a ring of constant size",
