@@ -35,12 +35,13 @@ from edl.core.agency import (
     record_loss,
 )
 from edl.core.agency import exit_status as status_of
-from edl.core.facts import Event, Host, Job, JobState, Snapshot
+from edl.core.facts import Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
 from edl.errors import CoordinationError, JobFailed, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
 from edl.launch.output import Output
+from edl.launch.record import conclude, worker_failed
 from edl.launch.story import tell
 from edl.launch.workers import Workers
 
@@ -324,30 +325,12 @@ class Agent:
             reason += " without calling edl.init()"
         if process.last_line:
             reason += f"; its last line: {process.last_line}"
-        details = {
-            "worker": process.worker,
-            "host": self._host.name,
-            "slot": process.slot,
-            "exit_code": process.exit_code,
-        }
-        self._event("worker_failed", reason, snapshot, details)
+        worker_failed(self._store, process, self._host.name, reason, snapshot)
         self._told.add(process.launch)
 
     def _conclude(self, outcome: Outcome, snapshot: Snapshot) -> None:
-        before = snapshot.job.state
-        job = self._store.set_job_state(
-            outcome.state, outcome.reason, outcome.exit_code, only_from=(before,)
-        )
-        if (job.state, job.reason) == (outcome.state, outcome.reason):
-            self._event(f"job_{outcome.state}", outcome.reason, snapshot, {})
+        conclude(self._store, outcome, snapshot)
         self._changed.set()
-
-    def _event(
-        self, kind: str, reason: str, snapshot: Snapshot, details: Mapping[str, object]
-    ) -> None:
-        generation = snapshot.generation.number if snapshot.generation else 0
-        step = int(snapshot.status.get("step", 0))
-        self._store.add_event(Event(time.time(), kind, generation, step, reason, dict(details)))
 
     # --- signals
 

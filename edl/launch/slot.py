@@ -24,11 +24,12 @@ from types import FrameType
 
 from edl.coordination.store import JobStore
 from edl.core.agency import Ending, Outcome, Process, Start, how, observe
-from edl.core.facts import Event, JobState, Snapshot
+from edl.core.facts import JobState, Snapshot
 from edl.core.slot import REMOVAL_S, Own, assigned, decide, released, removal_pending, ring_lost
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
 from edl.launch.driver import Driver
+from edl.launch.record import conclude, worker_failed
 
 logger = logging.getLogger(__name__)
 
@@ -284,30 +285,12 @@ class Keeper:
             return
         assert process.exit_code is not None
         reason = f"{process.name} on {self._host} {how(process.exit_code)}"
-        details = {
-            "worker": process.worker,
-            "host": self._host,
-            "slot": self._slot,
-            "exit_code": process.exit_code,
-        }
-        self._event("worker_failed", reason, snapshot, details)
+        worker_failed(self._store, process, self._host, reason, snapshot)
         self._reported.add(process.launch)
 
     def _conclude(self, outcome: Outcome, snapshot: Snapshot) -> None:
-        before = snapshot.job.state
-        job = self._store.set_job_state(
-            outcome.state, outcome.reason, outcome.exit_code, only_from=(before,)
-        )
-        if (job.state, job.reason) == (outcome.state, outcome.reason):
-            self._event(f"job_{outcome.state}", outcome.reason, snapshot, {})
+        conclude(self._store, outcome, snapshot)
         self._changed.set()
-
-    def _event(
-        self, kind: str, reason: str, snapshot: Snapshot, details: Mapping[str, object]
-    ) -> None:
-        generation = snapshot.generation.number if snapshot.generation else 0
-        step = int(snapshot.status.get("step", 0))
-        self._store.add_event(Event(time.time(), kind, generation, step, reason, dict(details)))
 
     def _say_end(self, snapshot: Snapshot) -> None:
         job = snapshot.job

@@ -1,0 +1,39 @@
+"""What a launcher writes down: the end of the job, and the deaths of workers that it has seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from edl.coordination.store import JobStore
+from edl.core.agency import Outcome, Process
+from edl.core.facts import Event, Snapshot
+
+
+def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:
+    """End the job as ``outcome`` says, unless its state is no longer that of ``snapshot``."""
+    before = snapshot.job.state
+    job = store.set_job_state(outcome.state, outcome.reason, outcome.exit_code, only_from=(before,))
+    if (job.state, job.reason) == (outcome.state, outcome.reason):
+        _add(store, f"job_{outcome.state}", outcome.reason, snapshot, {})
+
+
+def worker_failed(
+    store: JobStore, process: Process, host: str, reason: str, snapshot: Snapshot
+) -> None:
+    """Log that a worker's process on ``host`` has ended with an error."""
+    details = {
+        "worker": process.worker,
+        "host": host,
+        "slot": process.slot,
+        "exit_code": process.exit_code,
+    }
+    _add(store, "worker_failed", reason, snapshot, details)
+
+
+def _add(
+    store: JobStore, kind: str, reason: str, snapshot: Snapshot, details: Mapping[str, object]
+) -> None:
+    generation = snapshot.generation.number if snapshot.generation else 0
+    step = int(snapshot.status.get("step", 0))
+    store.add_event(Event(time.time(), kind, generation, step, reason, dict(details)))
