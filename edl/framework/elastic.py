@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ class Plain:
     value: Any
 
 
-class State:
+class State(ABC):
     """Named attributes that follow the job. Each framework says how they are copied and sent.
 
     What is not an attribute given to the constructor stays each worker's own.
@@ -114,6 +115,7 @@ class State:
 
     def reset(self) -> None:
         """For classes derived from this one: a new ring stands."""
+        return
 
     # --- called by the wrapper and by edl.daemon.switching ---
 
@@ -138,7 +140,6 @@ class State:
 
     def renew(self) -> None:
         """The ring is new: begin from here, and go back to here."""
-        self._divide()
         self.save()
 
     def trains(self, worker: Worker | None) -> None:
@@ -171,24 +172,21 @@ class State:
 
     # --- what a framework knows ---
 
+    @abstractmethod
     def _values(self) -> dict[str, Any]:
         """The attributes as they are, each as what is copied and sent of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _put(self, values: dict[str, Any]) -> None:
         """The inverse; ``values`` stay as they are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
         """A copy that later updates do not reach. It may use the memory of the one before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
         """The ``values`` of the rank ``root``, on those that ``keep`` them."""
-        raise NotImplementedError
-
-    def _divide(self) -> None:
-        """Share out the rest of the epoch among the workers of the new ring."""
 
 
 def run(

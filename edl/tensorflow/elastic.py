@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,9 @@ class _VariablesState(State):
 
     _access: Access
 
+    @abstractmethod
     def _variables(self) -> dict[str, list[Any]]:
         """The groups by name."""
-        raise NotImplementedError
 
     def _values(self) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -78,10 +78,12 @@ class TorchState(State):
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
-    def _divide(self) -> None:
+    def renew(self) -> None:
+        """Share out the rest of the epoch among the workers of the new ring, first."""
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):
                 thing.reset()
+        super().renew()
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,8 @@ ERROR = replace(LIVES, exit_code=3, exited=99.0)
 OWN = Own(1, LIVES, 0.0)
 
 
-def with_job(**changes: object) -> Snapshot:
-    return replace(NOW, job=replace(JOB, **changes))  # type: ignore[arg-type]
+def with_job(**changes: Any) -> Snapshot:
+    return replace(NOW, job=replace(JOB, **changes))
 
 
 def test_the_first_start_is_at_once() -> None:
