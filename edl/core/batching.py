@@ -12,6 +12,9 @@ factors are 1 and no multiplication happens: such a step is plain Horovod's, bit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import Enum
+
 from edl.errors import DataError
 
 
@@ -29,3 +32,22 @@ def average_correction(batch_size: int, size: int, total: int) -> float:
     if total <= 0:
         raise DataError(f"a step of {size} workers has {total} samples")
     return batch_size * size / total
+
+
+class Reduction(Enum):
+    """How the mean of a step comes about. The same on every worker, from the same records."""
+
+    NONE = "no worker has samples: there is no update"
+    LOCAL = "there is one worker: its gradient is the mean"
+    PLAIN = "all have n_i = b: Horovod's average is the mean"
+    WEIGHTED = "what is sent and what comes back must be weighted"
+
+
+def reduction(samples: Sequence[int], batch_size: int) -> Reduction:
+    """What the step needs whose workers have ``samples``, in rank order."""
+    if sum(samples) == 0:
+        return Reduction.NONE
+    if len(samples) == 1:
+        return Reduction.LOCAL
+    full = all(each == batch_size for each in samples)
+    return Reduction.PLAIN if full else Reduction.WEIGHTED

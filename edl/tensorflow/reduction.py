@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from edl.core.batching import average_correction, send_weight
-from edl.core.steprecord import global_samples
+from edl.core.batching import Reduction, average_correction, reduction, send_weight
+from edl.core.steprecord import StepRecord, global_samples
 from edl.daemon import activity, points
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
@@ -42,6 +42,19 @@ class Verdict(IntEnum):
     SKIP = 0  # nothing is applied
     APPLY = 1  # the means that the graph's operations have made
     AGAIN = 2  # first reduce the local gradients once more, from Python
+
+
+# If nothing breaks, what becomes of a step, and whether the graph sends its gradients.
+PROSPECTS = {
+    Reduction.NONE: (Verdict.SKIP, False),
+    Reduction.LOCAL: (Verdict.APPLY, False),
+    Reduction.PLAIN: (Verdict.APPLY, True),
+    Reduction.WEIGHTED: (Verdict.AGAIN, False),
+}
+
+
+def _needed(worker: Worker, records: Sequence[StepRecord]) -> Reduction:
+    return reduction([record.samples for record in records], worker.batch_size)
 
 
 class GradientReduction:
@@ -144,12 +157,7 @@ class GradientReduction:
         except RingBroken as error:
             self._broken = error
             return Verdict.AGAIN, False
-        total = global_samples(records)
-        if worker.ring.alone or total == 0:
-            return Verdict.APPLY if total else Verdict.SKIP, False
-        if any(record.samples != worker.batch_size for record in records):
-            return Verdict.AGAIN, False  # to be weighted
-        return Verdict.APPLY, True
+        return PROSPECTS[_needed(worker, records)]
 
     def _end(self) -> Any:
         """All gradients of the graph are reduced, handed on, or have failed."""
@@ -265,16 +273,16 @@ class GradientReduction:
     def _reduce(self, gradients: list[Any]) -> tuple[list[Any], bool]:
         worker = self._worker
         records = worker.records()
-        total = global_samples(records)
-        if worker.ring.alone or total == 0:
-            return gradients, total > 0
+        needed = _needed(worker, records)
+        if needed in (Reduction.NONE, Reduction.LOCAL):
+            return gradients, needed is Reduction.LOCAL
         sent = [self._weighted(gradient) for gradient in gradients]
         points.reached("gradient")
         try:
             averages = average(sent)
         except CollectiveFailed as error:
             raise RingBroken(worker.generation, str(error)) from error
-        correction = average_correction(worker.batch_size, len(records), total)
+        correction = average_correction(worker.batch_size, len(records), global_samples(records))
         if correction != 1.0:
             averages = [mean * tf.cast(correction, mean.dtype) for mean in averages]
         return [

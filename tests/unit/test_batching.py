@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.batching import average_correction, send_weight
+from edl.core.batching import Reduction, average_correction, reduction, send_weight
 from edl.errors import DataError
 
 
@@ -38,3 +38,20 @@ def test_one_small_batch_alone_keeps_its_own_mean() -> None:
 def test_a_step_without_samples_has_no_mean() -> None:
     with pytest.raises(DataError, match="a step of 3 workers has 0 samples"):
         average_correction(32, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "needed"),
+    [
+        ([4, 4, 4], Reduction.PLAIN),
+        ([4, 3, 4], Reduction.WEIGHTED),
+        ([3, 3, 3], Reduction.WEIGHTED),
+        ([4, 0, 4], Reduction.WEIGHTED),
+        ([4], Reduction.LOCAL),
+        ([1], Reduction.LOCAL),
+        ([0], Reduction.NONE),
+        ([0, 0, 0], Reduction.NONE),
+    ],
+)
+def test_what_a_step_needs(samples: list[int], needed: Reduction) -> None:
+    assert reduction(samples, batch_size=4) is needed
