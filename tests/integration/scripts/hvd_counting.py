@@ -1,52 +1,22 @@
 """The counting model (see tally.py) in a script as it is written for Horovod Elastic.
 
 Every batch is committed, and every worker has equal batches, so a step is a mean over its samples.
-Its import may be Horovod's own: `--horovod`. Moments for a test: see `trap`.
+Moments for a test: see `trap`.
 """
 
 import os
 import signal
 
 import torch
-from tally import Diary, counted, parser
+from tally import Diary, parser
+from torch_model import CountingModel, Indices
+
+import edl.torch as hvd
 
 options = parser()
 options.add_argument("--check-only", action="store_true", help="commit at the ends of epochs only")
 options.add_argument("--die", default="", help="slot:place - that worker kills itself there, once")
 args = options.parse_args()
-
-import edl.torch as hvd  # noqa: E402
-
-
-class Indices(torch.utils.data.Dataset):
-    """Sample i is the number i."""
-
-    def __len__(self):
-        return args.samples
-
-    def __getitem__(self, index):
-        return index
-
-
-class CountingModel(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(args.samples, dtype=torch.float64))
-        self.register_buffer("before", torch.zeros(args.samples, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros(args.samples, dtype=torch.int64))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, indices):
-        return self.w[indices].mean()
-
-    @torch.no_grad()
-    def tally(self):
-        """Count what the last step did. Tells what was wrong with it, or None."""
-        times, problem = counted(self.before.numpy(), self.w.numpy())
-        self.before.copy_(self.w)
-        self.steps += 1
-        self.count += torch.from_numpy(times)
-        return problem
 
 
 def trap(place):
@@ -60,8 +30,8 @@ def trap(place):
 
 torch.set_num_threads(1)
 hvd.init()
-model = CountingModel()
-dataset = Indices()
+model = CountingModel(args.samples)
+dataset = Indices(args.samples)
 sampler = hvd.elastic.ElasticSampler(dataset, shuffle=True, seed=7)
 loader = torch.utils.data.DataLoader(
     dataset, batch_size=args.batch_size, sampler=sampler, num_workers=args.num_workers
