@@ -19,11 +19,12 @@ setup(
         "numpy>=1.26,<3",
         "httptools>=0.6,<1",
         "packaging>=23",
+        "cloudpickle>=2",  # elastic states of scripts written for Horovod, which needs it, too
         "google-crc32c>=1.5,<2",  # the checksums of TFRecord files and of edl's own indexes
     ],
     extras_require={
         "torch": ["torch>=2.1"],
-        "tensorflow": ["tensorflow>=2.15"],
+        "tensorflow": ["tensorflow>=2.16"],
         "parquet": ["pyarrow>=15"],
         "dev": [
             "hypothesis>=6.100,<7",
