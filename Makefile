@@ -17,7 +17,7 @@ demo: setup ## a job on real data that grows and shrinks while it trains
 	@$(PYTHON_BIN) examples/demo.py
 
 test: setup lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
-	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/property tests/integration -m "not chaos"
+	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/property tests/integration -m "not chaos and not long"
 	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos -m chaos_short
 
 lint: setup ## ruff: rules and formatting
@@ -37,8 +37,8 @@ unit: setup ## exact decisions; no processes, no sleeping
 property: setup ## hypothesis over ledger, membership and step records; other examples each time
 	$(PYTEST) tests/property
 
-integration: setup ## real ZooKeeper, real Horovod, real processes
-	$(PYTEST) tests/integration
+integration: setup ## real ZooKeeper, real Horovod, real processes; also what takes minutes
+	$(PYTEST) $(SIDE_BY_SIDE) tests/integration
 
 chaos: setup ## kills, stops and cuts at chosen and at seeded random moments
 	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos tests/integration -m chaos
