@@ -7,7 +7,7 @@ that. A newcomer that prepares is alone in a ring of one, whatever its ``rank()`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as _horovod
@@ -17,7 +17,6 @@ from horovod.tensorflow import (
     Adasum,
     Average,
     Compression,
-    DistributedGradientTape,
     Max,
     Min,
     Product,
@@ -31,7 +30,6 @@ from horovod.tensorflow import (
     broadcast_,
     broadcast_object,
     broadcast_object_fn,
-    broadcast_variables,
     ccl_built,
     cuda_built,
     ddl_built,
@@ -75,6 +73,23 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return _keras_optimizer(optimizer, *arguments, **named)
     return _horovod.DistributedOptimizer(optimizer, *arguments, **named)
+
+
+def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
+    """Horovod's, whose ``gradient`` takes the variables of Keras 3, too; arguments as there."""
+    tape = _horovod.DistributedGradientTape(gradtape, *arguments, **named)
+    reduced = tape.gradient
+
+    def gradient(target: Any, sources: Sequence[Any], *more: Any, **others: Any) -> Any:
+        return reduced(target, [plain(each) for each in sources], *more, **others)
+
+    tape.gradient = gradient
+    return tape
+
+
+def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any) -> Any:
+    """Horovod's, for variables of Keras 3, too; arguments as there."""
+    return _horovod.broadcast_variables([plain(each) for each in variables], *arguments, **named)
 
 
 def _keras_optimizer(

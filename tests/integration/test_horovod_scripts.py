@@ -7,12 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import ROOT, SCRIPTS, Status, started
+from jobs import ROOT, SCRIPTS, Job, Status, started
 from trial import Trial, trial
 from wrong import assert_a_sentence, told_of
 
@@ -113,16 +114,54 @@ def test_the_torch_example_alone() -> None:
 
 
 def alone(script: Path) -> None:
+    learned(run_alone(script).stdout, workers=1)
+
+
+def run_alone(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run an example without a launcher."""
     done = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, script, *options],
         capture_output=True,
         text=True,
         timeout=110,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 0, done.stderr
-    learned(done.stdout, workers=1)
+    return done
+
+
+SYNTHETIC = [
+    ROOT / "examples" / "horovod" / f"{framework}_synthetic_elastic.py"
+    for framework in ("torch", "tensorflow")
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", SYNTHETIC, ids=lambda script: script.stem)
+def test_the_synthetic_examples(script: Path, tmp_path: Path, zk_hosts: str) -> None:
+    """Their rounds go on in each ring; such a benchmark knows no end that could be waited for."""
+    with started(tmp_path, zk_hosts, script, "--rounds", "1000000", np=2, max_np=3) as job:
+        for size in (2, 3, 2):
+            job.wait_for_size(size, 180.0)
+            told = len(job.output())
+            trained = partial(round_in, job, told, size)
+            job.wait(trained, f"round of {size} workers")
+            job.scale(5 - size)
+        job.edl("stop")
+        assert job.end() == 0, job.story("it was not stopped")
+        rounds = [int(n) for n in re.findall(r"round (\d+): ", job.output())]
+    assert rounds == list(range(len(rounds)))
+
+
+def round_in(job: Job, told: int, size: int, now: Status) -> bool:
+    """Whether the output since ``told`` has a whole round of so many workers."""
+    return f"with {size} workers" in job.output()[told:]
+
+
+@pytest.mark.parametrize("script", SYNTHETIC, ids=lambda script: script.stem)
+def test_the_synthetic_examples_alone(script: Path) -> None:
+    done = run_alone(script, "--fp16-allreduce")
+    assert "10 rounds: " in done.stdout
 
 
 FUNCTION = """

@@ -26,6 +26,7 @@ PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 FIGURES = sorted((ROOT / "docs").rglob("*.svg"))
 ALL = "\n".join(TEXTS.values())
+HOROVOD_EXAMPLES = sorted((ROOT / "examples" / "horovod").glob("*.py"))
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 # Where the docs may send a reader: public places only.
@@ -193,3 +194,12 @@ def test_the_figures_are_well_formed() -> None:
         root = ElementTree.fromstring(figure.read_text(encoding="utf-8"))
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.find("{http://www.w3.org/2000/svg}title") is not None
+
+
+@pytest.mark.parametrize("script", HOROVOD_EXAMPLES, ids=lambda script: script.stem)
+def test_a_horovod_script_differs_in_one_line(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    code = text.replace(ast.get_docstring(ast.parse(text), clean=False) or "", "")
+    (changed,) = (line for line in code.splitlines() if re.search(r"\bedl\b", line))
+    assert re.match(r"import edl\.\S+ as hvd  # \(edl\) was: import horovod\.", changed)
+    assert f"| `{script.name}` |" in TEXTS[ROOT / "docs" / "horovod-scripts.md"]

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from edl.framework import elastic, process
 from edl.tensorflow.horovod_names import allreduce, broadcast_variables
-from edl.tensorflow.variables import plain
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -37,7 +36,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             return
         variables = [*self.model.weights, *self.model.optimizer.variables]
         with tf.device(self._device):
-            broadcast_variables([plain(each) for each in variables], self._root_rank)
+            broadcast_variables(variables, self._root_rank)
         self._done = True
 
 
