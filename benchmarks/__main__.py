@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,9 @@ from benchmarks import crash, report, resize, step_time
 from benchmarks.jobs import (
     ROOT,
     BenchmarkError,
+    ChangedImportJob,
     EdlJob,
+    HorovodrunJob,
     Job,
     PlainJob,
     StockJob,
@@ -27,9 +29,16 @@ from benchmarks.tensorflow import MODES
 from edl.coordination.local_server import start_local, stop_local
 
 AnyJob = TypeVar("AnyJob", bound=Job)
+System = tuple[str, type[Job], str]  # its name, its launcher, its script
+
+STOCK_SYSTEM: System = (report.STOCK, StockJob, "stock")
+HOROVODRUN_SYSTEM: System = (report.HOROVODRUN, HorovodrunJob, "edl")
+CHANGED_SYSTEM: System = (report.CHANGED, ChangedImportJob, "stock")
+BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-parser.add_argument("--only", choices=["resize", "crash", "step-time"], help="a part of it")
+PARTS = ["resize", "crash", "step-time", "horovod"]
+parser.add_argument("--only", choices=PARTS, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
 parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks of the step time")
@@ -73,12 +82,14 @@ class Bench:
             results["torch"] = self.torch(args)
         if args.framework != "torch":
             results["tensorflow"] = self.tensorflow(args)
-        return results
+        if args.only in (None, "horovod"):
+            results["horovod"] = self.horovod(args)
+        return {name: found for name, found in results.items() if found}
 
     def torch(self, args: argparse.Namespace) -> dict[str, Any]:
         results: dict[str, Any] = {}
         if args.only in (None, "resize"):
-            results["resize"] = self.resizes("torch", args.repetitions)
+            results["resize"] = self.resizes("torch", args.repetitions, BOTH)
         if args.only in (None, "crash"):
             results["crash"] = self.crashes(args.repetitions, not args.no_stock_crash)
         if args.only in (None, "step-time"):
@@ -91,7 +102,7 @@ class Bench:
     def tensorflow(self, args: argparse.Namespace) -> dict[str, Any]:
         results: dict[str, Any] = {}
         if args.only in (None, "resize"):
-            results["resize"] = self.resizes("tensorflow", args.repetitions)
+            results["resize"] = self.resizes("tensorflow", args.repetitions, BOTH)
         if args.only in (None, "step-time"):
             shape = (args.rounds, args.block // 2)  # its steps are twice as long
             results["step_time"] = {
@@ -99,14 +110,24 @@ class Bench:
             }
         return results
 
-    def resizes(self, framework: str, repetitions: int) -> dict[str, list[dict[str, resize.Stall]]]:
-        """Stock and edl by turns, so that both meet the same machine."""
-        found: dict[str, list[dict[str, resize.Stall]]] = {report.STOCK: [], report.EDL: []}
+    def horovod(self, args: argparse.Namespace) -> dict[str, Any]:
+        """edl with Horovod's launcher, and with scripts that were written for Horovod."""
+        results = {}
+        if args.framework != "tensorflow":
+            systems = (STOCK_SYSTEM, HOROVODRUN_SYSTEM, CHANGED_SYSTEM)
+            results["torch"] = self.resizes("torch", args.repetitions, systems)
+        if args.framework != "torch":
+            systems = (STOCK_SYSTEM, HOROVODRUN_SYSTEM)
+            results["tensorflow"] = self.resizes("tensorflow", args.repetitions, systems)
+        return results
+
+    def resizes(
+        self, framework: str, repetitions: int, systems: Sequence[System]
+    ) -> dict[str, list[dict[str, resize.Stall]]]:
+        """All systems by turns, so that they meet the same machine."""
+        found: dict[str, list[dict[str, resize.Stall]]] = {system: [] for system, _, _ in systems}
         for repetition in range(repetitions):
-            for system, kind, script in (
-                (report.STOCK, StockJob, "stock"),
-                (report.EDL, EdlJob, "edl"),
-            ):
+            for system, kind, script in systems:
                 stalls = resize.measure(self._job(kind), f"benchmarks.{framework}.{script}")
                 found[system].append(stalls)
                 told = ", ".join(
@@ -165,25 +186,29 @@ class Bench:
         self._jobs += 1
         directory = self._scratch / f"job-{self._jobs}"
         directory.mkdir()
-        own = {"EDL_ZOOKEEPER": self._zookeeper} if kind is EdlJob else {}
+        own = {"EDL_ZOOKEEPER": self._zookeeper} if issubclass(kind, EdlJob) else {}
         return kind(directory, {**own, **(settings or {})})
 
 
 def write(out: Path, results: dict[str, Any]) -> None:
-    """A table and a picture for each framework, and the raw figures."""
+    """A table, a picture and the raw figures for each page."""
     out.mkdir(parents=True, exist_ok=True)
-    for framework in ("torch", "tensorflow"):
-        if framework not in results:
+    for page in ("torch", "tensorflow", "horovod"):
+        if page not in results:
             continue
-        mine = results[framework]
-        rows, notes = report.rows_and_notes(framework, mine)
-        text = report.markdown(framework, rows, notes)
-        (out / f"{framework}.md").write_text(text)
-        report.picture(out / f"{framework}.png", mine)
+        mine = results[page]
+        if page == "horovod":
+            rows, notes = report.horovod_rows_and_notes(mine)
+            report.horovod_picture(out / f"{page}.png", mine)
+        else:
+            rows, notes = report.rows_and_notes(page, mine)
+            report.picture(out / f"{page}.png", mine)
+        text = report.markdown(page, rows, notes)
+        (out / f"{page}.md").write_text(text)
         raw = json.dumps(
             {"machine": results["machine"], **mine}, default=dataclasses.asdict, indent=1
         )
-        (out / f"{framework}.json").write_text(raw + "\n")
+        (out / f"{page}.json").write_text(raw + "\n")
         print(text)
     print(f"written to {out}")
 

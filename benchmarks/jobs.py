@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -200,3 +201,31 @@ class EdlJob(Job):
             stderr=subprocess.DEVNULL,
             env=self.environment(),
         ).wait(60)
+
+
+class HorovodrunJob(EdlJob):
+    """edl under an unmodified elastic `horovodrun`, as docs/horovod.md says."""
+
+    kind = "edl under horovodrun"
+
+    def command(self, script: list[str], size: int) -> list[str]:
+        limits = ["-np", str(size), "--min-np", "1", "--max-np", "16"]
+        discover = ["--host-discovery-script", str(BIN / "edl-discover")]
+        return [str(BIN / "horovodrun"), *limits, *discover, str(BIN / "edl-worker"), *script]
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"EDL_JOB": self.name}
+
+
+class ChangedImportJob(EdlJob):
+    """Stock's script with one changed import, as docs/horovod-scripts.md says, under `edl run`."""
+
+    kind = "one changed import"
+
+    def command(self, script: list[str], size: int) -> list[str]:
+        python, _, module, *arguments = script
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        text = re.sub(r"^import horovod\.", "import edl.", path.read_text(), flags=re.MULTILINE)
+        changed = self.directory / "changed_import.py"
+        changed.write_text(text)
+        return super().command([python, str(changed), *arguments], size)

@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib as mpl
 import psutil
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks import crash
 from benchmarks.crash import Crash
@@ -23,7 +24,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 STOCK, EDL = "stock Horovod Elastic", "edl"
-COLOURS = {STOCK: "#b4552d", EDL: "#1f6f8b"}
+HOROVODRUN, CHANGED = "edl under horovodrun", "edl, one changed import"
+COLOURS = {STOCK: "#b4552d", EDL: "#1f6f8b", HOROVODRUN: "#2b8a57", CHANGED: "#7a5ba6"}
 
 Crashes = Mapping[str, Sequence[Crash]]  # by scenario
 Repetitions = Mapping[str, Sequence[Mapping[str, Stall]]]  # system -> one entry a repetition
@@ -41,25 +43,25 @@ class Row:
     reached: bool | None = None
 
 
-def resize_rows(repetitions: Repetitions, limit_s: float | None) -> list[Row]:
-    """Two rows a change: the longest gap, and the median step beside it.
+def resize_rows(
+    repetitions: Repetitions, limit_s: float | None = None, system: str = EDL, about: str = ""
+) -> list[Row]:
+    """Three rows a change: the longest gap, the median step beside it, the parts.
 
-    ``limit_s``: what was asked of a scale-out besides a tenth of stock's.
+    Args:
+        limit_s: what was asked of a scale-out besides a tenth of stock's.
+        system: what stands beside stock.
+        about: words before the change.
     """
     rows = []
     for change in repetitions[STOCK][0]:
         stock = [each[change] for each in repetitions[STOCK]]
-        ours = [each[change] for each in repetitions[EDL]]
+        ours = [each[change] for each in repetitions[system]]
         a, b = median(s.gap_s for s in stock), median(s.gap_s for s in ours)
-        if "out" in change:
-            asked, reached = "≤ 0.10 of stock", b <= 0.1 * a
-            if limit_s is not None:
-                asked, reached = f"{asked} and ≤ {limit_s:g} s", reached and b <= limit_s
-        else:
-            asked, reached = "≤ stock", b <= a
+        asked, reached = _asked_of_resize(change, system, a, b, limit_s)
         rows.append(
             Row(
-                f"**{change}**: longest gap between two steps of an old worker",
+                f"**{about}{change}**: longest gap between two steps of an old worker",
                 _spread([s.gap_s for s in stock]),
                 _spread([s.gap_s for s in ours]),
                 f"{b / a:.2f}",
@@ -76,6 +78,20 @@ def resize_rows(repetitions: Repetitions, limit_s: float | None) -> list[Row]:
         )
         rows.append(Row("its parts, in edl's event log", "", _parts([s.parts_s for s in ours])))
     return rows
+
+
+def _asked_of_resize(
+    change: str, system: str, stock_s: float, ours_s: float, limit_s: float | None
+) -> tuple[str, bool | None]:
+    """What was asked of a gap, and whether it was reached; None: nothing was asked."""
+    if change.startswith("scale-out") and system in (EDL, HOROVODRUN):
+        reached = ours_s <= 0.1 * stock_s
+        if limit_s is None:
+            return "≤ 0.10 of stock", reached
+        return f"≤ 0.10 of stock and ≤ {limit_s:g} s", reached and ours_s <= limit_s
+    if change.startswith("scale-in") and system == EDL:
+        return "≤ stock", ours_s <= stock_s
+    return "", None
 
 
 # Scenario -> what was asked of the gap, and how much of it is the session time-out.
@@ -210,6 +226,23 @@ def rows_and_notes(framework: str, results: Mapping[str, Any]) -> tuple[list[Row
     return rows, notes
 
 
+def horovod_rows_and_notes(results: Mapping[str, Repetitions]) -> tuple[list[Row], list[str]]:
+    """What stays of edl in Horovod's own world: its launcher, its scripts."""
+    rows, counts = [], []
+    for framework, repetitions in results.items():
+        counts.append(f"{len(repetitions[STOCK])} of {WORKLOADS[framework][0]}")
+        for system in (HOROVODRUN, CHANGED):
+            if system in repetitions:
+                about = f"{WORKLOADS[framework][0]}, {system.removeprefix('edl').strip(' ,')}: "
+                rows += resize_rows(repetitions, system=system, about=about)
+    return rows, [
+        f"Repetitions: {', '.join(counts)}; all systems by turns: median (least to greatest).",
+        "Stock is Horovod's own elastic mode on the same Horovod build as edl.",
+        "Under horovodrun: edl's script, with `edl-worker` and `edl-discover`.",
+        "One changed import: stock's script, after it, under `edl run`.",
+    ]
+
+
 WORKLOADS = {
     "torch": (
         "PyTorch",
@@ -226,6 +259,10 @@ WORKLOADS = {
             "one thread within and two between operations, Horovod's default cycle time. The wide "
             "model is PyTorch's MLP."
         ),
+    ),
+    "horovod": (
+        "in Horovod's own world",
+        "The models are those of [PyTorch](torch.md) and [TensorFlow](tensorflow.md) (`fit`).",
     ),
 }
 
@@ -267,30 +304,11 @@ def picture(path: Path, results: Mapping[str, Any]) -> None:
     crashes: Crashes | None = results.get("crash")
     comparisons: Mapping[str, Comparison] = results.get("step_time", {})
     changes = list(repetitions[STOCK][0]) if repetitions else []
-    count = len(changes) + (crashes is not None) + bool(comparisons)
-    figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 3.8), squeeze=False)
-    panels = iter(axes[0])
+    figure, axes = _panels(len(changes) + (crashes is not None) + bool(comparisons))
+    panels = iter(axes)
     for change in changes:
         assert repetitions is not None
-        panel = next(panels)
-        for system in (STOCK, EDL):
-            runs = sorted((each[change] for each in repetitions[system]), key=lambda s: s.gap_s)
-            typical = runs[len(runs) // 2]
-            time_s, gap_s = zip(*typical.timeline, strict=True)
-            panel.plot(time_s, gap_s, ".-", ms=4, lw=1, color=COLOURS[system], label=system)
-            panel.annotate(
-                f"{typical.gap_s:.2f} s",
-                max(typical.timeline, key=lambda point: point[1]),
-                textcoords="offset points",
-                xytext=(5, 3),
-                color=COLOURS[system],
-            )
-        panel.set(yscale="log", title=change, xlabel="seconds since the request")
-        panel.set_ylabel("an old worker's time between steps, s")
-        panel.set_ylim(top=2 * panel.get_ylim()[1])  # room for the labels
-        panel.yaxis.set_major_formatter("{x:g}")
-        panel.yaxis.set_minor_formatter("")
-        panel.legend(loc="upper right", fontsize=8)
+        _draw_resize(next(panels), change, repetitions)
     if crashes is not None:
         _draw_crashes(next(panels), crashes)
     if comparisons:
@@ -308,12 +326,52 @@ def picture(path: Path, results: Mapping[str, Any]) -> None:
             xlabel="pair of blocks",
             ylabel="ratio of the medians",
         )
-    for panel in axes[0]:
+    _save(figure, path)
+
+
+def horovod_picture(path: Path, results: Mapping[str, Repetitions]) -> None:
+    """One panel a framework and change."""
+    wanted = [(f, change) for f, found in results.items() for change in found[STOCK][0]]
+    figure, axes = _panels(len(wanted))
+    for panel, (framework, change) in zip(axes, wanted, strict=True):
+        _draw_resize(panel, change, results[framework], f"{WORKLOADS[framework][0]}: {change}")
+    _save(figure, path)
+
+
+def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
+    figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 3.8), squeeze=False)
+    return figure, list(axes[0])
+
+
+def _save(figure: Figure, path: Path) -> None:
+    for panel in figure.axes:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _draw_resize(panel: Axes, change: str, repetitions: Repetitions, title: str = "") -> None:
+    """The time between steps, of each system's typical run."""
+    for system, found in repetitions.items():
+        runs = sorted((each[change] for each in found), key=lambda s: s.gap_s)
+        typical = runs[len(runs) // 2]
+        time_s, gap_s = zip(*typical.timeline, strict=True)
+        panel.plot(time_s, gap_s, ".-", ms=4, lw=1, color=COLOURS[system], label=system)
+        panel.annotate(
+            f"{typical.gap_s:.2f} s",
+            max(typical.timeline, key=lambda point: point[1]),
+            textcoords="offset points",
+            xytext=(5, 3),
+            color=COLOURS[system],
+        )
+    panel.set(yscale="log", title=title or change, xlabel="seconds since the request")
+    panel.set_ylabel("an old worker's time between steps, s")
+    panel.set_ylim(top=2 * panel.get_ylim()[1])  # room for the labels
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("")
+    panel.legend(loc="upper right", fontsize=8)
 
 
 def _draw_crashes(panel: Axes, crashes: Crashes) -> None:

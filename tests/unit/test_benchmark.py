@@ -154,11 +154,28 @@ def test_the_interval_of_a_median_holds_it(step_time: ModuleType) -> None:
 def test_a_scale_out_is_compared_with_stock_and_with_its_limit(
     resize: ModuleType, report: ModuleType
 ) -> None:
-    def stalls(gap_s: float) -> list[dict[str, object]]:
-        return [{"scale-out 2 → 3": resize.Stall(gap_s, 0.1, {}, (), {})}]
-
-    found = {report.STOCK: stalls(4.0), report.EDL: stalls(0.35)}
+    found = {report.STOCK: stalls(resize, 4.0), report.EDL: stalls(resize, 0.35)}
     assert report.resize_rows(found, None)[0].reached
     assert not report.resize_rows(found, 0.3)[0].reached
-    found[report.EDL] = stalls(0.45)
+    found[report.EDL] = stalls(resize, 0.45)
     assert not report.resize_rows(found, None)[0].reached
+
+
+def test_horovods_launcher_is_held_to_what_was_asked_and_its_scripts_to_nothing(
+    resize: ModuleType, report: ModuleType
+) -> None:
+    found = {report.STOCK: stalls(resize, 4.0), report.HOROVODRUN: stalls(resize, 0.35)}
+    found[report.CHANGED] = stalls(resize, 0.45)
+    rows, _ = report.horovod_rows_and_notes({"torch": found})
+    asked = [row for row in rows if row.ratio]
+    assert [(row.what.split(":")[0], row.reached) for row in asked] == [
+        ("**PyTorch, under horovodrun", True),
+        ("**PyTorch, one changed import", None),
+    ]
+    found[report.HOROVODRUN] = stalls(resize, 0.45)
+    rows, _ = report.horovod_rows_and_notes({"torch": found})
+    assert rows[0].reached is False
+
+
+def stalls(resize: ModuleType, gap_s: float) -> list[dict[str, object]]:
+    return [{"scale-out 2 → 3": resize.Stall(gap_s, 0.1, {}, (), {})}]
