@@ -16,6 +16,7 @@ from wrong import assert_a_sentence, told_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+LONG = pytest.mark.long
 START_S = 180.0  # for processes that import TensorFlow, several at a time
 EXAMPLE = ROOT / "examples" / "horovod" / "keras_elastic.py"
 
@@ -36,14 +37,17 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
 
 
 class LoopTrial(Trial):
-    """The counting model in a loop with a ``tf.function``."""
+    """The counting model in a loop, with a ``tf.function`` or with a graph and a session."""
 
     script = SCRIPTS / "hvd_tf_counting.py"
     samples, batch_size, epochs = 900, 6, 8  # what is left is divided by 1, 2 and 3
 
 
-def test_a_loop_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=LoopTrial) as job:
+@pytest.mark.parametrize(
+    "more", [pytest.param([], id="loop"), pytest.param(["--graph"], id="graph", marks=LONG)]
+)
+def test_a_loop_2_3_2_and_a_kill(more: list[str], tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=LoopTrial, more=more) as job:
         job.wait_for_step(3, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
