@@ -91,7 +91,7 @@ class Bench:
         if args.only in (None, "resize"):
             results["resize"] = self.resizes("torch", args.repetitions, BOTH)
         if args.only in (None, "crash"):
-            results["crash"] = self.crashes(args.repetitions, not args.no_stock_crash)
+            results["crash"] = self.crashes("torch", args.repetitions, not args.no_stock_crash)
         if args.only in (None, "step-time"):
             shape = (args.rounds, args.block)
             results["step_time"] = {"": self.step_times("torch", EdlJob, *shape)}
@@ -103,6 +103,9 @@ class Bench:
         results: dict[str, Any] = {}
         if args.only in (None, "resize"):
             results["resize"] = self.resizes("tensorflow", args.repetitions, BOTH)
+        if args.only in (None, "crash"):
+            beside_stock = not args.no_stock_crash
+            results["crash"] = self.crashes("tensorflow", args.repetitions, beside_stock)
         if args.only in (None, "step-time"):
             shape = (args.rounds, args.block // 2)  # its steps are twice as long
             results["step_time"] = {
@@ -137,7 +140,9 @@ class Bench:
                 say(f"{framework}, repetition {repetition + 1}, {system}: {told}")
         return found
 
-    def crashes(self, repetitions: int, beside_stock: bool) -> dict[str, list[crash.Crash]]:
+    def crashes(
+        self, framework: str, repetitions: int, beside_stock: bool
+    ) -> dict[str, list[crash.Crash]]:
         """By scenario. Stock and edl by turns, as in :meth:`resizes`."""
         found: dict[str, list[crash.Crash]] = {}
         told: list[tuple[str, crash.Crash]]
@@ -145,22 +150,22 @@ class Bench:
             told = []
             for name, settings in crash.STOCK.items() if beside_stock else ():
                 job = self._job(TwoHostsStockJob, settings)
-                told.append((name, crash.stock(job, "benchmarks.torch.stock")))
-                self._say_crash(repetition, *told[-1])
+                told.append((name, crash.stock(job, f"benchmarks.{framework}.stock")))
+                self._say_crash(framework, repetition, *told[-1])
             for faults, settings in crash.EDL:
                 job = self._job(EdlJob, settings)
-                for name, one in crash.edl(job, "benchmarks.torch.edl", faults):
+                for name, one in crash.edl(job, f"benchmarks.{framework}.edl", faults):
                     told.append((name, one))
-                    self._say_crash(repetition, name, one)
+                    self._say_crash(framework, repetition, name, one)
             for name, one in told:
                 found.setdefault(name, []).append(one)
         return found
 
     @staticmethod
-    def _say_crash(repetition: int, name: str, one: crash.Crash) -> None:
+    def _say_crash(framework: str, repetition: int, name: str, one: crash.Crash) -> None:
         parts = ", ".join(f"{part} {s:.3f}" for part, s in one.parts_s.items() if s)
         say(
-            f"repetition {repetition + 1}, {name}: {one.gap_s:.3f} s (median step "
+            f"{framework}, repetition {repetition + 1}, {name}: {one.gap_s:.3f} s (median step "
             f"{one.median_step_s:.3f} s), {one.redone} steps redone{f'; {parts}' if parts else ''}"
         )
 
