@@ -24,9 +24,10 @@ number in the plan. There the plan is never lowered from here, a worker in a slo
 and the place of one that was asked to leave is filled again.
 
 Whatever is decided: a generation's number grows by one, old members keep their relative rank
-order, newcomers follow by id, nobody is both in and out, and the ring never shrinks below what
-the plan and ``min_np`` ask for by our own decision. A generation with newcomers keeps an old
-member to send them the state; if all old ones are to go, one of them goes with the next switch.
+order, newcomers follow by id (those of a start host by host), nobody is both in and out, and the
+ring never shrinks below what the plan and ``min_np`` ask for by our own decision. A generation with
+newcomers keeps an old member to send them the state; if all old ones are to go, one of them goes
+with the next switch.
 """
 
 from __future__ import annotations
@@ -176,7 +177,9 @@ def _start(
             evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
         )
     chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[: job.max_np]
-    chosen.sort(key=lambda m: m.id)
+    # Host by host, for a ring's neighbours send each other every gradient.
+    first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
+    chosen.sort(key=lambda m: (first[m.host], m.id))
     seats = tuple(_seat(m) for m in chosen)
     reason = f"the job starts with {len(seats)} of {wanted} workers"
     members = tuple(seat.id for seat in seats)

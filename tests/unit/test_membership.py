@@ -134,6 +134,12 @@ def test_a_job_starts_when_np_workers_are_ready() -> None:
     assert new.reason == "the job starts with 2 of 2 workers"
 
 
+def test_the_ranks_of_a_start_go_host_by_host() -> None:
+    """Neighbours in the ring send each other every gradient: rather within a host."""
+    members = (newcomer(0, "b"), newcomer(1, "a"), newcomer(2, "b"), newcomer(3, "a"))
+    assert made(decided(starting(*members, np=4))).members == (0, 2, 1, 3)
+
+
 def test_a_start_waits_for_the_last_of_np() -> None:
     now = starting(newcomer(0), newcomer(1, stage=Stage.PREPARING))
     waits(decided(now, ages(119.9, w1=119.0)), "1 of 2 workers are ready to start")
