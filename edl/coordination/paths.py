@@ -9,6 +9,7 @@
         leader         Leader, empty until the first term; written when a term starts
         status         the leader's summary for people and tools
         hosts/<host>   Host, ephemeral, an agent's
+        slots/<host>.<slot>   KeptSlot, ephemeral, an edl-worker's
         members/<id>   Member, ephemeral, a worker's own
         election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
         requests/r-<sequence>   Request; the leader writes the outcome into it
@@ -91,6 +92,10 @@ class JobPaths:
         return f"{self.root}/hosts"
 
     @property
+    def slots(self) -> str:
+        return f"{self.root}/slots"
+
+    @property
     def members(self) -> str:
         return f"{self.root}/members"
 
@@ -124,6 +129,9 @@ class JobPaths:
 
     def host(self, name: str) -> str:
         return f"{self.hosts}/{check_name('host', name)}"
+
+    def slot(self, host: str, slot: int) -> str:
+        return f"{self.slots}/{check_name('host', host)}.{slot}"
 
     def member(self, worker: int) -> str:
         return f"{self.members}/{worker}"
