@@ -195,6 +195,7 @@ def _replace(
         paths.generation: b"",
         paths.leader: b"",
         paths.status: b"",
+        paths.profile: b"",
         paths.hosts: b"",
         paths.members: b"",
         paths.election: b"",

@@ -8,6 +8,7 @@
         generation     Generation, empty until the first; only the leader writes it
         leader         Leader, empty until the first term; written when a term starts
         status         the leader's summary for people and tools
+        profile        Curve, empty until the job is profiled; whoever profiles it writes it
         hosts/<host>   Host, ephemeral, an agent's
         members/<id>   Member, ephemeral, a worker's own
         election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
@@ -85,6 +86,10 @@ class JobPaths:
     @property
     def status(self) -> str:
         return f"{self.root}/status"
+
+    @property
+    def profile(self) -> str:
+        return f"{self.root}/profile"
 
     @property
     def hosts(self) -> str:

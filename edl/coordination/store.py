@@ -33,6 +33,7 @@ from edl.core.facts import (
     Request,
     Snapshot,
 )
+from edl.core.profile import Curve
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 __all__ = ["JobStore", "job_names", "list_jobs", "unlock"]
@@ -309,6 +310,19 @@ class JobStore:
         if answer is None:
             raise self._unknown()
         return _values(self.paths.status, answer)
+
+    # --- the profile
+
+    def put_profile(self, curve: Curve) -> None:
+        """Keep the newest profile of the job with it; also of one that has ended."""
+        self._compare_and_set(self.paths.profile, lambda _: curve.to_json())
+
+    def profile(self) -> Curve | None:
+        """The newest profile; None before the first."""
+        answer = self._read(get(self.paths.profile))[0]
+        if answer is None:
+            raise self._unknown()
+        return _optional(Curve, self.paths.profile, answer)
 
     # --- how it is done
 
