@@ -31,8 +31,8 @@ CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 M
 def create_job(session: Session, paths: JobPaths, job: Job, plan: Mapping[str, int]) -> str:
     """Make the job's subtree and return the token of this start.
 
-    An ended job of that name, or one whose processes are all dead (no agent, no worker, and its
-    creator's session over), is replaced with everything that it left.
+    An ended job of that name, or one whose processes are all dead (no agent, no edl-worker, no
+    worker, and its creator's session over), is replaced with everything that it left.
 
     Raises:
         JobExists: a job of that name has live processes.
@@ -159,13 +159,17 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
     it is replaced later, the token of the start that was judged is gone and nothing is removed.
     """
     nodes = subtree(session, paths)
-    answer, hosts, members, creator = session.read_all(
+    answer, creator, *living = session.read_all(
         "read a job",
-        [get(paths.job), children(paths.hosts), children(paths.members), get(paths.creator)],
+        [
+            get(paths.job),
+            get(paths.creator),
+            *(children(parent) for parent in (paths.hosts, paths.slots, paths.members)),
+        ],
     )
     if answer is not None:
         old = Job.from_json(decode(paths.job, answer[0]))
-        if not old.state.over and (hosts or members or creator):
+        if not old.state.over and (creator or any(living)):
             raise JobExists(paths.name)
     return nodes
 
@@ -195,7 +199,9 @@ def _replace(
         paths.generation: b"",
         paths.leader: b"",
         paths.status: b"",
+        paths.profile: b"",
         paths.hosts: b"",
+        paths.slots: b"",
         paths.members: b"",
         paths.election: b"",
         paths.requests: b"",

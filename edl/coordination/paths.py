@@ -8,7 +8,9 @@
         generation     Generation, empty until the first; only the leader writes it
         leader         Leader, empty until the first term; written when a term starts
         status         the leader's summary for people and tools
+        profile        Curve, empty until the job is profiled; whoever profiles it writes it
         hosts/<host>   Host, ephemeral, an agent's
+        slots/<host>.<slot>   KeptSlot, ephemeral, an edl-worker's
         members/<id>   Member, ephemeral, a worker's own
         election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
         requests/r-<sequence>   Request; the leader writes the outcome into it
@@ -87,8 +89,16 @@ class JobPaths:
         return f"{self.root}/status"
 
     @property
+    def profile(self) -> str:
+        return f"{self.root}/profile"
+
+    @property
     def hosts(self) -> str:
         return f"{self.root}/hosts"
+
+    @property
+    def slots(self) -> str:
+        return f"{self.root}/slots"
 
     @property
     def members(self) -> str:
@@ -124,6 +134,9 @@ class JobPaths:
 
     def host(self, name: str) -> str:
         return f"{self.hosts}/{check_name('host', name)}"
+
+    def slot(self, host: str, slot: int) -> str:
+        return f"{self.slots}/{check_name('host', host)}.{slot}"
 
     def member(self, worker: int) -> str:
         return f"{self.members}/{worker}"

@@ -27,12 +27,14 @@ from edl.core.facts import (
     Host,
     Job,
     JobState,
+    KeptSlot,
     Leader,
     Member,
     Record,
     Request,
     Snapshot,
 )
+from edl.core.profile import Curve
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 __all__ = ["JobStore", "job_names", "list_jobs", "unlock"]
@@ -78,14 +80,18 @@ class JobStore:
         listed = self._read(
             *(get(path, wake) for path in (p.job, p.plan, p.generation, p.leader)),
             get(p.status),
-            *(children(path, wake) for path in (p.hosts, p.members, p.requests, p.evicted)),
+            *(
+                children(path, wake)
+                for path in (p.hosts, p.members, p.requests, p.evicted, p.slots)
+            ),
         )
-        job, plan, generation, leader, status, hosts, members, requests, evicted = listed
+        job, plan, generation, leader, status, hosts, members, requests, evicted, slots = listed
         groups: list[list[tuple[str, Waker]]] = [
             [(f"{p.hosts}/{name}", None) for name in hosts or ()],
             [(f"{p.members}/{name}", wake) for name in members or ()],
             [(f"{p.requests}/{name}", None) for name in requests or ()],
             [(f"{p.evicted}/{name}", None) for name in evicted or ()],
+            [(f"{p.slots}/{name}", None) for name in slots or ()],
         ]
         found = self._read_groups(groups)
         asked = (
@@ -101,6 +107,7 @@ class JobStore:
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
             evicted=_evicted(found[3]),
             status=_values(p.status, status),
+            slots=_kept(found[4]),
         )
 
     def watch_generation(
@@ -243,6 +250,16 @@ class JobStore:
         """Remove an agent's node; nothing happens when there is none."""
         self.session.read_all("remove a host", [delete(self.paths.host(name))])
 
+    def put_slot(self, slot: KeptSlot) -> None:
+        """Write the node of an edl-worker, which lives as long as this session.
+
+        It takes over what another one has left: the driver has one process in a slot.
+
+        Raises:
+            UnknownJob: the job was replaced by a new one of that name.
+        """
+        self._put(self.paths.slot(slot.host, slot.slot), slot, lambda values: True)
+
     # --- requests
 
     def add_request(self, request: Request) -> int:
@@ -309,6 +326,19 @@ class JobStore:
         if answer is None:
             raise self._unknown()
         return _values(self.paths.status, answer)
+
+    # --- the profile
+
+    def put_profile(self, curve: Curve) -> None:
+        """Keep the newest profile of the job with it; also of one that has ended."""
+        self._compare_and_set(self.paths.profile, lambda _: curve.to_json())
+
+    def profile(self) -> Curve | None:
+        """The newest profile; None before the first."""
+        answer = self._read(get(self.paths.profile))[0]
+        if answer is None:
+            raise self._unknown()
+        return _optional(Curve, self.paths.profile, answer)
 
     # --- how it is done
 
@@ -413,6 +443,11 @@ def _values(path: str, answer: Any) -> dict[str, Any]:
 def _optional(kind: type[R], path: str, answer: Any) -> R | None:
     values = _values(path, answer)
     return kind.from_json(values) if values else None
+
+
+def _kept(found: list[tuple[str, dict[str, Any]]]) -> tuple[KeptSlot, ...]:
+    slots = (KeptSlot.from_json(values) for _, values in found)
+    return tuple(sorted(slots, key=lambda kept: (kept.host, kept.slot)))
 
 
 def _evicted(found: list[tuple[str, dict[str, Any]]]) -> dict[int, str]:

@@ -105,6 +105,15 @@ class Host(Record):
 
 
 @dataclass(frozen=True)
+class KeptSlot(Record):
+    """``slots/<host>.<slot>``: an `edl-worker` keeps that slot of a job under horovodrun."""
+
+    host: str
+    slot: int
+    pid: int = 0
+
+
+@dataclass(frozen=True)
 class Broken(Record):
     """A worker's report that the ring of ``generation`` failed under it."""
 
@@ -230,6 +239,7 @@ class Snapshot:
     requests: tuple[Request, ...] = ()  # open ones, by number
     evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
     status: Mapping[str, Any] = field(default_factory=dict)
+    slots: tuple[KeptSlot, ...] = ()  # by host and slot
 
     @property
     def planned(self) -> int:

@@ -14,19 +14,22 @@ applies decides:
    lost. Leavers whose replacement died stay. At a start and after a break there is no ring to go
    on meanwhile: then the others fail to build theirs, and report it.
 5. Workers that are asked to leave, that the plan no longer wants, or that are ready, change
-   places in one switch. Newcomers that come up together are waited for, briefly. Nobody is
-   dropped for being absent from ZooKeeper: either it comes back, or the ring breaks. A newcomer
-   gets a seat only while it answers, and has taken note of the generation before: so one that is
-   stuck spoils one switch at most, and is given up when it does not come round.
+   places in one switch. Newcomers that come up together are waited for, briefly; those that
+   take the places of others until the last of them is ready, for meanwhile the ring lacks nobody
+   (a migration of several workers is one switch). Nobody is dropped for being absent from
+   ZooKeeper: either it comes back, or the ring breaks. A newcomer gets a seat only while it
+   answers, and has taken note of the generation before: so one that is stuck spoils one switch at
+   most, and is given up when it does not come round.
 
 In a job that horovodrun started, its driver says which slots of a host are used: those below the
 number in the plan. There the plan is never lowered from here, a worker in a slot beyond it leaves,
 and the place of one that was asked to leave is filled again.
 
 Whatever is decided: a generation's number grows by one, old members keep their relative rank
-order, newcomers follow by id, nobody is both in and out, and the ring never shrinks below what
-the plan and ``min_np`` ask for by our own decision. A generation with newcomers keeps an old
-member to send them the state; if all old ones are to go, one of them goes with the next switch.
+order, newcomers follow by id (those of a start host by host), nobody is both in and out, and the
+ring never shrinks below what the plan and ``min_np`` ask for by our own decision. A generation with
+newcomers keeps an old member to send them the state; if all old ones are to go, one of them goes
+with the next switch.
 """
 
 from __future__ import annotations
@@ -176,7 +179,9 @@ def _start(
             evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
         )
     chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[: job.max_np]
-    chosen.sort(key=lambda m: m.id)
+    # Host by host, for a ring's neighbours send each other every gradient.
+    first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
+    chosen.sort(key=lambda m: (first[m.host], m.id))
     seats = tuple(_seat(m) for m in chosen)
     reason = f"the job starts with {len(seats)} of {wanted} workers"
     members = tuple(seat.id for seat in seats)
@@ -354,6 +359,7 @@ def _change(
     )  # fmt: skip
     evict |= dict.fromkeys(sorted(misplaced), "the driver of horovodrun has taken back its slot")
     mute = [w for w in coming if alive[w].stage is Stage.READY]
+    absent = _absent(now, active, leaving, plan, [alive[w].host for w in (*joining, *coming)])
 
     def only(reason: str) -> Decision:
         """No switch now: the plan is lowered when those leave who lower it, and not before.
@@ -363,23 +369,35 @@ def _change(
         refused = tuple(answer for answer in answers if not answer.accepted)
         return Decision(reason, None, None, evict, refused)
 
-    if joining and coming and max(ages.stage_s.get(w, 0.0) for w in joining) < limits.gather_s:
+    ready_s = max((ages.stage_s.get(w, 0.0) for w in joining), default=0.0)
+    if joining and coming and ready_s < limits.gather_s:
         return only(f"{_names(joining)} are ready and wait for {_names(coming)}")
     room = now.job.max_np - (len(active) - len(leaving))
     joining = joining[: max(0, room)]
     floor = min(len(active), max(sum(plan.values()) - refilled, now.job.min_np))
-    after = len(active) - len(leaving) + len(joining)
-    held: list[int] = []
-    if after < floor:
-        # The last to be asked wait for their replacements, in one switch with them.
+
+    def needed() -> list[int]:
+        """The last to be asked, who wait for their replacements, in one switch with them."""
+        lacking = floor - (len(active) - len(leaving) + len(joining))
         patient = [
             w
             for w in leaving
             if alive[w].stage is not Stage.LEAVING
             or ages.stage_s.get(w, 0.0) < limits.leave_grace_s
         ]
-        held = patient[-(floor - after) :]
-        leaving = [w for w in leaving if w not in held]
+        return patient[-lacking:] if lacking > 0 else []
+
+    held = needed()
+    rest = [*(f"w{worker}" for worker in coming), *absent]
+    hurry = any(alive[seat.id].stage is Stage.LEAVING for seat in active)
+    hurry |= len(active) < sum(plan.values()) or ready_s >= limits.prepare_s
+    together = joining if held and rest and not hurry else []
+    if together:
+        joining = []
+        held = needed()
+    leaving = [w for w in leaving if w not in held]
+    if together and not leaving:
+        return only(f"{_names(together)} are ready and move together with {', '.join(rest)}")
     if not joining and not leaving:
         if held:
             return only(f"{_names(held)} leave when their replacements are ready")
@@ -492,6 +510,19 @@ def _newcomers(
             else:
                 (joining if member.id in able else coming).append(member.id)
     return evict, joining, coming
+
+
+def _absent(
+    now: Snapshot,
+    active: Sequence[Seat],
+    leaving: Sequence[int],
+    plan: Mapping[str, int],
+    arrived: Sequence[str],
+) -> list[str]:
+    """Workers that agents are about to start, told by host. ``arrived``: hosts of newcomers."""
+    here = Counter([*(seat.host for seat in active if seat.id not in leaving), *arrived])
+    lacking = {host.name: plan.get(host.name, 0) - here[host.name] for host in now.hosts}
+    return [f"{count} more of {host}" for host, count in sorted(lacking.items()) if count > 0]
 
 
 def _seat(member: Member) -> Seat:

@@ -78,12 +78,103 @@ def place(job: str, np: int, plan: Mapping[str, int], hosts: Sequence[Host]) -> 
     return new
 
 
-def drain_host(job: Job, host: str, plan: Mapping[str, int]) -> dict[str, int]:
-    """The plan without workers on ``host``.
+def move(
+    job: str,
+    np: int | None,
+    source: str,
+    target: str,
+    plan: Mapping[str, int],
+    slots: int | None,
+    driver: bool = False,
+) -> dict[str, int]:
+    """The plan with ``np`` workers of ``source`` (None: all) on ``target`` in its stead.
+
+    Args:
+        job: name of the job, for the message.
+        plan: host -> workers now wanted there.
+        slots: of ``target``; None: nobody offers it.
+        driver: hosts are offered by `edl-discover`, to the driver of horovodrun.
+
+    Raises:
+        UsageError: the hosts are one, ``source`` has not that many workers or none, ``target`` is
+            not known or has not that many free slots.
+    """
+    there, here = plan.get(target, 0), plan.get(source, 0)
+    np = here if np is None else np
+    refusal = f"cannot move {workers(np)} of job {job} from host {source} to host {target}"
+    if source == target:
+        raise UsageError(f"cannot move workers of job {job} from host {source} to itself")
+    if here == 0:
+        used = ", ".join(f"{host}: {wanted}" for host, wanted in sorted(plan.items()) if wanted)
+        raise UsageError(
+            f"cannot move workers of job {job} from host {source}: it has none; the job's workers "
+            f"are on {used or 'no host'}"
+        )
+    if not 1 <= np <= here:
+        raise UsageError(f"{refusal}: --np must lie between 1 and {here}, which {source} has")
+    if slots is None and driver:
+        raise UsageError(f"{refusal}: edl-discover does not offer {target} to horovodrun")
+    if slots is None:
+        raise UsageError(
+            f"{refusal}: no agent offers {target}; start one there with "
+            f"`edl join --job {job} --host {target}`"
+        )
+    if there + np > slots:
+        raise UsageError(
+            f"{refusal}: {target} has {slots} slots and {there} of them are taken; "
+            "choose a lower --np, or another host"
+        )
+    return {**plan, source: here - np, target: there + np}
+
+
+def keep_a_host(job: str, now: Mapping[str, int], wish: Mapping[str, int]) -> None:
+    """Refuse to take all its hosts from the driver of horovodrun: it wants to keep one.
+
+    ``now``: host -> workers that it has there; ``wish``: that it shall have.
+
+    Raises:
+        UsageError: no host of ``now`` is left.
+    """
+    if not any(wish.get(host, 0) for host, count in now.items() if count):
+        raise UsageError(
+            f"cannot move all workers of job {job} from the hosts that it is on: the driver of "
+            "horovodrun wants to keep one of them; leave a worker there with a lower --np"
+        )
+
+
+def workers(count: int) -> str:
+    """ "1 worker", "2 workers"."""
+    return f"{count} worker" if count == 1 else f"{count} workers"
+
+
+def give_back(plan: Mapping[str, int], host: str, here: Mapping[str, int]) -> dict[str, int]:
+    """The plan in which who was to move to ``host`` and is not there stays on its own host.
+
+    Args:
+        plan: host -> workers wanted there.
+        here: host -> workers that are there. Hosts that have more than the plan wants keep them
+            until their replacements are ready.
+    """
+    new = dict(plan)
+    for name in sorted({*here} - {host}):
+        lacking = max(0, new.get(host, 0) - here.get(host, 0))
+        kept = min(lacking, max(0, here[name] - new.get(name, 0)))
+        if kept:
+            new |= {host: new[host] - kept, name: new.get(name, 0) + kept}
+    return new
+
+
+def drain_host(
+    job: Job, host: str, plan: Mapping[str, int], here: Mapping[str, int]
+) -> dict[str, int]:
+    """The plan without workers on ``host``; who was to move there and is not there stays.
+
+    ``here``: host -> workers that train there.
 
     Raises:
         UsageError: fewer than min_np workers would be left.
     """
+    plan = give_back(plan, host, here)
     left = sum(count for name, count in plan.items() if name != host)
     if left < job.min_np:
         raise UsageError(

@@ -15,12 +15,17 @@ one. The rules, in order:
 6. A worker that was given up, or that left ZooKeeper for long without ever training, is ended.
 7. A worker that has ended is started again, with a back-off that grows with its failures; not
    while nobody is left of the ring who could give it the state.
+
+When another `edl-worker` has died, with its host or by kill -9, the driver knows, but acts only
+when all others ask it to place the slots anew: then it bars the whole host. :func:`abandoned` finds
+such slots and :func:`after_loss` says what is best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from edl.core.agency import (
     ABSENT_S,
@@ -44,6 +49,9 @@ from edl.core.facts import JobState, Snapshot
 DEAD_S = 3.0  # nobody of the ring in ZooKeeper for this long: they are not just opening a session
 RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
 REMOVAL_S = 30.0  # for a removal to be complete before the driver may decide about the next
+ABANDONED_S = 5.0  # a slot without its edl-worker for this long: that one is not just coming back
+
+Slots = Collection[tuple[str, int]]  # (host, number)
 
 
 @dataclass(frozen=True)
@@ -101,12 +109,14 @@ def ring_lost(snapshot: Snapshot, process: Process | None) -> bool:
 
 
 def removal_pending(snapshot: Snapshot) -> bool:
-    """Whether a worker still sits in a slot that the driver has taken back.
+    """Whether a slot that the driver has taken back is still in use, or its edl-worker there.
 
     The driver must not decide again meanwhile: it could start a second process for that slot,
     and take the end of the first one for the end of the second.
     """
-    return any(m.slot >= snapshot.plan.get(m.host, 0) for m in snapshot.members)
+    used = {(one.host, one.slot) for one in snapshot.members}
+    used |= {(one.host, one.slot) for one in snapshot.slots}
+    return any(slot >= snapshot.plan.get(host, 0) for host, slot in used)
 
 
 def assigned(
@@ -118,6 +128,49 @@ def assigned(
     """
     workers = min(plan.get(host, 0), slot) if local_size is None else local_size
     return {**plan, host: workers}
+
+
+class AfterLoss(Enum):
+    """What is best when edl-workers have died; see :func:`after_loss`."""
+
+    NOTHING = "nobody is lost"
+    PLACE_ANEW = "the driver is asked to place the slots anew"
+    WAIT = "the job goes on with fewer workers"
+    HOLD = "the job goes on with fewer workers, and is not scaled: the driver would end it"
+
+
+def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
+    """The slots of the plan whose edl-worker is gone. Who was never ``seen`` is to start yet."""
+    kept = {(one.host, one.slot) for one in snapshot.slots}
+    planned = {(host, n) for host, workers in snapshot.plan.items() for n in range(workers)}
+    return frozenset((planned & set(seen)) - kept)
+
+
+def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
+    """Whether the driver should place the slots anew, when the edl-workers of ``lost`` have died.
+
+    It bars their hosts. So it should when enough slots are left on the others, or when too few
+    workers are left to train in any case. It must not when no host would be left: that ends a job
+    which can still train.
+    """
+    if not lost:
+        return AfterLoss.NOTHING
+    barred = {host for host, _ in lost}
+    left = sum(workers for host, workers in plan.items() if host not in barred)
+    working = sum(plan.values()) - len(lost)
+    if left >= min_np or working < min_np:
+        return AfterLoss.PLACE_ANEW
+    return AfterLoss.WAIT if left else AfterLoss.HOLD
+
+
+def without_barred(plan: Mapping[str, int], lost: Slots, size: int) -> dict[str, int]:
+    """The plan without the hosts that have only ``lost`` slots and which the driver has barred.
+
+    ``size``: how many slots it uses. The others have that many, or the hosts may still be used.
+    """
+    gone = {h for h, n in plan.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
+    rest = {host: workers for host, workers in plan.items() if host not in gone}
+    return rest if sum(rest.values()) >= size else dict(plan)
 
 
 def released(wish: Mapping[str, int], host: str, min_np: int) -> dict[str, int]:

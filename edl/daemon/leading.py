@@ -16,6 +16,7 @@ from edl.coordination.election import Leadership
 from edl.coordination.store import JobStore
 from edl.core.facts import Event, Snapshot, Stage
 from edl.core.membership import Ages, Decision, Limits, decide
+from edl.core.profile import Reading
 from edl.core.stall import Activity
 from edl.daemon import points
 from edl.daemon.mailbox import Mailbox
@@ -156,6 +157,7 @@ class Lead:
         if progress.generation == 0 and snapshot.status:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
             told = {**snapshot.status, "samples_per_s": 0.0, "reason": reason, "time": time.time()}
+            told.pop("counted", None)  # it is not said again
             self._leadership.put_status(told)
             return
         self._leadership.put_status(
@@ -168,6 +170,15 @@ class Lead:
                 "epoch_total": progress.epoch_total,
                 "samples_per_s": round(self._rate.of(told_by, progress.samples_total, now), 1),
                 "median_step_s": round(progress.median_step_s, 6),
+                "counted": Reading(
+                    worker=told_by,
+                    generation=progress.generation,
+                    size=progress.size,
+                    epoch=progress.epoch,
+                    step=progress.step,
+                    samples=progress.samples_total,
+                    at_s=progress.counted_at,
+                ).to_json(),
                 "reason": reason,
                 "time": time.time(),
             }

@@ -23,6 +23,7 @@ class Progress(Record):
     epoch_total: int = 0
     samples_total: int = 0  # over all workers, since this worker joined
     median_step_s: float = 0.0
+    counted_at: float = 0.0  # when step and samples were as above, by the clock of that worker
     updated_at: float = 0.0  # monotonic
 
     def told(self) -> dict[str, Any]:

@@ -514,6 +514,7 @@ class Worker:
         return statistics.median(self._durations) if self._durations else 0.0
 
     def _report(self) -> None:
+        now = time.monotonic()
         self._mailbox.report(
             Progress(
                 generation=self.generation,
@@ -522,7 +523,8 @@ class Worker:
                 **self._position.progress(),
                 samples_total=self._samples_total,
                 median_step_s=self._median_step_s(),
-                updated_at=time.monotonic(),
+                counted_at=now,
+                updated_at=now,
             )
         )
 

@@ -370,9 +370,10 @@ class Agent:
         self._asked = True
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
-        name = self._host.name
+        name, ring = self._host.name, snapshot.generation
+        here = Counter(seat.host for seat in ring.seats) if ring else {}
         try:
-            self._store.change_plan(lambda plan: drain_host(snapshot.job, name, plan))
+            self._store.change_plan(lambda plan: drain_host(snapshot.job, name, plan, here))
         except UsageError as error:
             self._output.note(f"{error}; a second signal kills the workers on this host")
             return

@@ -38,10 +38,14 @@ IDENTITY = "/edl/job"
 
 @dataclass(frozen=True)
 class Assigned:
-    """The driver's answer. ``local_size``: slots of this host that it uses; None: not this one."""
+    """The driver's answer: our rank among ``size`` slots.
+
+    ``local_size``: slots of this host that it uses; None: not this one.
+    """
 
     rank: int
     local_size: int | None
+    size: int
 
 
 class Driver:
@@ -55,7 +59,7 @@ class Driver:
         self._stop = threading.Event()
         self._identity: dict[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
-        self.newest = Assigned(slot.rank, slot.local_size)
+        self.newest = Assigned(slot.rank, slot.local_size, slot.size)
         self.asking = False  # the driver owes an answer, and counts on this process until then
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -141,14 +145,14 @@ class Driver:
             status, body = fetch(slot.address, slot.port, path, ANSWER_S)
             if status != 200:
                 raise ValueError(f"status {status}")
-            rank, _, _, local_size = (int(word) for word in body.decode().split(",")[:4])
+            rank, size, _, local_size = (int(word) for word in body.decode().split(",")[:4])
         except (EdlError, OSError, ValueError) as error:
             logger.warning("the driver of horovodrun did not answer: %s", error)
             return False
         finally:
             self.asking = False
         self._may_ask.clear()
-        self.newest = Assigned(rank, local_size if rank >= 0 else None)
+        self.newest = Assigned(rank, local_size if rank >= 0 else None, size)
         if self._identity is not None:
             self.identify(self._identity)
         self._wake()

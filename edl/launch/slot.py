@@ -24,11 +24,22 @@ from types import FrameType
 
 from edl.coordination.store import JobStore
 from edl.core.agency import Ending, Outcome, Process, Start, how, observe
-from edl.core.facts import JobState, Snapshot
-from edl.core.slot import REMOVAL_S, Own, assigned, decide, released, removal_pending, ring_lost
+from edl.core.facts import JobState, KeptSlot, Snapshot
+from edl.core.slot import (
+    REMOVAL_S,
+    AfterLoss,
+    Own,
+    assigned,
+    decide,
+    released,
+    removal_pending,
+    ring_lost,
+    without_barred,
+)
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
 from edl.launch.driver import Driver
+from edl.launch.losses import Losses
 from edl.launch.record import conclude, worker_failed
 
 logger = logging.getLogger(__name__)
@@ -37,6 +48,8 @@ POLL_S = 0.2  # at the latest, for a child that has ended
 READ_S = 1.0  # at the latest, for the facts; changes wake us earlier
 AWAY_S = 120.0  # without ZooKeeper and without a worker there is nothing to wait for
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
+GONE_S = 1.0  # after a slot that was taken back is free: for the driver to see its process end
+GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the driver's own
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -79,8 +92,13 @@ class Keeper:
         self._lost_since: float | None = None
         self._word = driver.newest  # what of the driver's the plan says
         self._word_since = 0.0
+        self._answered = -GIVEN_UP_S  # when the driver last did
         self._wish_since = 0.0  # since when the driver has not carried out what is wished
         self._wished: Mapping[str, int] = {}  # what the driver was reminded of
+        self._losses = Losses(host, slot)
+        self._session_epoch = 0  # of the session that has our node
+        self._given_up = False  # told to end by the driver itself, it seems
+        self._pending_at = -GONE_S  # when a slot that was taken back was last seen in use
         self._away_since: float | None = None
         self._wake = threading.Event()
         self._changed = threading.Event()
@@ -116,6 +134,7 @@ class Keeper:
             if snapshot is None:
                 return self._alone(now)
             self._follow_driver(snapshot, now)
+            self._see_losses(snapshot, now)
             decision = decide(snapshot, self._own(), now)
             if decision.reason != self._reason:
                 self._reason = decision.reason
@@ -130,10 +149,9 @@ class Keeper:
             # While the driver waits for all slots, the end of this one would not count as one.
             waits = snapshot.job.state.over and self._driver.asked()
             if decision.exit_code is not None and not waits:
-                self._say_end(snapshot)
-                return decision.exit_code
+                return self._say_end(snapshot, decision.exit_code)
         except UnknownJob as error:
-            print(f"edl: {error}", file=sys.stderr, flush=True)
+            self._say(str(error))
             return 1
         except CoordinationError as error:
             logger.info("%s", error)
@@ -162,6 +180,10 @@ class Keeper:
                 self._process = replace(self._process, absent=None)
             return None
         self._away_since = None
+        if self._session_epoch != self._store.session.epoch:
+            epoch = self._store.session.epoch
+            self._store.put_slot(KeptSlot(self._host, self._slot, os.getpid()))
+            self._session_epoch = epoch
         if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:
             self._changed.clear()
             self._snapshot = snapshot = self._store.snapshot(wake=self.on_change)
@@ -182,14 +204,16 @@ class Keeper:
                 lambda plan: assigned(plan, self._host, self._slot, said.local_size)
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
-            self._word, self._word_since = said, now
-            if said.local_size is not None and self._child is None:
+            self._word, self._word_since, self._answered = said, now, now
+            if said.local_size is not None and self._child is None and not self._given_up:
                 self._told = None  # the driver has taken back another slot for this one
             self._changed.set()
             return
-        pending = removal_pending(snapshot) and now - self._word_since < REMOVAL_S
-        over = snapshot.job.state.over
-        self._driver.allow(over or (said.local_size is not None and not pending))
+        if removal_pending(snapshot) and now - self._word_since < REMOVAL_S:
+            self._pending_at = now
+        done = said.local_size is not None and now - self._pending_at >= GONE_S
+        fatal = self._losses.best is AfterLoss.HOLD
+        self._driver.allow(snapshot.job.state.over or (done and not fatal))
         self._remind_driver(snapshot, now)
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
@@ -200,9 +224,23 @@ class Keeper:
         )
         if not wish or plan == wish or self._wished == wish:
             self._wish_since = now
-        elif self._word.rank == 0 and now - self._wish_since >= WISH_S:
+        elif self._losses.turn(snapshot) == 0 and now - self._wish_since >= WISH_S:
             self._wished = wish
             self._driver.ask()
+
+    def _see_losses(self, snapshot: Snapshot, now: float) -> None:
+        """Find edl-workers that have died; let the driver place the slots anew if that helps."""
+        losses, size = self._losses, self._word.size
+        if snapshot.job.state.over or self._word.local_size is None:
+            return
+        before = losses.best
+        if losses.see(snapshot, self._word_since, now):
+            self._driver.ask()
+        if losses.lost and losses.best is not before and losses.turn(snapshot) == 0:
+            self._say(f"edl-worker died in {losses}: {losses.best.value}")
+        if without_barred(snapshot.plan, losses.lost, size) != dict(snapshot.plan):
+            self._store.change_plan(lambda plan: without_barred(plan, losses.lost, size))
+            self._changed.set()
 
     def _own(self) -> Own:
         return Own(
@@ -221,7 +259,10 @@ class Keeper:
         self._signalled = False
         if self._told is None:
             self._told = now
-            if snapshot is not None and snapshot.job.wish:
+            # The driver ends the processes of a host that it bars, and all when it gives up.
+            answers = self._driver.asking or self._driver.newest is not self._word
+            self._given_up = answers or now - self._answered < GIVEN_UP_S
+            if snapshot is not None and snapshot.job.wish and not self._given_up:
                 least = snapshot.job.min_np
                 self._store.change_wish(lambda wish: released(wish, self._host, least))
 
@@ -232,11 +273,7 @@ class Keeper:
         if self._told is not None and self._process is not None and self._process.told is None:
             self._end(Ending(self._process.launch, False, "edl-worker is to end"), now)
         if self._child is None and now - self._away_since >= AWAY_S:
-            print(
-                f"edl: ZooKeeper is away for {AWAY_S:g} s and no worker is in slot {self._slot}",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._say(f"ZooKeeper is away for {AWAY_S:g} s and no worker is in slot {self._slot}")
             return 1
         return None
 
@@ -292,10 +329,24 @@ class Keeper:
         conclude(self._store, outcome, snapshot)
         self._changed.set()
 
-    def _say_end(self, snapshot: Snapshot) -> None:
-        job = snapshot.job
+    def _say_end(self, snapshot: Snapshot, code: int) -> int:
+        """Say how the job has ended; the exit code for the driver, from ``code``."""
+        job, losses = snapshot.job, self._losses
         if job.state is JobState.FAILED:
-            print(f"edl: job {job.name} has failed: {job.reason}", file=sys.stderr, flush=True)
+            self._say(f"job {job.name} has failed: {job.reason}")
+        elif job.state is JobState.FINISHED and losses.lost and losses.turn(snapshot) == 0:
+            self._say(
+                f"job {job.name} has finished; horovodrun ends with an error all the same, "
+                f"because edl-worker died in {losses}"
+            )
+        elif code == 0 and self._given_up and self._word.local_size is not None:
+            self._say("the driver of horovodrun has given up; see its message")
+            return 1
+        return code
+
+    @staticmethod
+    def _say(sentence: str) -> None:
+        print(f"edl: {sentence}", file=sys.stderr, flush=True)
 
     # --- signals
 

@@ -13,7 +13,7 @@ from known import DIGITS
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore, list_jobs
-from edl.core.facts import Event, Host, Job, JobState, Member, Request, Stage
+from edl.core.facts import Event, Host, Job, JobState, KeptSlot, Member, Request, Stage
 from edl.errors import (
     ConfigError,
     CoordinationError,
@@ -333,6 +333,14 @@ class TestMembers:
         mine.remove_host("beta")
         assert len(store.snapshot().hosts) == 1
 
+    def test_the_newest_process_of_a_slot_keeps_it(self, other: Session, store: JobStore) -> None:
+        """The one before, whose session may live for a while, has died."""
+        store.put_slot(KeptSlot("10.0.0.1", 1, 100))
+        store.put_slot(KeptSlot("10.0.0.1", 0, 99))
+        JobStore(other, "digits").put_slot(KeptSlot("10.0.0.1", 1, 101))
+        other.close()
+        assert store.snapshot().slots == (KeptSlot("10.0.0.1", 0, 99),)
+
 
 class TestRequestsAndStatus:
     def test_requests_are_numbered_and_read_while_they_are_open(self, store: JobStore) -> None:
@@ -373,6 +381,7 @@ class TestWatches:
             lambda: changer.put_member(member(0)),
             lambda: changer.put_member(member(0, stage=Stage.READY)),
             lambda: changer.put_host(Host("alpha", 1, "127.0.0.1")),
+            lambda: changer.put_slot(KeptSlot("alpha", 0)),
             lambda: changer.change_plan(lambda plan: {"alpha": plan["alpha"] + 1}),
             lambda: changer.add_request(Request("drain", 0)),
             lambda: changer.set_job_state(JobState.STOPPING, "stop"),

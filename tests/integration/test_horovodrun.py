@@ -111,6 +111,37 @@ def test_when_all_workers_die_without_a_checkpoint_the_job_has_failed(
         assert "there is no checkpoint to resume from" in job.output()
 
 
+def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str) -> None:
+    """The driver takes the highest one, so the slot that was told begins again."""
+    with trial(tmp_path, zk_hosts, np=3, max_np=3, kind=StandinTrial) as job:
+        job.wait(lambda now: now["world_size"] == 3, "3 workers")
+        with job.store() as store:
+            job.until(lambda: store.snapshot().job.wish, "wish of edl-discover")
+        before = slots(job)
+        before[0].parent().terminate()
+        job.until(lambda: slots(job).keys() == {0, 1} and slots(job)[0] != before[0], "2 slots")
+        now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        assert now["plan"] == {"localhost": 2}
+        job.edl("stop")
+        assert job.end() == 0
+
+
+def test_the_only_host_is_not_barred_when_an_edl_worker_is_killed(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """The driver would end the job at the next change of slots, so none is made any more."""
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial) as job:
+        now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        psutil.Process(now["members"][1]["pid"]).parent().kill()
+        job.until(lambda: "and is not scaled: the driver would end it" in job.output(), "sentence")
+        job.scale(3)
+        step = job.status()["step"]
+        job.wait(lambda now: now["step"] >= step + 250, "five seconds of training")
+        assert job.status()["state"] == "running"
+        job.edl("stop")
+        assert job.end() != 0  # horovodrun counts the one that was killed
+
+
 def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
     with (
         ensemble(tmp_path, 1) as (zookeeper,),
@@ -200,6 +231,12 @@ def test_the_wrong_horovodrun_is_named(tmp_path: Path, zk_hosts: str) -> None:
     assert "a launcher without elasticity" in done.stdout + done.stderr
     assert "alone" not in done.stdout
     assert not alive_with(tmp_path)
+
+
+def slots(job: HorovodrunTrial) -> dict[int, psutil.Process]:
+    """The training processes by slot."""
+    with job.store() as store:
+        return {member.slot: psutil.Process(member.pid) for member in store.snapshot().members}
 
 
 def alive_with(directory: Path) -> list[psutil.Process]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 )
 from world import LIMITS, World
 
-from edl.core.facts import Job, JobState, Request
+from edl.core.facts import Job, JobState, Request, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)
@@ -132,6 +132,14 @@ class Membership(RuleBasedStateMachine):
             plan[data.draw(st.sampled_from(HOSTS), "host")] += 1
         self.world.plan = plan
 
+    @rule(old=st.sampled_from(HOSTS), new=st.sampled_from(HOSTS), np=st.integers(1, 3))
+    def migrate(self, old: str, new: str, np: int) -> None:
+        """Some workers of one host to another."""
+        plan = self.world.plan
+        np = min(np, plan[old])
+        self.world.plan = {**plan, old: plan[old] - np}
+        self.world.plan[new] += np
+
     @rule(pick=PICK)
     def drain(self, pick: int) -> None:
         number = len(self.world.requests) + len(self.world.answered)
@@ -183,6 +191,10 @@ class Membership(RuleBasedStateMachine):
     def another_newcomer(self, host: str, how: str) -> None:
         self.world.spawn(host, hangs=how == "hangs", sleeps=how == "sleeps")
 
+    @rule(host=st.sampled_from(HOSTS))
+    def an_agent_goes_or_comes_back(self, host: str) -> None:
+        self.world.agentless ^= {host}
+
     @rule()
     def new_leader(self) -> None:
         self.world.new_leader()
@@ -213,6 +225,7 @@ class Membership(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
+        world.agentless.clear()
         world.each(lambda w: None if w.works else world.expire(w))
         world.each(world.prove)
         for rounds in range(40):
@@ -223,6 +236,46 @@ class Membership(RuleBasedStateMachine):
             world.round()
             world.each(world.prove)
         assert world.settled() == "", world.settled()
+
+
+@given(
+    np=st.integers(1, 4),
+    data=st.data(),
+    ready=st.lists(st.integers(1, 12), min_size=4, max_size=4),
+    deaths=st.sets(st.integers(0, 12), max_size=3),
+)
+def test_a_migration_is_one_switch(
+    np: int, data: st.DataObject, ready: list[int], deaths: set[int]
+) -> None:
+    """However late each newcomer is, and whoever of them dies on the way, before all are ready.
+
+    The ring never shrinks. When all workers move, one brings the state and goes with the next.
+    """
+    moved = data.draw(st.integers(1, np), "moved")
+    world = World(Job("job", ("true",), np, 1, np), {"a": np, "b": 0})
+    for _ in range(6):
+        world.agents()
+        world.round()
+    (first,) = world.generations
+    assert len(first.seats) == np
+    old = {w.id for w in world.running()}
+    world.plan = {"a": np - moved, "b": moved}
+    ready_at: dict[int, int] = {}
+    for time in range(30):
+        world.agents()
+        newcomers = [w for w in world.running() if w.id not in old]
+        for w in newcomers:
+            w.hangs = time < ready_at.setdefault(w.id, time + ready[w.member.slot])
+        unready = [w for w in newcomers if w.member.stage is Stage.PREPARING]
+        if time in deaths and unready:
+            world.kill(unready[0])
+            world.prove(unready[0])
+            world.expire(unready[0])
+        world.round()
+    assert world.settled() == "", world.settled()
+    changes = world.generations[1:]
+    assert len(changes) == (1 if moved < np else 2), changes
+    assert all(len(g.seats) >= np for g in changes)
 
 
 TestMembership = Membership.TestCase

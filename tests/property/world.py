@@ -11,12 +11,14 @@ who holds it lives.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from edl.core.facts import (
     Broken,
     Generation,
+    Host,
     Job,
     JobState,
     Member,
@@ -95,6 +97,7 @@ class World:
     leader: Leader = field(default_factory=Leader)
     deposed: list[Leader] = field(default_factory=list)  # that do not know it yet
     total_losses: int = 0
+    agentless: set[str] = field(default_factory=set)  # hosts whose agent is gone
 
     # --- reading ---
 
@@ -310,6 +313,7 @@ class World:
     def look(self) -> None:
         self.leader.snapshot = Snapshot(
             job=self.job,
+            hosts=tuple(Host(h, self.slots, "::1") for h in self._offered()),
             members=tuple(self.nodes[i] for i in sorted(self.nodes)),
             plan=dict(self.plan),
             generation=self.current,
@@ -394,12 +398,26 @@ class World:
         if set(last.members) <= adopted:
             assert new.previous == last.seats
             assert len(new.seats) + len(released) >= floor
+            self._check_moves(now, new, plan, ages)
         else:  # the only change while another is being adopted: a newcomer died before the switch
             assert new.previous == last.previous
             assert set(new.joined) < set(last.joined)
             gone = [i for i in new.left if i not in {m.id for m in now.members}]
             excused = len(released) + len(gone) + len(self.leader.dead)
             assert len(new.seats) + excused >= min(floor, len(last.seats))
+
+    def _check_moves(
+        self, now: Snapshot, new: Generation, plan: Mapping[str, int], ages: Ages
+    ) -> None:
+        """Who replaces others joins with all of them, unless somebody is needed or late."""
+        here = Counter(seat.host for seat in new.seats)
+        kept = [host for host in here if here[host] > plan.get(host, 0)]
+        late = any(ages.stage_s[worker] >= LIMITS.prepare_s for worker in new.joined)
+        urgent = any(m.stage is Stage.LEAVING for m in now.members)
+        short = len(new.previous) < sum(plan.values()) or len(new.seats) >= now.job.max_np
+        if new.joined and kept and not (late or urgent or short):
+            lacking = [h.name for h in now.hosts if here[h.name] < plan.get(h.name, 0)]
+            assert not lacking, f"{lacking} lack workers, {kept} keep theirs: {new}"
 
     # --- everything at once, for the quiet times ---
 
@@ -442,7 +460,8 @@ class World:
         """Agents start what the plan lacks."""
         if self.ended or self.job.state is not JobState.RUNNING:
             return
-        for host, wanted in sorted(self.plan.items()):
+        for host in self._offered():
+            wanted = self.plan[host]
             here = [
                 w
                 for w in self.running()
@@ -452,6 +471,10 @@ class World:
             ]
             for _ in range(wanted - len(here)):
                 self.spawn(host)
+
+    def _offered(self) -> list[str]:
+        """The hosts that have an agent."""
+        return sorted({*self.plan} - self.agentless)
 
     def settled(self) -> str:
         """Why the world is not as it was planned; empty when it is."""

@@ -10,6 +10,7 @@ import pytest
 from edl.core.facts import (
     Broken,
     Generation,
+    Host,
     Job,
     JobState,
     Member,
@@ -132,6 +133,12 @@ def test_a_job_starts_when_np_workers_are_ready() -> None:
     assert (new.joined, new.left, new.previous) == ((0, 1), (), ())
     assert new.sync_root == 0
     assert new.reason == "the job starts with 2 of 2 workers"
+
+
+def test_the_ranks_of_a_start_go_host_by_host() -> None:
+    """Neighbours in the ring send each other every gradient: rather within a host."""
+    members = (newcomer(0, "b"), newcomer(1, "a"), newcomer(2, "b"), newcomer(3, "a"))
+    assert made(decided(starting(*members, np=4))).members == (0, 2, 1, 3)
 
 
 def test_a_start_waits_for_the_last_of_np() -> None:
@@ -455,6 +462,59 @@ def test_one_old_member_brings_the_state_when_all_are_replaced() -> None:
     members = tuple(worker(n, h, generation=8) for n, h in ((0, "a"), (2, "b"), (3, "b")))
     last = made(decided(replace(now, members=members, generation=new)))
     assert (last.members, last.left) == ((2, 3), (0,))
+
+
+def migrating(*newcomers: Member, slots: int = 2, **changes: Any) -> Snapshot:
+    """w1 and w2 of three workers on a are to move to b, where an agent starts others."""
+    b = (Host("b", slots, "::2"),) if slots else ()
+    now = job_of(A, B, C, newcomers=newcomers, hosts=b, **changes)
+    return replace(now, plan={"a": 1, "b": 2})
+
+
+def test_several_that_move_make_one_switch() -> None:
+    """The first that is ready waits for the second, which is not even registered, then prepares."""
+    first, second = newcomer(3, "b"), newcomer(4, "b")
+    waits(decided(migrating(first), ages(w3=1)), "w3 are ready and move together with 1 more of b")
+    preparing = replace(second, stage=Stage.PREPARING)
+    now = migrating(first, preparing)
+    waits(decided(now, ages(w3=299, w4=250)), "w3 are ready and move together with w4")
+    new = made(decided(migrating(first, second)))
+    assert (new.members, new.joined, new.left) == ((0, 3, 4), (3, 4), (1, 2))
+
+
+def test_those_that_move_do_not_wait_for_ever() -> None:
+    one = made(decided(migrating(newcomer(3, "b")), ages(w3=300)))
+    assert (one.members, one.left) == ((0, 2, 3), (1,)), "the ring does not shrink"
+
+
+def test_nobody_waits_for_a_host_without_an_agent() -> None:
+    new = made(decided(migrating(newcomer(3, "b"), slots=0), ages(w3=1)))
+    assert (new.members, new.left) == ((0, 2, 3), (1,))
+
+
+def test_a_newcomer_that_dies_is_waited_for_again() -> None:
+    now = migrating(newcomer(3, "b"), newcomer(4, "b", stage=Stage.PREPARING))
+    waits(decided(now, ages(w3=99), dead=(4,)), "w3 are ready and move together with 1 more of b")
+
+
+def test_a_ring_that_lacks_a_worker_takes_who_is_ready() -> None:
+    """w2 was killed; w1 goes on to wait for the second replacement."""
+    now = job_of(A, B, newcomers=(newcomer(3, "b"),), plan={"a": 1, "b": 2})
+    now = replace(now, hosts=(Host("b", 2, "::2"),))
+    assert made(decided(now, ages(w3=1))).members == (0, 3)
+
+
+def test_a_leaver_in_a_hurry_takes_the_first_replacement() -> None:
+    now = migrating(newcomer(3, "b"))
+    now = replace(now, members=(A, leaving(B), *now.members[2:]))
+    new = made(decided(now, ages(w1=1, w3=1)))
+    assert (new.members, new.left) == ((0, 2, 3), (1,))
+
+
+def test_who_needs_no_replacement_leaves_while_others_move() -> None:
+    now = migrating(newcomer(3, "b"), requests=(drain(0, 0),))
+    new = made(decided(now, ages(w3=1)))
+    assert (new.members, new.joined, new.left) == ((1, 2), (), (0,))
 
 
 def test_a_newcomer_that_hangs_is_given_up() -> None:

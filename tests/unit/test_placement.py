@@ -3,7 +3,7 @@
 import pytest
 
 from edl.core.facts import Host, Job
-from edl.core.placement import check_limits, check_scale, drain_host, place
+from edl.core.placement import check_limits, check_scale, drain_host, give_back, move, place
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
@@ -75,6 +75,54 @@ def test_limits_that_contradict_each_other(numbers: tuple[int, int, int], messag
 
 
 def test_a_host_leaves_only_if_enough_workers_stay() -> None:
-    assert drain_host(JOB, "b", {"a": 2, "b": 4}) == {"a": 2, "b": 0}
+    here = {"a": 2, "b": 4}
+    assert drain_host(JOB, "b", {"a": 2, "b": 4}, here) == {"a": 2, "b": 0}
     with pytest.raises(UsageError, match="1 workers would be left and min_np is 2"):
-        drain_host(JOB, "b", {"a": 1, "b": 4})
+        drain_host(JOB, "b", {"a": 1, "b": 4}, {"a": 1, "b": 4})
+
+
+def test_a_host_that_leaves_gives_back_who_had_not_moved_to_it() -> None:
+    """Else the ring would shrink by workers that train on elsewhere."""
+    assert drain_host(JOB, "b", {"a": 1, "b": 2}, {"a": 3}) == {"a": 3, "b": 0}
+    assert drain_host(JOB, "b", {"a": 1, "b": 2}, {"a": 2, "b": 1}) == {"a": 2, "b": 0}
+
+
+@pytest.mark.parametrize(
+    ("plan", "here", "after"),
+    [
+        ({"a": 0, "b": 2}, {"a": 2}, {"a": 2, "b": 0}),
+        ({"a": 0, "b": 2}, {"a": 1, "b": 1}, {"a": 1, "b": 1}),
+        ({"a": 0, "b": 1, "c": 0}, {"a": 1, "c": 1}, {"a": 1, "b": 0, "c": 0}),
+        ({"a": 2, "b": 2}, {"a": 2}, {"a": 2, "b": 2}),  # they are new, nobody moves
+        ({"b": 1}, {"a": 1, "b": 1}, {"b": 1}),  # they are there
+        ({}, {"a": 1}, {}),
+    ],
+)
+def test_what_has_not_moved_is_given_back(
+    plan: dict[str, int], here: dict[str, int], after: dict[str, int]
+) -> None:
+    assert give_back(plan, "b", here) == after
+
+
+def test_moving_changes_nothing_but_two_hosts() -> None:
+    plan = {"a": 2, "b": 1, "c": 3}
+    assert move("digits", None, "a", "b", plan, 4) == {"a": 0, "b": 3, "c": 3}
+    assert move("digits", 1, "a", "d", plan, 1) == {"a": 1, "b": 1, "c": 3, "d": 1}
+
+
+@pytest.mark.parametrize(
+    ("np", "source", "target", "slots", "message"),
+    [
+        (None, "a", "a", 4, "from host a to itself"),
+        (None, "x", "b", 4, "from host x: it has none; the job's workers are on a: 2, b: 1"),
+        (3, "a", "b", 4, "3 workers of job digits from host a to host b: --np must lie between 1"),
+        (0, "a", "b", 4, "--np must lie between 1 and 2, which a has"),
+        (None, "a", "c", None, "no agent offers c; start one there with `edl join --job digits"),
+        (None, "a", "b", 2, "b has 2 slots and 1 of them are taken; choose a lower --np"),
+    ],
+)
+def test_a_move_that_cannot_be(
+    np: int | None, source: str, target: str, slots: int | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        move("digits", np, source, target, {"a": 2, "b": 1}, slots)

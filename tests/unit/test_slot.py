@@ -8,8 +8,19 @@ from typing import Any
 import pytest
 
 from edl.core.agency import Process
-from edl.core.facts import Generation, Job, JobState, Member, Seat, Snapshot, Stage
-from edl.core.slot import Own, assigned, decide, released, removal_pending, ring_lost
+from edl.core.facts import Generation, Job, JobState, KeptSlot, Member, Seat, Snapshot, Stage
+from edl.core.slot import (
+    AfterLoss,
+    Own,
+    abandoned,
+    after_loss,
+    assigned,
+    decide,
+    released,
+    removal_pending,
+    ring_lost,
+    without_barred,
+)
 
 JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
@@ -177,3 +188,37 @@ def test_the_driver_is_not_asked_while_a_slot_that_it_took_back_is_in_use() -> N
     assert not removal_pending(NOW)
     assert removal_pending(replace(NOW, plan={"a": 1}))
     assert removal_pending(replace(NOW, plan={}))
+    assert removal_pending(replace(NOW, slots=(KeptSlot("a", 2),)))  # its edl-worker is to end yet
+    assert not removal_pending(replace(NOW, slots=(KeptSlot("a", 1),)))
+
+
+def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
+    now = replace(NOW, plan={"a": 2, "b": 1}, slots=(KeptSlot("a", 1),))
+    assert abandoned(now, {("a", 0), ("a", 1)}) == {("a", 0)}
+    assert abandoned(now, {("a", 0), ("a", 2)}) == {("a", 0)}  # the driver took a:2 back
+    assert abandoned(now, set()) == set()  # they are about to start
+
+
+@pytest.mark.parametrize(
+    ("plan", "min_np", "lost", "best"),
+    [
+        ({"a": 2, "b": 2}, 2, [], AfterLoss.NOTHING),
+        ({"a": 2, "b": 2}, 2, [("a", 0)], AfterLoss.PLACE_ANEW),
+        ({"a": 2, "b": 2}, 3, [("a", 0)], AfterLoss.WAIT),  # three train, two would be left
+        ({"a": 2, "b": 2}, 4, [("a", 0)], AfterLoss.PLACE_ANEW),  # too few train in any case
+        ({"a": 2, "b": 2}, 2, [("a", 0), ("b", 1)], AfterLoss.HOLD),
+        ({"a": 4}, 1, [("a", 3)], AfterLoss.HOLD),  # the driver would bar the only host
+        ({"a": 1}, 1, [("a", 0)], AfterLoss.PLACE_ANEW),
+    ],
+)
+def test_the_driver_places_the_slots_anew_where_that_helps(
+    plan: dict[str, int], min_np: int, lost: list[tuple[str, int]], best: AfterLoss
+) -> None:
+    assert after_loss(plan, min_np, lost) is best
+
+
+def test_a_barred_host_leaves_the_plan_when_the_driver_uses_no_more_than_the_others() -> None:
+    plan, lost = {"a": 2, "b": 2}, [("a", 0), ("a", 1)]
+    assert without_barred(plan, lost, 2) == {"b": 2}
+    assert without_barred(plan, lost, 4) == plan  # nobody has asked the driver yet
+    assert without_barred(plan, lost[:1], 2) == plan  # a:1 will say it
