@@ -14,12 +14,9 @@ from edl.core.facts import Snapshot
 def arrive(snapshot: Snapshot, plan: Mapping[str, int], host: str, np: int) -> dict[str, int]:
     """The plan with ``np`` workers on ``host``, or as many as `max_np` leaves room for.
 
-    A host is gone when it has no agent, no worker in ZooKeeper and no seat in the ring: all three,
-    for sessions may end, all at once, while the ring goes on. What ``host`` had already, it keeps.
+    What ``host`` had already, it keeps.
     """
-    generation = snapshot.generation
-    there = {host, *(one.name for one in snapshot.hosts), *(m.host for m in snapshot.members)}
-    there |= {seat.host for seat in generation.seats} if generation else set()
+    there = _there(snapshot) | {host}
     kept = {name: count for name, count in sorted(plan.items()) if name in there}
     gone = {name: 0 for name in sorted(plan) if name not in there}
     others = sum(count for name, count in kept.items() if name != host)
@@ -28,5 +25,17 @@ def arrive(snapshot: Snapshot, plan: Mapping[str, int], host: str, np: int) -> d
 
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
-    """Whether the plan wants no worker on any other host than ``host``."""
-    return not any(count for name, count in snapshot.plan.items() if name != host)
+    """Whether the plan wants no worker on any other host than ``host`` that is there."""
+    others = _there(snapshot) - {host}
+    return not any(count for name, count in snapshot.plan.items() if name in others)
+
+
+def _there(snapshot: Snapshot) -> set[str]:
+    """The hosts that are not gone.
+
+    A host is gone when it has no agent, no worker in ZooKeeper and no seat in the ring: all three,
+    for sessions may end, all at once, while the ring goes on.
+    """
+    seats = snapshot.generation.seats if snapshot.generation else ()
+    agents = {host.name for host in snapshot.hosts}
+    return agents | {one.host for one in snapshot.members} | {seat.host for seat in seats}

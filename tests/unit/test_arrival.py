@@ -50,4 +50,5 @@ def test_a_host_without_an_agent_is_not_gone_while_anything_of_it_is_there() -> 
 def test_who_is_last() -> None:
     assert is_last(facts(plan={"a": 2, "b": 0}), "a")
     assert is_last(facts(), "a")
+    assert is_last(facts(plan={"a": 2, "gone": 1}), "a")
     assert not is_last(facts(plan={"a": 2, "b": 1}), "a")
