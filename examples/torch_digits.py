@@ -31,6 +31,7 @@ parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--batch-size", type=int, default=32, help="samples of one worker in a step")
 parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in each step")
+parser.add_argument("--checkpoint", metavar="DIR", help="save the job there, to be resumed")
 parser.add_argument("--digest", metavar="PREFIX", help="log the weights' sha256 to PREFIX.<pid>")
 args = parser.parse_args()
 
@@ -74,6 +75,8 @@ sgd = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
 optimizer = edl.Optimizer(sgd, model)  # (edl)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(sgd, decay)
 edl.track(scheduler=scheduler)  # (edl) model and optimizer follow the job anyway
+if args.checkpoint:
+    edl.checkpoint(args.checkpoint)  # (edl) `edl run --resume` continues from there
 
 
 # ---------------------------------------------------------------------------------------------

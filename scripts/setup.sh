@@ -51,6 +51,12 @@ missing_packages() {
     command -v g++ >/dev/null || echo g++
     command -v make >/dev/null || echo make
     command -v ip >/dev/null || [ -x /usr/sbin/ip ] || [ -x /sbin/ip ] || echo iproute2
+    command -v openssl >/dev/null || echo openssl
+    # For the tests of the recipes. Slurm starts nothing without a configuration.
+    command -v systemd-analyze >/dev/null || echo systemd
+    command -v sbatch >/dev/null || echo slurm-client
+    command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] || echo slurmctld
+    command -v slurmd >/dev/null || [ -x /usr/sbin/slurmd ] || echo slurmd
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     "$python" -c 'import pathlib, sys, sysconfig
 sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())' || echo python3-dev

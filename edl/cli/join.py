@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edl import config
-from edl.cli.common import (
-    AddressOption,
-    HostOption,
-    ZooKeeperOption,
-    choose_job,
-    connected,
-    console,
-)
-from edl.cli.live import LiveLine
-from edl.cli.run import worker_environment
+from edl.cli.common import AddressOption, HostOption, ZooKeeperOption, choose_job, connected
+from edl.cli.hosting import guest
 from edl.coordination.paths import check_name
-from edl.core.facts import Host
-from edl.errors import UsageError
-from edl.launch.address import own_address
-from edl.launch.agent import Agent
-from edl.launch.command import check_command
-from edl.launch.output import Output
-from edl.launch.secret import keep, read_file
-from edl.launch.workers import log_directory
+from edl.launch.secret import read_file
 
 
 def join(
@@ -47,6 +31,16 @@ def join(
             show_default=False,
         ),
     ] = None,
+    np: Annotated[
+        int | None,
+        typer.Option(
+            "-np",
+            "--np",
+            help="Workers to start here at once, as far as the job's maximum has room. Default: "
+            "none, until `edl scale`.",
+            show_default=False,
+        ),
+    ] = None,
     host: HostOption = None,
     address: AddressOption = None,
     secret_file: Annotated[
@@ -60,7 +54,7 @@ def join(
     ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Offer this host's slots to a job. `edl scale` then uses them.
+    """Offer this host's slots to a job. `edl scale` then uses them, or -np at once.
 
     Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
     """
@@ -69,38 +63,5 @@ def join(
     given = None if secret_file is None else read_file(secret_file)
     with connected(zookeeper) as session:
         store = choose_job(session, job, secret=given)
-        snapshot = store.snapshot()
-        record = snapshot.job
-        if record.state.over:
-            raise UsageError(f"job {record.name} is {record.state}; nothing can join it")
-        if record.driver:
-            raise UsageError(
-                f"job {record.name} was started by horovodrun, which places its workers; let its "
-                "host discovery script name this host"
-            )
-        slots = record.max_np if slots is None else slots
-        if slots < 1:
-            raise UsageError(f"--slots is {slots}; a host needs at least 1")
-        assert session.access is not None
-        secret, state = session.access.secret, config.state_dir()
-        check_command(record.command, Path(record.cwd), config.environment().get("PATH"))
-        reachable = own_address(settings.address, session.hosts)
-        here = Host(settings.host, slots, reachable, os.getpid())
-        keep(state, record.name, secret)
-        line = LiveLine(record.name)
-        agent = Agent(
-            store,
-            here,
-            record,
-            Output(console(), line.render),
-            worker_environment(record, session.hosts, here, secret),
-            log_directory(state, record.name, fresh=False),
-            settings.start_timeout_s,
-            f"host {here.name} offers {slots} slots to job {record.name}; "
-            f"use them with `edl scale {record.name} --np N`",
-            guest=True,
-            on_snapshot=line.update,
-            backoff_max_s=settings.backoff_max_s,
-        )
-        code = agent.run()
+        code = guest(store, settings, slots, np).run()
     raise typer.Exit(code)

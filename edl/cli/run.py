@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import time
 import uuid
 from pathlib import Path
@@ -13,20 +13,16 @@ import typer
 
 from edl import config
 from edl.cli.common import AddressOption, HostOption, ZooKeeperOption, console, open_session
-from edl.cli.live import LiveLine
+from edl.cli.hosting import guest, host_agent, this_host
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.store import JobStore
-from edl.core.facts import Host, Job
+from edl.core.facts import Job, JobState
 from edl.core.placement import check_limits
-from edl.errors import UsageError
-from edl.launch.address import own_address
-from edl.launch.agent import Agent
+from edl.errors import JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
-from edl.launch.output import Output
-from edl.launch.secret import announce, candidates, keep, new_secret
-from edl.launch.workers import log_directory
+from edl.launch.secret import announce, candidates, new_secret
 
 
 def run(
@@ -55,6 +51,14 @@ def run(
     ] = None,
     host: HostOption = None,
     address: AddressOption = None,
+    or_join: Annotated[
+        bool,
+        typer.Option(
+            "--or-join",
+            help="Join the job with -np workers if it runs. So all hosts may run one and the same "
+            "command; SIGTERM makes a host leave, and ends the job on the last one.",
+        ),
+    ] = False,
     chaos: Annotated[
         bool,
         typer.Option("--chaos", help="Let `edl chaos` expire sessions and cut connections."),
@@ -113,6 +117,11 @@ def run(
             f"-np is {np} and this host has {slots} slots; raise --slots, or start with "
             f"-np {max(slots, 1)} and scale after `edl join` on another host"
         )
+    if or_join and (job is None or settings.secret is None):
+        raise UsageError(
+            "--or-join needs --job and EDL_SECRET, the same on all hosts: take "
+            "`openssl rand -hex 32` for the secret"
+        )
     cwd = Path.cwd()
     check_command(command, cwd, config.environment().get("PATH"))
     name = check_name("job", job) if job is not None else _made_up(title(command))
@@ -132,48 +141,52 @@ def run(
         stall_limit_s=settings.stall_limit_s or 0.0,
         chaos=chaos or settings.chaos,
     )
-    reachable = own_address(settings.address, hosts)
-    here = Host(settings.host, slots, reachable, os.getpid())
-    line = LiveLine(name)
+    here = this_host(settings, slots, hosts)
     state, secret = config.state_dir(), settings.secret or new_secret()
     earlier = [Access(name, one) for one in candidates(state, name, None)]
     announce(state, name, secret)
     with open_session(hosts, settings) as session:
         session.identify(*earlier, Access(name, secret))  # an earlier job is replaced
         store = JobStore(session, name)
-        store.create(job_record, {here.name: np})
-        keep(state, name, secret)
-        agent = Agent(
-            store,
-            here,
-            job_record,
-            Output(console(), line.render),
-            worker_environment(job_record, hosts, here, secret),
-            log_directory(state, name, fresh=True),
-            settings.start_timeout_s,
-            f"job {name} starts with {np} workers; ZooKeeper is at {hosts}",
-            on_snapshot=line.update,
-            backoff_max_s=settings.backoff_max_s,
-        )
+        if or_join and _is_finished(store):
+            console().print(f"edl: job {name} has finished; another --job would start anew")
+            raise typer.Exit(0)
+        try:
+            store.create(job_record, {here.name: np})
+            greeting = f"job {name} starts with {np} workers; ZooKeeper is at {hosts}"
+            agent = host_agent(
+                store, settings, job_record, here, secret, greeting,
+                guest=or_join, ends_last=or_join, fresh=True,
+            )  # fmt: skip
+        except JobExists:
+            if not or_join:
+                raise
+            _check_same(store.snapshot().job, job_record)
+            agent = guest(store, settings, slots, np, ends_last=True)
         code = agent.run()
     raise typer.Exit(code)
 
 
-def worker_environment(job: Job, hosts: str, here: Host, secret: str) -> dict[str, str]:
-    """The environment of a worker on this host: the user's, and which job it belongs to."""
-    return {
-        **config.environment_for_worker(),
-        "EDL_JOB": job.name,
-        "EDL_SECRET": secret,
-        "EDL_ZOOKEEPER": hosts,
-        "EDL_HOST": here.name,
-        "EDL_ADDRESS": here.address,
-        "EDL_RESUME": job.resume,
-        "EDL_ELASTIC_TIMEOUT_S": repr(job.elastic_timeout_s),
-        "EDL_STALL_LIMIT_S": repr(job.stall_limit_s) if job.stall_limit_s else "",
-        "EDL_CHAOS": "1" if job.chaos else "0",
-        "PYTHONUNBUFFERED": "1",
-    }
+def _is_finished(store: JobStore) -> bool:
+    try:
+        return store.snapshot().job.state is JobState.FINISHED
+    except UnknownJob:
+        return False
+
+
+def _check_same(running: Job, asked: Job) -> None:
+    """Refuse to join a job that was not started by this very command."""
+    for what in ("command", "min_np", "max_np"):
+        theirs, mine = getattr(running, what), getattr(asked, what)
+        if theirs != mine:
+            raise UsageError(
+                f"job {running.name} runs with {what} {_told(theirs)}, not {_told(mine)}; with "
+                "--or-join all hosts run the same `edl run`"
+            )
+
+
+def _told(value: tuple[str, ...] | int) -> str:
+    return repr(shlex.join(value)) if isinstance(value, tuple) else str(value)
 
 
 def _made_up(script: str) -> str:

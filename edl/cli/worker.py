@@ -12,8 +12,8 @@ from pathlib import Path
 
 from edl import config
 from edl.cli.common import open_session
+from edl.cli.hosting import worker_environment
 from edl.cli.main import configure_logging, guarded
-from edl.cli.run import worker_environment
 from edl.config import Config, HorovodSlot
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local

@@ -35,6 +35,7 @@ from edl.core.agency import (
     record_loss,
 )
 from edl.core.agency import exit_status as status_of
+from edl.core.arrival import arrive, is_last
 from edl.core.facts import Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
 from edl.errors import CoordinationError, JobFailed, UnknownJob, UsageError
@@ -70,7 +71,10 @@ class Agent:
         environment: of the workers, besides what the agent adds.
         logs: an existing directory for the workers' output.
         greeting: what to say once this host is registered.
-        guest: the first signal makes this host leave the job instead of ending the job.
+        np: workers that this host brings: it asks for them when it is registered.
+        guest: the first signal makes this host leave the job instead of ending the job. A host
+            that is needed leaves as soon as others have taken its place.
+        ends_last: but on the last host it ends the job.
         on_snapshot: called with each new reading of the facts.
         backoff_max_s: the longest pause of a slot whose workers die.
     """
@@ -85,7 +89,9 @@ class Agent:
         logs: Path,
         start_timeout_s: float,
         greeting: str,
+        np: int = 0,
         guest: bool = False,
+        ends_last: bool = False,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         backoff_max_s: float = BACKOFF_MAX_S,
     ) -> None:
@@ -94,7 +100,9 @@ class Agent:
         self._job = job
         self._output = output
         self._greeting = greeting
+        self._asks_np = np
         self._guest = guest
+        self._ends_last = ends_last
         self._start_timeout_s = start_timeout_s
         self._backoff_max_s = backoff_max_s
         self._on_snapshot = on_snapshot
@@ -115,6 +123,7 @@ class Agent:
         self._changed = threading.Event()  # the facts have changed
         self._signals: Counter[signal.Signals] = Counter()
         self._asked = False  # the first signal has been carried out
+        self._refused: Snapshot | None = None  # in which this host could not leave
         self._draining = False
         self._told: set[str] = set()  # notes and warnings that were shown
 
@@ -171,6 +180,7 @@ class Agent:
             snapshot = self._read(now)
             if snapshot is None:
                 return self._alone(now)
+            self._arrive(snapshot, now)
             self._attend(snapshot)
             decision = decide(snapshot, self._own(), now)
             self._act(decision, snapshot, now)
@@ -332,6 +342,25 @@ class Agent:
         conclude(self._store, outcome, snapshot)
         self._changed.set()
 
+    def _arrive(self, snapshot: Snapshot, now: float) -> None:
+        """Ask for the workers that this host brings.
+
+        For a while: a host in whose place it comes may count as there until its session ends.
+        """
+        asked, name = self._asks_np, self._host.name
+        if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
+            return
+        late = now - self._state_since >= FORMER_S
+        has = snapshot.plan.get(name, 0)
+        if has < asked and arrive(snapshot, snapshot.plan, name, asked)[name] > has:
+            plan = self._store.change_plan(lambda plan: arrive(snapshot, plan, name, asked))
+            has = plan[name]
+            self._changed.set()
+        if has >= asked or late:
+            self._asks_np = 0
+        limit = "" if has >= asked else f", not {asked}: max_np is {snapshot.job.max_np}"
+        self._note_once(f"host {name} has a place for {has} workers{limit}")
+
     # --- signals
 
     @contextmanager
@@ -353,15 +382,16 @@ class Agent:
 
     def _attend(self, snapshot: Snapshot) -> None:
         """Carry out the first signal, once."""
-        if not self._signals or self._asked:
+        if not self._signals or self._asked or snapshot is self._refused:
             return
         cause = _SIGNALS[next(iter(self._signals))]
         if snapshot.job.state.over:
             for process in self._processes:
                 if process.alive and process.told is None:
                     self._end(Ending(process.launch, False, cause), time.monotonic())
-        elif self._guest:
+        elif self._guest and not (self._ends_last and is_last(snapshot, self._host.name)):
             self._leave(snapshot, cause)
+            return
         else:
             self._output.note(f"{cause}: the job ends after this step; again kills its workers")
             reason = f"{cause} in edl run"
@@ -375,10 +405,11 @@ class Agent:
         try:
             self._store.change_plan(lambda plan: drain_host(snapshot.job, name, plan, here))
         except UsageError as error:
-            self._output.note(f"{error}; a second signal kills the workers on this host")
+            self._note_once(f"{error}; a second signal kills the workers on this host")
+            self._refused = snapshot
             return
         self._output.note(f"{cause}: host {name} leaves the job; again kills its workers")
-        self._draining = True
+        self._asked = self._draining = True
         self._host = replace(self._host, slots=0)  # so that nobody is placed here again
         self._put_host()
         self._changed.set()

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Run an agent of edl on a spot instance; when the provider takes the instance, the agent leaves.
+
+::
+
+    python notice.py --provider aws -- edl join --job digits --slots 4 -np 4
+    python notice.py --provider gcp -- edl run --or-join --job digits ... python train.py
+
+The provider's metadata service is asked every --every seconds. Upon its notice the command gets
+SIGTERM, once: the host leaves the job, and the others train on. Ends with the command's code.
+Plain `edl run`, without --or-join, would end the job instead: do not run that on a spot instance.
+
+Needs nothing but Python's standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from types import FrameType
+
+TIMEOUT_S = 2.0
+TOKEN_S = 300  # life of an IMDSv2 token; one is asked for each time
+URLS = {
+    "aws": "http://169.254.169.254",
+    "gcp": "http://metadata.google.internal",
+    "azure": "http://169.254.169.254",
+}
+AZURE_ENDS = {"Preempt", "Terminate", "Redeploy", "Reboot"}  # Freeze only pauses it for seconds
+
+# Metadata never goes through a proxy.
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
+    """The body of an answer; None: 404. Raises OSError when there is no other good answer."""
+    request = urllib.request.Request(url, headers=headers, method=method)
+    try:
+        with _open(request, timeout=TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+
+
+def aws(base: str) -> str | None:
+    """Two minutes ahead: EC2's instance action, by IMDSv2. 404 means that there is none."""
+    ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
+    token = ask(f"{base}/latest/api/token", ttl, "PUT")
+    if token is None:
+        raise OSError("the metadata service gives no IMDSv2 token")
+    headers = {"X-aws-ec2-metadata-token": token}
+    told = ask(f"{base}/latest/meta-data/spot/instance-action", headers)
+    if told is None:
+        return None
+    action = json.loads(told)
+    return f"EC2 will {action['action']} this instance at {action['time']}"
+
+
+def gcp(base: str) -> str | None:
+    """Thirty seconds ahead: Compute Engine's `preempted`."""
+    headers = {"Metadata-Flavor": "Google"}
+    told = ask(f"{base}/computeMetadata/v1/instance/preempted", headers)
+    return "Compute Engine preempts this instance" if told and told.strip() == "TRUE" else None
+
+
+def azure(base: str) -> str | None:
+    """Thirty seconds ahead: a scheduled event that ends this machine. Others' are listed, too."""
+    headers = {"Metadata": "true"}
+    path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+    name = ask(base + path, headers)
+    told = ask(f"{base}/metadata/scheduledevents?api-version=2020-07-01", headers)
+    for event in json.loads(told or "{}").get("Events", []):
+        if event["EventType"] in AZURE_ENDS and name in event["Resources"]:
+            return f"Azure: {event['EventType']} not before {event['NotBefore'] or 'now'}"
+    return None
+
+
+PROVIDERS: dict[str, Callable[[str], str | None]] = {"aws": aws, "gcp": gcp, "azure": azure}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--provider", choices=sorted(PROVIDERS), required=True)
+    parser.add_argument("--url", help="of the metadata service, where it is not the usual one")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument("command", nargs="+", help="after --: the agent to run")
+    options = parser.parse_args()
+    notice, url = PROVIDERS[options.provider], options.url or URLS[options.provider]
+
+    agent = subprocess.Popen(options.command)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        agent.send_signal(number)
+
+    # On Ctrl-C the terminal tells the agent, too; a second signal would kill its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, pass_on)
+    told, silent = False, False
+    while True:
+        try:
+            code = agent.wait(options.every)
+            return 128 - code if code < 0 else code
+        except subprocess.TimeoutExpired:
+            pass
+        if told:
+            continue
+        try:
+            reason = notice(url)
+            silent = False
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            if not silent:
+                say(f"{url} does not tell whether this instance stays: {error}")
+            silent = True
+            continue
+        if reason is not None:
+            say(f"{reason}; the host leaves the job")
+            agent.terminate()
+            told = True
+
+
+def say(text: str) -> None:
+    print(f"notice: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""A Slurm cluster of several nodes on this machine, in a directory of its own; no services.
+
+::
+
+    with Slurm(tmp_path / "slurm", ("n1", "n2")) as slurm:
+        slurm.run("sbatch", "--nodes=2", script)
+
+Debian's slurmd may run several times on one machine, as nodes of other names. Nobody is
+authenticated: everything listens on loopback, for the time of a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from zoo import _free_ports
+
+START_S = 60.0
+CONFIGURATION = """\
+ClusterName=edl-test
+SlurmctldHost={machine}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SwitchType=switch/none
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+SlurmdParameters=config_overrides
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CPUs=1\n"
+
+
+class Slurm:
+    """The cluster; a context manager. Its jobs are numbered from 1."""
+
+    def __init__(self, directory: Path, nodes: Sequence[str]) -> None:
+        self.nodes = tuple(nodes)
+        self.directory = directory
+        self.configuration = directory / "slurm.conf"
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self.environment = {"SLURM_CONF": str(self.configuration)}
+
+    def __enter__(self) -> Self:
+        (self.directory / "state").mkdir(parents=True)
+        machine = socket.gethostname().partition(".")[0]
+        first, *ports = _free_ports(1 + len(self.nodes))
+        text = CONFIGURATION.format(
+            machine=machine,
+            port=first,
+            user=getpass.getuser(),
+            directory=self.directory,
+            names=",".join(self.nodes),
+        )
+        for name, port in zip(self.nodes, ports, strict=True):
+            text += NODE.format(name=name, machine=machine, port=port)
+        self.configuration.write_text(text)
+        try:
+            self._start("slurmctld", "-D")
+            for name in self.nodes:
+                self._start("slurmd", "-D", "-N", name)
+            deadline = time.monotonic() + START_S
+            while self._idle() < len(self.nodes):
+                assert time.monotonic() < deadline, self.story()
+                time.sleep(0.2)
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kill()
+
+    def run(self, *words: str | Path, environment: dict[str, str] | None = None) -> str:
+        """A command of Slurm, which must succeed; its standard output."""
+        done = subprocess.run(
+            words,
+            env={**os.environ, **(environment or {}), **self.environment},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"{words} ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def state(self, job: int) -> str:
+        """Of a job: PENDING, RUNNING, COMPLETED and so on."""
+        told = self.run("scontrol", "--oneliner", "show", "job", str(job))
+        return next(word for word in told.split() if word.startswith("JobState="))[9:]
+
+    def story(self) -> str:
+        logs = sorted(self.directory.glob("*.log"))
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
+
+    def _idle(self) -> int:
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--Node", "--format=%T"],
+            env=os.environ | self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout.split().count("idle")
+
+    def _start(self, program: str, *words: str) -> None:
+        path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        assert path, f"{program} is not installed; `make setup` does it"
+        with (self.directory / f"{program}-{words[-1]}.log").open("wb") as log:
+            daemon = subprocess.Popen(
+                [path, *words, "-f", self.configuration],
+                env=os.environ | self.environment,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._daemons.append(daemon)
+
+    def _kill(self) -> None:
+        """End all that knows this configuration: the daemons, and what they have started."""
+        mine = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                told = process.environ().get("SLURM_CONF")
+                if told == str(self.configuration) and process.pid != os.getpid():
+                    mine.append(process)
+        for process in mine:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(mine, timeout=10)
+        for daemon in self._daemons:
+            daemon.wait(10)

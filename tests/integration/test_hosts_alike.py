@@ -1,0 +1,91 @@
+"""Hosts that bring workers: all run one and the same command, come and leave in any order."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+from cli_shell import STANDIN, Running, Shell, shell
+
+pytestmark = pytest.mark.integration
+__all__ = ["shell"]
+
+SAME = ("run", "--or-join", "-np", "1", "--slots", "1", "--max-np", "3", "--job", "j")
+
+
+def same(shell: Shell, host: str, *options: str) -> Running:
+    shell.environment["EDL_SECRET"] = "of all hosts " * 4
+    return shell.start(*SAME, "--host", host, sys.executable, STANDIN, *options)
+
+
+def test_the_first_starts_the_job_the_others_join_and_the_last_ends_it(shell: Shell) -> None:
+    first = same(shell, "a")
+    shell.until_size(1)
+    second, third = same(shell, "b"), same(shell, "c")
+    assert shell.until_size(3)["plan"] == {"a": 1, "b": 1, "c": 1}
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    assert "host a has left job j" in first.output
+    assert shell.until_size(2)["plan"] == {"a": 0, "b": 1, "c": 1}
+    fourth = same(shell, "d")
+    assert shell.until_size(3)["plan"]["d"] == 1
+    for gone in (second, third):
+        gone.signal(signal.SIGTERM)
+    assert (second.wait(), third.wait()) == (0, 0)
+    shell.until_size(1)
+    fourth.signal(signal.SIGTERM)
+    assert fourth.wait() == 0
+    assert shell.status()["state"] == "stopped"
+    again = same(shell, "e", "--steps", "5")  # an ended job is started again
+    assert again.wait() == 0, again.output
+    assert shell.status()["state"] == "finished"
+    late = same(shell, "f", "--steps", "5")  # a finished one is not
+    assert late.wait() == 0
+    assert "job j has finished" in late.output
+
+
+def test_all_signalled_at_once_end_the_job(shell: Shell) -> None:
+    hosts = [same(shell, "a")]
+    shell.until_size(1)
+    hosts += [same(shell, "b"), same(shell, "c")]
+    shell.until_size(3)
+    for host in hosts:
+        host.signal(signal.SIGTERM)
+    assert [host.wait() for host in hosts] == [0, 0, 0]
+    assert shell.status()["state"] == "stopped"
+
+
+def test_a_host_that_is_needed_leaves_when_others_have_come(shell: Shell) -> None:
+    limits = ("--min-np", "2", "--max-np", "4", "--job", "j", "--host", "a")
+    job = shell.start("run", "-np", "2", *limits, sys.executable, STANDIN)
+    shell.until_size(2)
+    spot = shell.start("join", "--job", "j", "--host", "b", "--slots", "2", "-np", "2")
+    spot.expect("host b has a place for 2 workers")
+    shell.until_size(4)
+    assert shell.edl("scale", "j", "--np", "3").returncode == 0
+    shell.until_size(3)
+    assert shell.edl("drain", "w0").returncode == 0
+    facts = shell.until_size(2)
+    assert facts["plan"] == {"a": 1, "b": 1}
+    spot.signal(signal.SIGTERM)
+    spot.expect("host b cannot leave job j: 1 workers would be left and min_np is 2")
+    after = shell.start("join", "--job", "j", "--host", "c", "--slots", "1", "-np", "1")
+    assert spot.wait() == 0, spot.output
+    assert shell.until_size(2)["plan"] == {"a": 1, "b": 0, "c": 1}
+    assert shell.edl("stop", "j").returncode == 0
+    assert (job.wait(), after.wait()) == (0, 0)
+
+
+def test_what_cannot_be_shared_is_refused(shell: Shell) -> None:
+    done = shell.edl("run", "--or-join", "--job", "j", sys.executable, STANDIN)
+    assert (done.returncode, "needs --job and EDL_SECRET" in done.stderr) == (2, True)
+    job = same(shell, "a")
+    shell.until_size(1)
+    done = shell.edl(*SAME, "--host", "b", sys.executable, STANDIN, "--steps", "7")
+    assert done.returncode == 2
+    assert "with --or-join all hosts run the same `edl run`" in done.stderr
+    done = shell.edl("join", "--job", "j", "--host", "b", "--slots", "1", "-np", "2")
+    assert (done.returncode, "-np must lie between 1 and --slots" in done.stderr) == (2, True)
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0

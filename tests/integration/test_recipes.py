@@ -1,0 +1,196 @@
+"""The recipes' own commands run here, for real: the spot notice, the pod, the systemd unit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_shell import STANDIN, WAIT_S, Running, Shell, shell
+from jobs import EDL, ROOT
+from metadata import Service, service
+from trial import trial
+
+pytestmark = pytest.mark.integration
+__all__ = ["shell"]
+
+RECIPES = ROOT / "recipes"
+NOTICE = RECIPES / "spot" / "notice.py"
+DEAF_TO_NOTHING = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def on_spot(provider: str, url: str, *command: str | Path, **options: object) -> Iterator[Running]:
+    """notice.py around a command; ``options``: of Popen."""
+    words = [sys.executable, NOTICE, "--provider", provider, "--url", url, "--every", "0.1", "--"]
+    with _running([*words, *command], **options) as running:
+        yield running
+
+
+@contextmanager
+def _running(words: Sequence[str | Path], cwd: Path, **options: object) -> Iterator[Running]:
+    log = cwd / f"{time.monotonic_ns()}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # type: ignore[call-overload]
+            words, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, **options
+        )
+    running = Running(process, log)
+    try:
+        yield running
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.fixture
+def cloud() -> Iterator[Service]:
+    with service() as one:
+        yield one
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp", "azure"])
+def test_the_notice_of_each_provider_is_understood(
+    provider: str, cloud: Service, tmp_path: Path
+) -> None:
+    with on_spot(provider, cloud.url, sys.executable, "-c", DEAF_TO_NOTHING, cwd=tmp_path) as agent:
+        agent.expect("up")
+        deadline = time.monotonic() + WAIT_S
+        while cloud.asked < 3:  # it is asked again and again, and the command goes on
+            assert time.monotonic() < deadline, agent.output
+            assert agent.process.poll() is None, agent.output
+            time.sleep(0.02)
+        cloud.noticed = True
+        assert agent.wait() == 7
+        assert agent.output.count("the host leaves the job") == 1
+
+
+def test_a_silent_metadata_service_ends_nothing(tmp_path: Path) -> None:
+    with service() as one:
+        url = one.url
+    command = [sys.executable, "-c", DEAF_TO_NOTHING]
+    with on_spot("aws", url, *command, cwd=tmp_path) as agent:
+        agent.expect("does not tell whether this instance stays")
+        agent.expect("up")
+        time.sleep(0.5)  # some more questions
+        assert agent.output.count("does not tell") == 1
+        agent.signal(signal.SIGTERM)
+        assert agent.wait() == 7
+
+
+@pytest.mark.slow
+def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
+    tmp_path: Path, zk_hosts: str, cloud: Service
+) -> None:
+    with trial(tmp_path, zk_hosts, np=2, max_np=4, options=["--host", "a"]) as job:
+        job.wait_for_size(2)
+        join = [EDL, "join", "--job", job.name, "--host", "spot", "--slots", "2", "-np", "2"]
+        with on_spot("aws", cloud.url, *join, cwd=tmp_path, env=job.environment) as agent:
+            job.wait_for_size(4)  # nobody has called `edl scale`
+            cloud.noticed = True
+            assert agent.wait() == 0, agent.output
+            assert "edl: host spot has left job" in agent.output
+        assert job.status()["plan"] == {"a": 2, "spot": 0}
+        job.wait_for_size(2)
+        # The next one is lost without a notice, and another takes its place.
+        cloud.noticed = False
+        lost = [*join[:5], "lost", *join[6:]]
+        with on_spot("aws", cloud.url, *lost, cwd=tmp_path, env=job.environment) as agent:
+            now = job.wait_for_size(4)
+            pids = [member["pid"] for member in now["members"] if member["host"] == "lost"]
+            agents = [p.pid for p in job.processes() if p.ppid() == agent.process.pid]
+            for pid in (*agents, *pids):
+                os.kill(pid, signal.SIGKILL)
+            assert agent.wait() == 128 + signal.SIGKILL
+        with on_spot("aws", cloud.url, *join, cwd=tmp_path, env=job.environment) as agent:
+            job.wait(lambda now: now["plan"].get("spot") == 2, "the place of the lost host")
+            job.wait_for_size(4)
+            assert job.status()["plan"] == {"a": 2, "lost": 0, "spot": 2}
+            job.prove(workers=4)
+            assert agent.wait() == 0, agent.output
+
+
+def pod(shell: Shell, name: str, checkpoints: Path) -> Running:
+    """The container of job.yaml as a process: its command, with the script of this test."""
+    path = RECIPES / "kubernetes" / "job.yaml"
+    job = next(one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words, count = re.subn(
+        r"python .* &$", f"{sys.executable} {STANDIN} &", container["args"][0], flags=re.MULTILINE
+    )
+    assert count == 1
+    shell.environment |= {
+        one["name"]: one["value"] for one in container["env"] if one["name"] in ("SLOTS",)
+    }
+    shell.environment |= {
+        "PATH": f"{EDL.parent}:{os.environ['PATH']}",
+        "CHECKPOINTS": str(checkpoints),
+        "EDL_SECRET": "of the pods " * 4,
+        "EDL_HOST": name,
+        "EDL_ADDRESS": "127.0.0.1",
+    }
+    log = shell.directory / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*container["command"], words],
+            cwd=shell.directory,
+            env=shell.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    shell.started.append(Running(process, log))
+    return shell.started[-1]
+
+
+def test_a_pod_that_is_taken_away_leaves_and_says_that_its_work_is_not_done(shell: Shell) -> None:
+    saved = shell.directory / "saved"
+    saved.mkdir()
+    first = pod(shell, "digits-0-aaaaa", saved)
+    shell.until_size(1, "digits")
+    second = pod(shell, "digits-1-bbbbb", saved)
+    shell.until_size(2, "digits")
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 143
+    assert "host digits-0-aaaaa has left job digits" in first.output
+    shell.until_size(1, "digits")
+    third = pod(shell, "digits-0-ccccc", saved)
+    facts = shell.until_size(2, "digits")
+    assert sorted(facts["plan"].items())[1:] == [("digits-0-ccccc", 1), ("digits-1-bbbbb", 1)]
+    assert shell.edl("stop", "digits").returncode == 0
+    assert (second.wait(), third.wait()) == (0, 0)
+
+
+def test_the_unit_of_systemd_starts_an_agent_that_leaves(shell: Shell) -> None:
+    job = shell.start("run", "-np", "1", "--max-np", "5", "--slots", "1", "--job", "digits",
+                      "--host", "a", sys.executable, STANDIN)  # fmt: skip
+    shell.until_size(1, "digits")
+    unit = (RECIPES / "systemd" / "edl-agent@.service").read_text()
+    settings = dict(re.findall(r"^(\w+)=(.*)$", unit, flags=re.MULTILINE))
+    file = (RECIPES / "systemd" / "agent.env").read_text()
+    values = dict(re.findall(r"^(\w+)=(.*)$", file, flags=re.MULTILINE))
+    assert values["EDL_ZOOKEEPER"]
+    assert values["EDL_SECRET"] == ""
+    line = settings["ExecStart"].replace("%i", "digits").replace("${SLOTS}", values["SLOTS"])
+    program, *words = shlex.split(line)
+    assert program == "/opt/edl/bin/edl"
+    agent = shell.start(*words, "--host", "b")
+    shell.until_size(1 + int(values["SLOTS"]), "digits")
+    agent.signal(signal.Signals[settings["KillSignal"]])
+    assert agent.wait() == 0
+    shell.until_size(1, "digits")
+    assert shell.edl("stop", "digits").returncode == 0
+    assert job.wait() == 0

@@ -1,0 +1,54 @@
+"""A host that comes gets what it brings, within max_np, and the dead take no place."""
+
+import pytest
+
+from edl.core.arrival import arrive, is_last
+from edl.core.facts import Generation, Host, Job, Member, Seat, Snapshot
+
+JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+A, B = Host("a", 2, "127.0.0.1"), Host("b", 4, "127.0.0.1")
+
+
+def facts(**values: object) -> Snapshot:
+    return Snapshot(job=JOB, **{"hosts": (A, B), **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("plan", "np", "expected"),
+    [
+        ({"a": 2}, 1, {"a": 2, "b": 1}),
+        ({"a": 2}, 2, {"a": 2, "b": 2}),
+        ({"a": 2}, 3, {"a": 2, "b": 2}),  # no more than max_np
+        ({"a": 4}, 1, {"a": 4, "b": 0}),
+        ({"a": 9}, 1, {"a": 9, "b": 0}),  # above it already: nothing is taken away
+        ({"a": 1, "b": 3}, 1, {"a": 1, "b": 3}),  # it came back: what it had, it keeps
+        ({}, 2, {"b": 2}),
+    ],
+)
+def test_a_host_gets_what_there_is_room_for(
+    plan: dict[str, int], np: int, expected: dict[str, int]
+) -> None:
+    assert arrive(facts(plan=plan), plan, "b", np) == expected
+
+
+def test_the_share_of_a_host_that_is_gone_is_free() -> None:
+    plan = {"a": 2, "gone": 2}
+    assert arrive(facts(plan=plan), plan, "b", 2) == {"a": 2, "b": 2, "gone": 0}
+
+
+def test_a_host_without_an_agent_is_not_gone_while_anything_of_it_is_there() -> None:
+    """An agent may be killed, and all sessions may end at once while the ring goes on."""
+    plan = {"a": 2, "c": 2}
+    kept = {"a": 2, "b": 0, "c": 2}
+    seat = Generation(1, 1, (Seat(0, "c", 0, "127.0.0.1", 1),), 0, (), (), "")
+    member = Member(0, "c", 0, "127.0.0.1", 1, 100, "t-0")
+    assert arrive(facts(generation=seat), plan, "b", 2) == kept
+    assert arrive(facts(members=(member,)), plan, "b", 2) == kept
+    assert arrive(facts(), plan, "b", 2) == {"a": 2, "b": 2, "c": 0}
+
+
+def test_who_is_last() -> None:
+    assert is_last(facts(plan={"a": 2, "b": 0}), "a")
+    assert is_last(facts(), "a")
+    assert is_last(facts(plan={"a": 2, "gone": 1}), "a")
+    assert not is_last(facts(plan={"a": 2, "b": 1}), "a")

@@ -1,0 +1,161 @@
+"""The recipes for clusters: what a validator can say of them, and what they ask of `edl`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from edl.cli.main import app
+from edl.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "recipes"
+FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.suffix != ".pyc")
+TEXTS = [*FILES, ROOT / "docs" / "clusters.md"]
+MANIFESTS = sorted(RECIPES.glob("kubernetes/*.yaml"))
+# The oldest Kubernetes that the manifests are for, and the newest whose schemas are at hand.
+KUBERNETES = ("1.31", "1.35")
+UNIT = RECIPES / "systemd" / "edl-agent@.service"
+
+VERB = re.compile(r"(?<![\w/.-])(?:/opt/edl/bin/)?edl ([a-z][a-z-]+)\b([^\n]*)")
+END = re.compile(r"`|\s(?:&|\|\||;|\|)|;|\)\s*$|(?<=\S)#|\s#")
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def command_lines(path: Path) -> list[tuple[str, list[str]]]:
+    """Every `edl VERB ...` in a file: the verb and the words after it."""
+    text = re.sub(r"\\\n\s*#?", " ", path.read_text(encoding="utf-8"))
+    text = re.sub(r"\$\{\w+:\+(--[\w-]+)\}", r"\1", text)  # ${saved:+--resume}
+    text = text.replace('"${resume[@]}"', "--resume").replace('"$(cat', "(cat")
+    found = []
+    for verb, rest in VERB.findall(text):
+        if verb in COMMANDS or rest.lstrip().startswith("-"):
+            words = END.split(re.sub(r"\(cat \S+?\"\)\"", "FILE", rest))[0]
+            found.append((verb, shlex.split(words)))
+    return found
+
+
+LINES = [(path, *line) for path in TEXTS for line in command_lines(path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "verb", "words"), LINES, ids=[f"{name(path)}-{verb}" for path, verb, _ in LINES]
+)
+def test_every_option_exists(path: Path, verb: str, words: list[str]) -> None:
+    command = COMMANDS[verb]
+    context = command.make_context(verb, ["x"], resilient_parsing=True)
+    command.make_parser(context).parse_args(list(words))  # raises for an unknown option
+
+
+def test_the_command_lines_are_found() -> None:
+    found = {(name(path), verb) for path, verb, words in LINES if words}
+    assert found >= {
+        ("recipes/kubernetes/job.yaml", "run"),
+        ("recipes/slurm/train.sbatch", "run"),
+        ("recipes/slurm/train.sbatch", "stop"),
+        ("recipes/slurm/join.sbatch", "join"),
+        ("recipes/spot/notice.py", "join"),
+        ("recipes/systemd/edl-agent@.service", "join"),
+    }
+
+
+def test_every_variable_of_edl_exists() -> None:
+    fields = Config.__dataclass_fields__
+    told = {one for path in TEXTS for one in re.findall(r"\bEDL_([A-Z_]+)\b", path.read_text())}
+    assert {"ZOOKEEPER", "SECRET", "HOST", "ADDRESS"} <= told
+    assert {one.lower() for one in told} <= set(fields)
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=name)
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_manifests_keep_to_the_schemas_of_kubernetes(manifest: Path, version: str) -> None:
+    resources = list(yaml.safe_load_all(manifest.read_text()))
+    assert len(resources) >= 3
+    for resource in resources:
+        kubernetes_validate.validate(resource, version, strict=True)
+
+
+def test_the_validator_refuses_what_kubernetes_does_not_know() -> None:
+    (resource, *_) = yaml.safe_load_all(MANIFESTS[0].read_text())
+    resource["spec"]["template"]["spec"]["containers"][0]["preStop"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="preStop"):
+        kubernetes_validate.validate(resource, KUBERNETES[-1], strict=True)
+
+
+def test_the_parts_of_the_manifests_fit_together() -> None:
+    """What no schema can say: the selectors, volumes and names that belong together."""
+    resources = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text())]
+    by_kind: dict[tuple[str, str], Any] = {
+        (one["kind"], one["metadata"]["name"]): one["spec"] for one in resources
+    }
+    assert len(by_kind) == len(resources)
+    job, zookeeper = by_kind["Job", "digits"], by_kind["StatefulSet", "zookeeper"]
+    for kind in ("PodDisruptionBudget", "NetworkPolicy"):
+        selector = by_kind[kind, "digits"].get("selector") or by_kind[kind, "digits"]["podSelector"]
+        assert selector["matchLabels"] == job["template"]["metadata"]["labels"]
+    assert by_kind["PodDisruptionBudget", "digits"]["minAvailable"] < job["parallelism"]
+    assert job["parallelism"] == job["completions"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["CHECKPOINTS"] == mounts["checkpoints"]
+    (rule,) = [r["onExitCodes"] for r in job["podFailurePolicy"]["rules"] if "onExitCodes" in r]
+    assert rule["containerName"] == container["name"]
+    assert f"exit {rule['values'][0]}" in container["args"][0]
+    service = by_kind["Service", "zookeeper"]
+    assert service["clusterIP"] == "None"
+    assert service["selector"] == zookeeper["template"]["metadata"]["labels"]
+    assert zookeeper["serviceName"] == "zookeeper"
+    servers = [f"zookeeper-{n}.zookeeper:2181" for n in range(zookeeper["replicas"])]
+    assert environment["EDL_ZOOKEEPER"] == ",".join(servers)
+
+
+def test_the_image_is_made_of_files_that_exist() -> None:
+    text = (RECIPES / "kubernetes" / "Dockerfile").read_text()
+    sources = [
+        word for line in re.findall(r"^COPY (.+)$", text, re.M) for word in line.split()[:-1]
+    ]
+    assert sources
+    assert all((ROOT / source).exists() for source in sources)
+
+
+@pytest.mark.parametrize("script", sorted(RECIPES.glob("slurm/*")), ids=name)
+def test_shellcheck_has_nothing_to_say(script: Path) -> None:
+    here = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    shellcheck = shutil.which("shellcheck", path=here)
+    assert shellcheck, "shellcheck is not installed; `make setup` does it"
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_systemd_can_load_the_unit(tmp_path: Path) -> None:
+    """`verify` wants programs that are there; it tells unknown settings, and ends with 0."""
+    program = shutil.which("true")
+    text = UNIT.read_text().replace("/opt/edl/bin/edl", str(program))
+    assert verify(tmp_path, text) == ""
+    assert "KillMood" in verify(tmp_path, text.replace("KillMode", "KillMood"))
+
+
+def verify(directory: Path, text: str) -> str:
+    unit = directory / UNIT.name
+    unit.write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.stdout + done.stderr
