@@ -10,6 +10,7 @@ import typer
 from edl.cli.common import JobArgument, ZooKeeperOption, progress
 from edl.client import Job
 from edl.client.job import TIMEOUT_S
+from edl.client.waiting import Story
 
 
 def migrate(
@@ -31,11 +32,15 @@ def migrate(
 
     Returns when they have moved. Ctrl-C does not end the migration.
     """
+    story = Story()
     try:
         with progress() as tell:
-            done = Job(job, zookeeper).migrate(source, target, np, timeout_s, tell)
+            story = Story(tell)
+            done = Job(job, zookeeper).migrate(source, target, np, timeout_s, story)
     except KeyboardInterrupt:
-        back = f"edl migrate {job or 'JOB'} --from {target} --to {source}"
-        print(f"edl: if it was asked for, the migration goes on; `{back}`", file=sys.stderr)
+        if not story.last:
+            raise
+        back = f"edl migrate {job or ''} --from {target} --to {source}".replace("  ", " ")
+        print(f"edl: the migration goes on; `{back}` takes it back", file=sys.stderr)
         raise typer.Exit(130) from None
     typer.echo(str(done))

@@ -53,6 +53,7 @@ def migrate(
     asked = Move(
         store.name, source, target, moved, after, now.generation.number if now.generation else 0
     )
+    tell(f"moving {asked}")
     _log(store, now, asked)
     hosts = _wait(store, asked, wanted, timeout_s, tell)
     return _outcome(store, asked, hosts)
@@ -92,11 +93,14 @@ def _is_short(asked: Move, plan: Plan, stands: Standing) -> bool:
 def _take_back(asked: Move, wanted: Wanted, stands: Standing) -> None:
     after = wanted.change(lambda plan: give_back(plan, asked.target, stands.arrived))
     stays = after.get(asked.source, 0) - asked.plan.get(asked.source, 0)
+    gone, again = f"host {asked.target} has had no agent", "start one with `edl join"
+    again = f"{again} --job {asked.job} --host {asked.target}`"
+    if wanted.driver:
+        gone, again = f"edl-discover has not offered host {asked.target}", "let it do so"
     raise HostLost(
         asked.job,
-        f"host {asked.target} has had no agent for {AGENT_GONE_S:g} s: {stays} of "
-        f"{workers(asked.np)} of job {asked.job} stay on {asked.source}; start one with "
-        f"`edl join --job {asked.job} --host {asked.target}`, then migrate again",
+        f"{gone} for {AGENT_GONE_S:g} s: {stays} of {workers(asked.np)} of job {asked.job} stay "
+        f"on {asked.source}; {again}, then migrate again",
     )
 
 

@@ -38,7 +38,7 @@ class Wanted:
 
     def __init__(self, store: JobStore, job: Job, what: str) -> None:
         self._store = store
-        self._wish = bool(job.driver)
+        self.driver = bool(job.driver)
         if job.driver and not job.offer:
             raise UsageError(
                 f"cannot {what}: it is for the host discovery script of horovodrun to "
@@ -47,15 +47,15 @@ class Wanted:
 
     def of(self, now: Snapshot) -> Plan:
         """What is wanted now."""
-        return now.job.wish if self._wish else now.plan
+        return now.job.wish if self.driver else now.plan
 
     def hosts(self, now: Snapshot) -> tuple[Host, ...]:
         """The hosts that have slots to offer."""
-        return as_hosts(now.job.offer) if self._wish else now.hosts
+        return as_hosts(now.job.offer) if self.driver else now.hosts
 
     def change(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
         """Compare and set; what then stands."""
-        return (self._store.change_wish if self._wish else self._store.change_plan)(change)
+        return (self._store.change_wish if self.driver else self._store.change_plan)(change)
 
 
 def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None = None) -> Resize:

@@ -143,7 +143,7 @@ def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
     until(lambda: shell.status()["plan"] == {"a": 1, "b": 1}, WAIT_S)
     waits.signal(signal.SIGINT)
     assert waits.wait() == 130
-    assert "the migration goes on; `edl migrate j --from b --to a" in waits.output
+    assert "the migration goes on; `edl migrate j --from b --to a` takes it back" in waits.output
     assert hosts(shell.status())[:2] == ["a", "a"]
     (shell.directory / "go").touch()
     until(lambda: hosts(shell.until_size(2)) == ["a", "b"], WAIT_S)
