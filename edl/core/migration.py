@@ -99,6 +99,7 @@ def outcome(move: Move, events: Sequence[Event], hosts: Mapping[str, str], last:
         for e in events
         if e.kind == "generation"
         and move.since < e.generation <= last
+        and not e.details.get("repair")  # those who left died
         and (
             any(hosts.get(w) == move.target for w in e.details.get("joined", ()))
             or any(hosts.get(w) == move.source for w in e.details.get("left", ()))

@@ -126,6 +126,12 @@ def test_two_switches_when_one_old_worker_brought_the_state() -> None:
     assert str(done).endswith("in 2 switches (generations 4, 5); the others stood still for 0.2 s")
 
 
+def test_a_crash_on_the_way_is_no_switch_of_the_migration() -> None:
+    crash = event("generation", 4, joined=[], left=["w1"], repair=True)
+    done = outcome(MOVE, [crash, made(5, ("w3", "w4"), ("w2",))], HOSTS, last=5)
+    assert done.generations == (5,)
+
+
 def test_a_stall_that_is_not_known_is_not_told() -> None:
     done = outcome(MOVE, [made(4, ("w3", "w4"), ("w1", "w2"))], HOSTS, last=4)
     assert str(done) == "moved 2 workers of digits from a to b in one switch (generation 4)"
