@@ -26,6 +26,7 @@ setup(
         "torch": ["torch>=2.1"],
         "tensorflow": ["tensorflow>=2.16"],
         "parquet": ["pyarrow>=15"],
+        "plot": ["matplotlib>=3.8,<4"],
         "dev": [
             "hypothesis>=6.100,<7",
             "kubernetes-validate>=1.35,<2",  # with the schemas of Kubernetes; 22 MB

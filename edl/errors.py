@@ -11,6 +11,11 @@
     ├── CoordinationError       ZooKeeper did not do what was asked
     │   ├── ZooKeeperUnreachable
     │   └── Deposed             a write of a leader whose term is over was refused
+    ├── RequestError            what was asked of a running job was not done
+    │   ├── TimedOut            not by its deadline
+    │   ├── JobEnded            the job ended before
+    │   ├── HostLost            the host that workers were to move to has no agent any more
+    │   └── Superseded          somebody else has changed what was asked for
     ├── RingError               the Horovod communicator
     │   ├── RingBroken          a collective failed: somebody in the ring is gone
     │   └── RendezvousFailed    a ring could not be built
@@ -95,6 +100,30 @@ class Deposed(CoordinationError):
     def __init__(self, term: int) -> None:
         super().__init__(f"the leader of term {term} has been deposed; its write was refused")
         self.term = term
+
+
+class RequestError(EdlError):
+    """What was asked of a running job was not done. The message says what stands."""
+
+    def __init__(self, job: str, message: str) -> None:
+        super().__init__(message)
+        self.job = job
+
+
+class TimedOut(RequestError):
+    """It was not done by its deadline."""
+
+
+class JobEnded(RequestError):
+    """The job ended before it was done."""
+
+
+class HostLost(RequestError):
+    """The host that workers were to move to has no agent any more; who had not moved stays."""
+
+
+class Superseded(RequestError):
+    """Somebody else has changed what was asked for."""
 
 
 class RingError(EdlError):

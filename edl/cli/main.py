@@ -16,7 +16,20 @@ from typing import Annotated, Any
 import typer
 
 from edl import config
-from edl.cli import chaos, drain, events, join, leader, run, scale, status, stop, zookeeper
+from edl.cli import (
+    chaos,
+    drain,
+    events,
+    join,
+    leader,
+    migrate,
+    profile,
+    run,
+    scale,
+    status,
+    stop,
+    zookeeper,
+)
 from edl.errors import ConfigError, EdlError, UsageError
 
 # typer brings its own copy of click since 0.26; this is the base of its usage errors in any case.
@@ -37,6 +50,8 @@ app.command("join")(join.join)
 app.command("status")(status.status)
 app.command("scale")(scale.scale)
 app.command("drain")(drain.drain)
+app.command("migrate")(migrate.migrate)
+app.command("profile")(profile.profile)
 app.command("stop")(stop.stop)
 app.command("events")(events.events)
 app.command("leader")(leader.leader)

@@ -132,6 +132,7 @@ class Lead:
                 members=[f"w{worker}" for worker in new.members],
                 joined=[f"w{worker}" for worker in new.joined],
                 left=[f"w{worker}" for worker in new.left],
+                repair=new.repairs,
             )
         for worker, reason in sorted(decision.evict.items()):
             self._log("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")

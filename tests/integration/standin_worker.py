@@ -25,6 +25,7 @@ from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.facts import Event, Generation, JobState, Member, Stage
 from edl.core.membership import Ages, Limits, decide
+from edl.core.profile import Reading
 from edl.errors import CoordinationError, Deposed
 
 parser = argparse.ArgumentParser()
@@ -53,6 +54,9 @@ class Worker:
         self.election = Election(store.session, store.name, self.member.id)
         self.epoch = 0
         self.step = 0
+        self.samples = 0  # 4 a step from each worker
+        self.size = 0
+        self.counted: Reading | None = None
         self.asked_to_leave = False
         self.told_at = 0.0
 
@@ -91,6 +95,7 @@ class Worker:
         if generation.rank_of(self.member.id) is None:
             self.say(known=generation.number)
             return self.member.generation == 0 and bool(generation.seats)
+        self.size = len(generation.seats)
         if self.member.generation < generation.number:
             leaving = self.member.stage is Stage.LEAVING
             stage = Stage.LEAVING if leaving else Stage.ACTIVE
@@ -109,11 +114,21 @@ class Worker:
             leadership.carry_out(decision, snapshot)
         if decision.generation is not None:
             new = decision.generation
-            event = Event(time.time(), "generation", new.number, self.step, new.reason)
-            self.store.add_event(event)
+            names = {"members": new.members, "joined": new.joined, "left": new.left}
+            told = {key: [f"w{worker}" for worker in ids] for key, ids in names.items()}
+            self.log("generation", new, **told)
+            old = {w: {"role": "old", "stall_s": 0.05} for w in told["members"]}
+            self.log("switch", new, workers=old)
         if time.monotonic() - self.told_at > 0.2:
             self.told_at = time.monotonic()
-            leadership.put_status({"step": self.step, "reason": decision.reason})
+            told = {"step": self.step, "reason": decision.reason}
+            if self.counted is not None:
+                told["counted"] = self.counted.to_json()
+            leadership.put_status(told)
+
+    def log(self, kind: str, generation: Generation, **details: object) -> None:
+        number, why = generation.number, generation.reason
+        self.store.add_event(Event(time.time(), kind, number, self.step, why, details))
 
     def train(self) -> None:
         while True:
@@ -126,6 +141,11 @@ class Worker:
             if self.member.generation == 0:
                 continue
             self.step += 1
+            self.samples += 4 * self.size
+            self.counted = Reading(
+                self.member.id, self.member.generation, self.size, 0, self.step, self.samples,
+                time.monotonic(),
+            )  # fmt: skip
             if self.step == args.fail_at:
                 print(f"w{self.member.id} fails on purpose", flush=True)
                 sys.exit(args.code)

@@ -15,7 +15,8 @@ from edl.cli.common import worker_number
 from edl.cli.events import aligned, flat
 from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
-from edl.cli.status import summary, table
+from edl.cli.status import table
+from edl.client.status import summary
 from edl.core.facts import (
     Event,
     Generation,

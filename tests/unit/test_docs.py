@@ -17,6 +17,7 @@ from tfrecords import framed
 
 import edl.data
 from edl.cli.main import app
+from edl.client import Job
 from edl.config import Config
 from edl.install import horovod_edits
 
@@ -118,6 +119,11 @@ def test_no_page_names_a_verb_that_does_not_exist() -> None:
 @pytest.mark.parametrize(("package", "page", "function"), API)
 def test_every_public_name_stands_in_the_api(package: str, page: str, function: str) -> None:
     assert f"edl.{function}" in TEXTS[ROOT / "docs" / page]
+
+
+@pytest.mark.parametrize("call", [name for name in vars(Job) if name[0] != "_"])
+def test_every_call_of_the_client_stands_in_the_api(call: str) -> None:
+    assert call == "close" or re.search(rf"`{call}\(", TEXTS[ROOT / "docs" / "api.md"])
 
 
 @pytest.mark.parametrize("public", edl.data.__all__)

@@ -3,7 +3,7 @@
 ::
 
     errors, config <- core <- coordination, ring <- daemon <- framework <- torch, tensorflow
-                                                    daemon <- launch <- cli
+                                                    daemon <- launch <- client <- cli
     errors, config <- data <- framework
     errors, config <- install <- cli
 """
@@ -38,7 +38,8 @@ MAY_IMPORT = {
 WORKER = CORE | {"coordination", "ring", "daemon"}
 MAY_IMPORT |= {"framework": WORKER | {"data"}, "launch": WORKER}
 MAY_IMPORT |= dict.fromkeys(("torch", "tensorflow"), WORKER | {"framework", "data"})
-MAY_IMPORT["cli"] = WORKER | {"launch", "install"}
+MAY_IMPORT["client"] = CORE | {"coordination", "launch"}
+MAY_IMPORT["cli"] = WORKER | {"launch", "client", "install"}
 
 ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}
 ONLY_IN |= dict.fromkeys(

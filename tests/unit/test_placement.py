@@ -3,7 +3,16 @@
 import pytest
 
 from edl.core.facts import Host, Job
-from edl.core.placement import check_limits, check_scale, drain_host, give_back, move, place
+from edl.core.placement import (
+    check_limits,
+    check_scale,
+    drain_host,
+    give_back,
+    keep_a_host,
+    move,
+    place,
+    workers,
+)
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
@@ -126,3 +135,19 @@ def test_a_move_that_cannot_be(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         move("digits", np, source, target, {"a": 2, "b": 1}, slots)
+
+
+def test_with_horovodrun_a_host_is_offered_by_edl_discover() -> None:
+    with pytest.raises(UsageError, match="edl-discover does not offer c to horovodrun"):
+        move("digits", None, "a", "c", {"a": 2}, None, driver=True)
+
+
+def test_the_driver_of_horovodrun_keeps_a_host() -> None:
+    keep_a_host("digits", {"a": 2, "b": 1}, {"a": 0, "b": 3})
+    keep_a_host("digits", {"a": 2}, {"a": 1, "b": 1})
+    with pytest.raises(UsageError, match="wants to keep one of them; leave a worker there"):
+        keep_a_host("digits", {"a": 2, "b": 0}, {"a": 0, "b": 2})
+
+
+def test_workers_are_counted_in_english() -> None:
+    assert [workers(n) for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]

@@ -1,0 +1,46 @@
+"""`edl migrate`: move workers from one host to another while the job trains."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from edl.cli.common import JobArgument, ZooKeeperOption, progress
+from edl.client import Job
+from edl.client.job import TIMEOUT_S
+from edl.client.waiting import Story
+
+
+def migrate(
+    source: Annotated[str, typer.Option("--from", metavar="HOST", help="Where they are.")],
+    target: Annotated[str, typer.Option("--to", metavar="HOST", help="Where they shall be.")],
+    job: JobArgument = None,
+    np: Annotated[
+        int | None,
+        typer.Option(
+            "-np", "--np", help="How many workers. Default: all of the host.", show_default=False
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait until they have moved.")
+    ] = TIMEOUT_S,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Move workers to another host, in one switch: new ones start there while the old train on.
+
+    Returns when they have moved. Ctrl-C does not end the migration.
+    """
+    story = Story()
+    try:
+        with progress() as tell:
+            story = Story(tell)
+            done = Job(job, zookeeper).migrate(source, target, np, timeout_s, story)
+    except KeyboardInterrupt:
+        if not story.last:
+            raise
+        back = f"edl migrate {job or ''} --from {target} --to {source}".replace("  ", " ")
+        print(f"edl: the migration goes on; `{back}` takes it back", file=sys.stderr)
+        raise typer.Exit(130) from None
+    typer.echo(str(done))

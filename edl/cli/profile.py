@@ -1,0 +1,112 @@
+"""`edl profile`: what a job gains from more workers, measured while it trains."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, console, progress
+from edl.cli.figure import check_figure, draw
+from edl.client import Curve, Job
+from edl.client.job import TIMEOUT_S
+from edl.core.profile import STEPS, sizes
+from edl.errors import UsageError
+
+_BAR = 20  # characters of an efficiency of 1
+
+
+def profile(
+    job: JobArgument = None,
+    np: Annotated[
+        str | None,
+        typer.Option("-np", "--np", metavar="1..4", help="Sizes to measure.", show_default=False),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", help="Steps measured in each size.")] = STEPS,
+    show: Annotated[
+        bool, typer.Option("--show", help="Measure nothing; show the newest profile.")
+    ] = False,
+    as_json: JsonOption = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png|svg", help="Draw it, too.", show_default=False),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds for each size to be reached and measured.")
+    ] = TIMEOUT_S,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Step a job through sizes, downwards, and measure its throughput in each while it trains.
+
+    Then it has the size back that it had, also after an error or Ctrl-C.
+    """
+    if plot is not None:
+        check_figure(plot)
+    target = Job(job, zookeeper)
+    if show:
+        if np is not None:
+            raise UsageError("--show measures nothing; leave --np out")
+        curve = _kept(target)
+    elif np is None:
+        raise UsageError("give the sizes to measure, like --np 1..4, or --show")
+    else:
+        curve = _measure(target, sizes(np), steps, timeout_s)
+    if as_json:
+        typer.echo(json.dumps(curve.told()))
+    else:
+        console().print(table(curve))
+    if plot is not None:
+        draw(curve, plot)
+
+
+def _kept(job: Job) -> Curve:
+    curve = job.curve()
+    if curve is None or not curve.points:
+        raise UsageError("the job was never profiled; `edl profile JOB --np 1..4` does it")
+    return curve
+
+
+def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
+    """The size is given back on every way out, so also when we are told to end."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        with progress() as tell:
+            return job.profile(order, steps, timeout_s, tell)
+    except KeyboardInterrupt:
+        told = "interrupted; the job has the size back that it had, and what was measured is kept"
+        print(f"edl: {told} (`edl profile --show`)", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def table(curve: Curve) -> Table:
+    """The figures, for people."""
+    taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
+    title = f"job {curve.job}, {taken}"
+    shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for name in ("workers", curve.unit, "s a step", "speed-up", "efficiency"):
+        shown.add_column(name, justify="right")
+    shown.add_column("", style="green")
+    for point in curve.points:
+        efficiency = curve.efficiency(point)
+        shown.add_row(
+            str(point.np),
+            f"{point.throughput:.1f}",
+            f"{point.step_s:.4f}",
+            f"{curve.speedup(point):.2f}",
+            f"{efficiency:.2f}",
+            "━" * round(_BAR * min(1.5, efficiency)),
+        )
+    return shown

@@ -1,0 +1,21 @@
+"""`edl.client`: a running job from Python, for schedulers and notebooks.
+
+::
+
+    from edl.client import Job
+
+    with Job("digits") as job:
+        job.scale_out(2, timeout_s=300)
+        job.migrate("a", "b")
+        print(job.profile([1, 2, 4]).told())
+
+The verbs of the command line are these calls with their results printed. Nothing of a framework
+is imported.
+"""
+
+from edl.client.job import Job
+from edl.client.scaling import Resize
+from edl.core.migration import Migration
+from edl.core.profile import Curve, Point
+
+__all__ = ["Curve", "Job", "Migration", "Point", "Resize"]

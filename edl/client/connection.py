@@ -1,0 +1,100 @@
+"""From the name of a job to its store: which ZooKeeper, which job, which secret."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from edl import config
+from edl.coordination.access import Access
+from edl.coordination.local_server import find_local
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore, job_names, list_jobs, unlock
+from edl.core.facts import Job
+from edl.errors import AccessDenied, UsageError
+from edl.launch.secret import candidates
+
+_NAMED = 5  # ended jobs in a message
+
+
+def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
+    """A session with the settings' time limits, not yet started."""
+    return Session(hosts, settings.session_timeout_s, settings.connect_timeout_s, access)
+
+
+@contextmanager
+def connected(zookeeper: str | None) -> Iterator[Session]:
+    """A session with the ZooKeeper that the user means.
+
+    Raises:
+        UsageError: none is configured and no local one runs.
+        ZooKeeperUnreachable: it does not answer.
+    """
+    settings = config.load(zookeeper=zookeeper)
+    hosts = settings.zookeeper or find_local()
+    if hosts is None:
+        raise UsageError(
+            "no ZooKeeper is known: give --zookeeper or EDL_ZOOKEEPER, or start a local one with "
+            "`edl zookeeper start`; `edl run` does that by itself"
+        )
+    with open_session(hosts, settings) as session:
+        yield session
+
+
+def choose_job(
+    session: Session, name: str | None, ended: bool = False, secret: str | None = None
+) -> JobStore:
+    """The job of that name, or the only one that runs; with ``ended`` also the only one.
+
+    The session then belongs to that job: it proves to know its secret, which is ``secret``,
+    EDL_SECRET, or kept by this user.
+
+    Raises:
+        AccessDenied: the secret is not known here.
+        UsageError: none or several could be meant. An unknown name is found out by its reader.
+    """
+    names = job_names(session)
+    store = None if name is None else JobStore(session, name)
+    meant = names if name is None else tuple({name} & set(names))
+    known = [access for one in meant for access in _known(one, secret or config.load().secret)]
+    mine = unlock(session, known)
+    if store is None:
+        store = JobStore(session, _only(list_jobs(session, mine), set(names) - set(mine), ended))
+    elif meant and store.name not in mine:
+        raise AccessDenied(store.name, _locked(store.name, bool(known)))
+    if store.name in mine:
+        session.identify(mine[store.name])
+    return store
+
+
+def _known(job: str, secret: str | None) -> list[Access]:
+    return [Access(job, one) for one in candidates(config.state_dir(), job, secret)]
+
+
+def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
+    running = [job.name for job in jobs if not job.state.over]
+    if len(running) == 1:
+        return running[0]
+    if running:
+        raise UsageError(f"{len(running)} jobs are running, name one: {', '.join(running)}")
+    if ended and len(jobs) == 1:
+        return jobs[0].name
+    if jobs and ended:
+        newest = sorted(jobs, key=lambda job: job.created, reverse=True)[:_NAMED]
+        names = ", ".join(job.name for job in newest)
+        raise UsageError(f"no job is running; name one that has ended: {names}")
+    if others:
+        names = ", ".join(sorted(others)[:_NAMED])
+        raise UsageError(
+            f"no job whose secret is known here is running; for another ({names}) give its "
+            "secret, see `edl join --help`"
+        )
+    raise UsageError("no job is running; start one with `edl run`")
+
+
+def _locked(job: str, tried: bool) -> str:
+    what = "is another than those known here" if tried else "is not known here"
+    return (
+        f"the secret of job {job} {what}; give EDL_SECRET, or `edl join --secret-file FILE`: on "
+        f"the host of `edl run` it is in ~/.local/state/edl/jobs/{job}/secret"
+    )

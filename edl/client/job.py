@@ -1,0 +1,187 @@
+"""One running job, for programs: what the verbs of the command line do, as calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from edl.client import migrating, profiling, scaling
+from edl.client.connection import choose_job, connected
+from edl.client.scaling import Resize
+from edl.client.status import summary
+from edl.client.waiting import Tell, silent
+from edl.coordination.store import JobStore
+from edl.core.migration import Migration
+from edl.core.profile import STEPS, Curve
+
+TIMEOUT_S = 600.0
+ANSWER_S = 60.0  # for the leader to answer
+
+
+class Job:
+    """The job ``name``; None: the only one that runs.
+
+    Each call opens a ZooKeeper session and closes it; as a context manager the job keeps one open
+    for all calls. A job is not to be shared between threads.
+
+    Args:
+        name: as in `edl run --job`.
+        zookeeper: "host:port,host:port"; None: EDL_ZOOKEEPER, else the local one of this user.
+        secret: the job's; None: EDL_SECRET, or what this user's state directory has.
+
+    Every call may raise, besides what it says itself: UnknownJob and AccessDenied,
+    ZooKeeperUnreachable, and CoordinationError when ZooKeeper goes away meanwhile. All errors are
+    EdlErrors.
+    """
+
+    def __init__(
+        self, name: str | None = None, zookeeper: str | None = None, *, secret: str | None = None
+    ) -> None:
+        self._name = name
+        self._zookeeper = zookeeper
+        self._secret = secret
+        self._open = ExitStack()
+        self._kept: JobStore | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._kept = stack.enter_context(self._connect())
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the session that the context manager keeps. Idempotent."""
+        self._kept = None
+        self._open.close()
+
+    # --- how many workers ---
+
+    def scale(self, np: int, timeout_s: float | None = None) -> Resize:
+        """Let the job have ``np`` workers.
+
+        Args:
+            timeout_s: wait for so long until they train; None: return as soon as it is written
+                down.
+
+        Raises:
+            UsageError: the job does not run, or its limits or hosts do not allow that many.
+            TimedOut, JobEnded: they do not train yet; they are still wanted.
+        """
+        return self._resize(lambda _: np, timeout_s)
+
+    def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
+        """Let the job have ``n`` workers more than are wanted now; otherwise as :meth:`scale`."""
+        return self._resize(lambda now: now + n, timeout_s)
+
+    def scale_in(self, n: int = 1, timeout_s: float | None = None) -> Resize:
+        """Let the job have ``n`` workers fewer than are wanted now; otherwise as :meth:`scale`.
+
+        Those with the highest ranks on the last host by name leave; :meth:`drain` names one.
+        """
+        return self._resize(lambda now: now - n, timeout_s)
+
+    def _resize(self, size: Any, timeout_s: float | None) -> Resize:
+        with self._store() as store:
+            return scaling.resize(store, size, timeout_s)
+
+    def drain(self, worker: int, timeout_s: float = ANSWER_S) -> str:
+        """Let the worker ``worker`` (3 is w3) leave; the leader's answer.
+
+        Raises:
+            UsageError: the job does not run, or the leader refuses.
+            TimedOut: no leader answered; the request is taken back.
+            JobEnded: the job ended before.
+        """
+        with self._store() as store:
+            return scaling.drain(store, worker, timeout_s)
+
+    # --- where they are ---
+
+    def migrate(
+        self,
+        from_host: str,
+        to_host: str,
+        np: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        tell: Tell = silent,
+    ) -> Migration:
+        """Move ``np`` workers (None: all) of one host to another, in one switch.
+
+        Returns when they have moved. When all workers of the job move, one of them brings the
+        state and leaves with the next switch.
+
+        Args:
+            tell: called with sentences about how far it is.
+
+        Raises:
+            UsageError: the job does not run, the hosts or their slots do not allow it.
+            HostLost: the agent of ``to_host`` is gone; who had not moved stays.
+            Superseded: somebody else has changed how many workers the two hosts shall have.
+            TimedOut: it goes on.
+            JobEnded: the job ended before.
+        """
+        with self._store() as store:
+            return migrating.migrate(store, from_host, to_host, np, timeout_s, tell)
+
+    # --- what is known ---
+
+    def status(self) -> dict[str, Any]:
+        """What `edl status --json` prints (docs/operations.md)."""
+        with self._store(ended=True) as store:
+            return summary(store.snapshot(), store.session.hosts)
+
+    def profile(
+        self,
+        sizes: Iterable[int],
+        steps: int = STEPS,
+        timeout_s: float = TIMEOUT_S,
+        tell: Tell = silent,
+    ) -> Curve:
+        """Step the job through ``sizes``, downwards, and measure its throughput in each.
+
+        The job trains on all the time; then it has the size back that it had, also after an
+        error or KeyboardInterrupt.
+
+        Args:
+            steps: measured in each size.
+            timeout_s: for each size, to be reached and measured.
+            tell: called with sentences about how far it is.
+
+        Raises:
+            UsageError: the job does not run, or its limits or hosts do not allow a size.
+            Superseded: somebody else has changed the size; it stays as it is.
+            TimedOut, JobEnded: what was measured until then is kept, see :meth:`curve`.
+        """
+        with self._store() as store:
+            return profiling.profile(store, sizes, steps, timeout_s, tell)
+
+    def curve(self) -> Curve | None:
+        """The newest profile that is kept with the job; None: there is none."""
+        with self._store(ended=True) as store:
+            return store.profile()
+
+    # --- the way there ---
+
+    @contextmanager
+    def _store(self, ended: bool = False) -> Iterator[JobStore]:
+        """``ended``: with no name, the only job may have ended."""
+        if self._kept is not None:
+            yield self._kept
+            return
+        with self._connect(ended) as store:
+            yield store
+
+    @contextmanager
+    def _connect(self, ended: bool = True) -> Iterator[JobStore]:
+        with connected(self._zookeeper) as session:
+            yield choose_job(session, self._name, ended, self._secret)

@@ -1,0 +1,128 @@
+"""More or fewer workers; who says how many each host has; and one worker that leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edl.client.waiting import Story, Tell, looks, running, silent
+from edl.coordination.store import JobStore
+from edl.core.facts import Host, Job, Request, Snapshot
+from edl.core.offer import as_hosts
+from edl.core.placement import check_scale, place
+from edl.errors import TimedOut, UsageError
+
+Plan = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Resize:
+    """How many workers were wanted on each host before, and are after."""
+
+    job: str
+    before: Plan
+    after: Plan
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{host}: {count}" for host, count in self.after.items())
+        old, new = sum(self.before.values()), sum(self.after.values())
+        return f"job {self.job}: {old} -> {new} workers ({where})"
+
+
+class Wanted:
+    """How many workers a job shall have on each host: its plan; under horovodrun, the wish.
+
+    Raises:
+        UsageError: the job is one of horovodrun and its hosts are not those of `edl-discover`.
+    """
+
+    def __init__(self, store: JobStore, job: Job, what: str) -> None:
+        self._store = store
+        self.driver = bool(job.driver)
+        if job.driver and not job.offer:
+            raise UsageError(
+                f"cannot {what}: it is for the host discovery script of horovodrun to "
+                "say how many workers there are; use `--host-discovery-script edl-discover`"
+            )
+
+    def of(self, now: Snapshot) -> Plan:
+        """What is wanted now."""
+        return now.job.wish if self.driver else now.plan
+
+    def hosts(self, now: Snapshot) -> tuple[Host, ...]:
+        """The hosts that have slots to offer."""
+        return as_hosts(now.job.offer) if self.driver else now.hosts
+
+    def change(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+        """Compare and set; what then stands."""
+        return (self._store.change_wish if self.driver else self._store.change_plan)(change)
+
+
+def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None = None) -> Resize:
+    """Let the job have ``size(workers wanted now)`` workers.
+
+    Args:
+        timeout_s: wait for so long until they train; None: return as soon as it is written down.
+
+    Raises:
+        UsageError: the job does not run, or its limits or hosts do not allow that many.
+        TimedOut, JobEnded: they do not train; they are still wanted.
+    """
+    what = f"scale job {store.name}"
+    now = running(store, what)
+    wanted = Wanted(store, now.job, what)
+    before: dict[str, int] = {}
+
+    def change(plan: dict[str, int]) -> dict[str, int]:
+        before.clear()
+        before.update(plan)
+        np = size(sum(plan.values()))
+        check_scale(now.job, np)
+        return place(store.name, np, plan, wanted.hosts(now))
+
+    done = Resize(store.name, before, wanted.change(change))
+    if timeout_s is not None:
+        wait_for_size(store, sum(done.after.values()), timeout_s)
+    return done
+
+
+def wait_for_size(store: JobStore, np: int, timeout_s: float, tell: Tell = silent) -> Snapshot:
+    """Wait until ``np`` workers train in one ring; the job as it then stands.
+
+    Raises:
+        TimedOut, JobEnded: they do not.
+    """
+    story = Story(tell)
+    for now in looks(store, timeout_s, f"scaling job {store.name} to {np}", story):
+        number = now.generation.number if now.generation else 0
+        ring = now.generation.members if now.generation else ()
+        if len(ring) == np and {m.id for m in now.members if m.generation >= number} >= {*ring}:
+            return now
+        story(f"{len(ring)} of {np} workers train: {now.status.get('reason', '')}")
+    raise AssertionError("looks() ends with an error")
+
+
+def drain(store: JobStore, worker: int, timeout_s: float) -> str:
+    """Let one worker leave; what the leader answered.
+
+    Raises:
+        UsageError: the job does not run, or the leader refuses.
+        TimedOut: no leader answered; the request is taken back.
+        JobEnded: the job ended before.
+    """
+    running(store, f"drain w{worker} of job {store.name}")
+    number = store.add_request(Request("drain", worker))
+    back = f"the request is taken back (see `edl status {store.name}`)"
+    story = Story()
+    story(f"no leader of job {store.name} has answered")
+    try:
+        for _ in looks(store, timeout_s, f"draining w{worker}", story, back):
+            request = store.get_request(number)
+            if request.done:
+                break
+    except TimedOut:
+        store.remove_request(number)
+        raise
+    if not request.accepted:
+        raise UsageError(request.outcome)
+    return request.outcome

@@ -1,0 +1,72 @@
+"""What all requests to a running job share: it must run, and they wait with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from edl.coordination.store import JobStore
+from edl.core.facts import JobState, Snapshot
+from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
+
+POLL_S = 0.2
+Tell = Callable[[str], None]  # called with sentences about how far it is
+
+
+def silent(_told: str) -> None:
+    """A ``Tell`` for callers that do not want to hear."""
+
+
+class Story:
+    """Tells on, and knows what was told last."""
+
+    def __init__(self, tell: Tell = silent) -> None:
+        self._tell = tell
+        self.last = ""
+
+    def __call__(self, told: str) -> None:
+        self.last = told
+        self._tell(told)
+
+
+def running(store: JobStore, what: str) -> Snapshot:
+    """The job as it stands. ``what``: "scale job digits", for the message.
+
+    Raises:
+        UsageError: it does not run.
+    """
+    now = store.snapshot()
+    if now.job.state is not JobState.RUNNING:
+        raise UsageError(f"cannot {what}: it is {now.job.state}")
+    return now
+
+
+def looks(
+    store: JobStore, timeout_s: float, what: str, story: Story, late: str = ""
+) -> Iterator[Snapshot]:
+    """The job as it stands, again and again, until the caller has seen enough.
+
+    While ZooKeeper does not answer it waits on. For the message when it is late: ``what`` is not
+    done ("moving w3"), what ``story`` told last, and ``late``, which says what then stands.
+
+    Raises:
+        TimedOut: not enough was seen within ``timeout_s``.
+        JobEnded: the job has ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        away = ""
+        try:
+            now = store.snapshot()
+        except CoordinationError as error:
+            away = str(error)
+        else:
+            yield now
+            if now.job.state.over:
+                state = f"{now.job.state}: {now.job.reason}"
+                raise JobEnded(store.name, f"{what} is not done: job {store.name} is {state}")
+        if time.monotonic() >= deadline:
+            parts = filter(None, (away or story.last, late))
+            message = f"{what} is not done after {timeout_s:g} s"
+            raise TimedOut(store.name, "; ".join((message, *parts)))
+        time.sleep(POLL_S)

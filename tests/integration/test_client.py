@@ -1,0 +1,295 @@
+"""`edl.client` and its verbs, on jobs whose workers have no ring: seconds each."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
+
+from edl.client import Job
+from edl.errors import JobEnded, TimedOut, UnknownJob, UsageError
+
+pytestmark = pytest.mark.integration
+__all__ = ["shell"]
+
+
+@contextmanager
+def two_hosts(shell: Shell, np: int = 2, slots: int = 2, *options: str) -> Iterator[Running]:
+    """A job of ``np`` workers on host a, and host b, which joins with ``slots``."""
+    limits = ("-np", str(np), "--max-np", "4", "--slots", str(max(2, np)))
+    job = shell.start(
+        "run", *limits, "--job", "j", "--host", "a", sys.executable, STANDIN, *options
+    )
+    shell.until_size(np)
+    guest = shell.start("join", "--job", "j", "--host", "b", "--slots", str(slots))
+    guest.expect(f"host b offers {slots} slots")
+    yield guest
+    if shell.status()["state"] == "running":
+        assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0
+    guest.wait()
+
+
+@pytest.fixture
+def client(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The job j, found as the command line would find it."""
+    for name in ("EDL_ZOOKEEPER", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, shell.environment[name])
+    return Job("j")
+
+
+def hosts(facts: dict) -> list[str]:
+    return sorted(member["host"] for member in facts["members"])
+
+
+def kinds(shell: Shell, kind: str) -> list[dict]:
+    return [event for event in shell.events() if event["kind"] == kind]
+
+
+def test_two_of_three_workers_move_in_one_switch(shell: Shell) -> None:
+    with two_hosts(shell, np=3):
+        before = shell.status()["generation"]
+        done = shell.edl("migrate", "j", "--from", "a", "--to", "b", "--np", "2")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == (
+            "moved 2 workers of j from a to b in one switch (generation 2); "
+            "the others stood still for 0.1 s\n"
+        )
+        facts = shell.until_size(3)
+        assert (facts["generation"], facts["plan"]) == (before + 1, {"a": 1, "b": 2})
+        assert hosts(facts) == ["a", "b", "b"]
+    (asked,) = kinds(shell, "migrate")
+    assert asked["reason"] == "2 workers shall move from a to b"
+    assert (asked["from"], asked["to"], asked["np"], asked["generation"]) == ("a", "b", 2, before)
+
+
+def test_all_workers_move_and_back(shell: Shell, client: Job) -> None:
+    """One brings the state to the others, and leaves with the next switch."""
+    with two_hosts(shell), client as job:
+        there = job.migrate("a", "b")
+        assert there.generations == (2, 3)
+        facts = shell.until_size(2)
+        assert (hosts(facts), facts["plan"]) == (["b", "b"], {"a": 0, "b": 2})
+        assert job.migrate("b", "a", np=1).generations == (4,)
+        assert hosts(shell.until_size(2)) == ["a", "b"]
+
+
+MIGRATE = ("migrate", "j", "--from")
+PROFILE = ("profile", "j")
+REFUSED = [
+    ((*MIGRATE, "a", "--to", "a"), "from host a to itself"),
+    ((*MIGRATE, "x", "--to", "b"), "from host x: it has none; the job's workers are on a: 2"),
+    ((*MIGRATE, "a", "--to", "x"), "no agent offers x; start one there with `edl join --job j"),
+    ((*MIGRATE, "a", "--to", "b"), "b has 1 slots and 0 of them are taken"),
+    ((*MIGRATE, "a", "--to", "b", "--np", "3"), "--np must lie between 1 and 2"),
+    ((*PROFILE, "--np", "1..5"), "cannot scale job j to 5 workers: max_np is 4"),
+    ((*PROFILE, "--np", "4"), "its hosts have 3 slots"),
+    ((*PROFILE, "--np", "many"), "'many' are no numbers of workers; write 1..4"),
+    ((*PROFILE, "--np", "2", "--steps", "0"), "0 steps cannot be measured"),
+    (PROFILE, "give the sizes to measure, like --np 1..4, or --show"),
+    ((*PROFILE, "--show"), "the job was never profiled"),
+    ((*PROFILE, "--show", "--np", "2"), "--show measures nothing"),
+    ((*PROFILE, "--np", "2", "--plot", "c.pdf"), "must end with .png or .svg"),
+]
+
+
+def test_what_cannot_be_is_one_sentence_and_changes_nothing(shell: Shell) -> None:
+    with two_hosts(shell, slots=1):
+        for words, message in REFUSED:
+            done = shell.edl(*words)
+            assert (done.returncode, done.stdout) == (2, ""), words
+            (line,) = done.stderr.splitlines()
+            assert message in line
+        facts = shell.until_size(2)
+        assert (facts["plan"], facts["generation"]) == ({"a": 2}, 1)
+    for words in (("migrate", "j", "--from", "a", "--to", "b"), ("profile", "j", "--np", "1")):
+        done = shell.edl(*words)
+        assert done.returncode == 2
+        assert "it is stopped" in done.stderr
+
+
+def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
+    """Ctrl-C, or its deadline: it goes on, and the way back is told."""
+    (shell.directory / "train.py").write_text(
+        "import os, runpy, sys, time\n"
+        "while os.environ['EDL_HOST'] == 'b' and not os.path.exists('go'):\n"
+        "    time.sleep(0.05)\n"
+        f"sys.argv[0] = {STANDIN!r}\n"
+        f"runpy.run_path({STANDIN!r}, run_name='__main__')\n"
+    )
+    limits = ("run", "-np", "2", "--max-np", "4", "--slots", "2", "--job", "j", "--host", "a")
+    job = shell.start(*limits, sys.executable, "train.py")
+    shell.until_size(2)
+    guest = shell.start("join", "--job", "j", "--host", "b", "--slots", "2")
+    guest.expect("host b offers")
+    move = ("migrate", "j", "--from", "a", "--to", "b")
+    done = shell.edl(*move, "--np", "1", "--timeout", "1")
+    assert done.returncode == 1
+    assert (
+        "moving 1 worker of j from a to b is not done after 1 s; 0 of 1 moved; 1 to be started: "
+    ) in done.stderr
+    assert "it goes on; `edl migrate j --from b --to a --np 1` takes it back" in done.stderr
+    taken_back = shell.edl("migrate", "j", "--from", "b", "--to", "a")
+    assert "moved 1 worker of j from b to a without a switch" in taken_back.stdout
+    assert shell.status()["plan"] == {"a": 2, "b": 0}
+
+    waits = shell.start(*move, "--np", "1")
+    until(lambda: shell.status()["plan"] == {"a": 1, "b": 1}, WAIT_S)
+    waits.signal(signal.SIGINT)
+    assert waits.wait() == 130
+    assert "the migration goes on; `edl migrate j --from b --to a` takes it back" in waits.output
+    assert hosts(shell.status())[:2] == ["a", "a"]
+    (shell.directory / "go").touch()
+    until(lambda: hosts(shell.until_size(2)) == ["a", "b"], WAIT_S)
+    assert shell.edl("stop", "j").returncode == 0
+    assert (job.wait(), guest.wait()) == (0, 0)
+
+
+def test_a_target_that_leaves_gives_back_what_had_not_moved(shell: Shell) -> None:
+    (shell.directory / "train.py").write_text(
+        "import os, runpy, sys, time\n"
+        "while os.environ['EDL_HOST'] == 'b' and os.environ['EDL_SLOT'] == '1':\n"
+        "    time.sleep(0.05)\n"
+        f"sys.argv[0] = {STANDIN!r}\n"
+        f"runpy.run_path({STANDIN!r}, run_name='__main__')\n"
+    )
+    limits = ("run", "-np", "3", "--max-np", "4", "--job", "j", "--host", "a")
+    job = shell.start(*limits, sys.executable, "train.py")
+    shell.until_size(3)
+    guest = shell.start("join", "--job", "j", "--host", "b", "--slots", "2")
+    guest.expect("host b offers")
+    move = shell.start("migrate", "j", "--from", "a", "--to", "b", "--np", "2")
+    until(lambda: "move together" in shell.status()["reason"], WAIT_S)
+    guest.signal(signal.SIGINT)
+    assert move.wait() == 1
+    assert "the plan was changed while 2 workers of j from a to b were moving" in move.output
+    assert "a: 3, b: 0 are wanted now; 0 of 2 had moved" in move.output
+    assert guest.wait() == 0
+    facts = shell.until_size(3)
+    assert (hosts(facts), facts["generation"]) == (["a"] * 3, 1)  # nothing was switched
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0
+
+
+def test_scaling_by_and_to_a_number(shell: Shell, client: Job) -> None:
+    with two_hosts(shell), client as job:
+        resize = job.scale_out(2, timeout_s=WAIT_S)
+        assert (dict(resize.before), dict(resize.after)) == ({"a": 2}, {"a": 2, "b": 2})
+        assert job.status()["world_size"] == 4
+        assert str(job.scale_in(timeout_s=WAIT_S)) == "job j: 4 -> 3 workers (a: 2, b: 1)"
+        assert job.scale(1).after == {"a": 1, "b": 0}
+        with pytest.raises(UsageError, match="to 0 workers: min_np is 1"):
+            job.scale_in()
+        with pytest.raises(UsageError, match="to 5 workers: max_np is 4"):
+            job.scale_out(4)
+        shell.until_size(1)
+        with pytest.raises(UsageError, match="cannot drain w0"):
+            job.drain(0)
+        job.scale(2, timeout_s=WAIT_S)
+        assert job.drain(0) == "w0 leaves with the next switch"
+
+
+def test_a_deadline_passes_and_jobs_end(shell: Shell, client: Job) -> None:
+    with pytest.raises(UnknownJob, match="there is no job named 'j'"):
+        client.status()
+    with two_hosts(shell):
+        with pytest.raises(TimedOut, match="scaling job j to 3 is not done after 0 s"):
+            client.scale(3, timeout_s=0.0)
+        shell.until_size(3)
+        stop = shell.start("stop", "j")
+        with pytest.raises((JobEnded, UsageError), match="stop"):
+            client.profile([3], steps=10_000)
+        assert stop.wait() == 0
+        assert client.status()["state"] == "stopped"
+
+
+def test_a_profile_is_right_kept_and_leaves_the_size_as_it_was(shell: Shell) -> None:
+    """Steps of a known time, and 4 samples a step from each worker: the efficiency is 1."""
+    step_s = 0.05
+    with two_hosts(shell, 2, 2, "--step-s", str(step_s)):
+        done = shell.edl("profile", "j", "--np", "1..3", "--steps", "30", "--json")
+        assert done.returncode == 0, done.stderr
+        curve = json.loads(done.stdout)
+        assert [point["np"] for point in curve["points"]] == [1, 2, 3]
+        for point in curve["points"]:
+            assert step_s <= point["step_s"] < 1.5 * step_s, point
+            assert point["throughput"] == pytest.approx(4 * point["np"] / point["step_s"], rel=1e-4)
+            assert point["efficiency"] == pytest.approx(1.0, abs=0.2)
+            assert point["steps"] >= 30
+        assert shell.until_size(2)["plan"] == {"a": 2}
+        sizes = [len(e["members"]) for e in kinds(shell, "generation")]
+        assert sizes == [2, 3, 2, 1, 2]  # out to the largest, downwards, and back
+        again = shell.edl("profile", "j", "--show", "--json", "--plot", "curve.svg")
+        assert json.loads(again.stdout) == curve
+        assert (shell.directory / "curve.svg").read_text().startswith("<?xml")
+    shown = shell.edl("profile", "j", "--show")  # of a job that has ended
+    assert shown.returncode == 0
+    assert "efficiency" in shown.stdout
+    told = [event["reason"] for event in kinds(shell, "profile")]
+    assert [text.split(" train ")[0] for text in told] == ["3 workers", "2 workers", "1 worker"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_profile_gives_the_size_back(shell: Shell, number: signal.Signals) -> None:
+    with two_hosts(shell, 2, 2, "--step-s", "0.05"):
+        profile = shell.start("profile", "j", "--np", "1,2", "--steps", "40")
+        until(lambda: shell.status()["plan"]["a"] == 1, WAIT_S)
+        profile.signal(number)
+        assert profile.wait() == 130
+        assert "the job has the size back that it had" in profile.output
+        assert shell.until_size(2)["plan"] == {"a": 2}
+        kept = json.loads(shell.edl("profile", "j", "--show", "--json").stdout)
+        assert [point["np"] for point in kept["points"]] == [2]
+
+
+def test_a_profile_ends_when_somebody_else_scales(shell: Shell) -> None:
+    with two_hosts(shell):
+        profile = shell.start("profile", "j", "--np", "1", "--steps", "100000")
+        until(lambda: shell.status()["plan"]["a"] == 1, WAIT_S)
+        shell.edl("scale", "j", "--np", "3")
+        assert profile.wait() == 1
+        assert "somebody has changed the plan of job j to 3 workers" in profile.output
+        assert "nothing was measured" in profile.output
+        assert shell.until_size(3)["plan"] == {"a": 2, "b": 1}
+
+
+def test_a_job_that_ends_keeps_what_was_measured(shell: Shell) -> None:
+    run = ("run", "-np", "2", "--max-np", "2", "--job", "j", "--host", "a")
+    job = shell.start(*run, sys.executable, STANDIN, "--step-s", "0.05", "--steps", "120")
+    shell.until_size(2)
+    profile = shell.edl("profile", "j", "--np", "1..2", "--steps", "60", timeout_s=60)
+    assert profile.returncode == 1
+    assert "profiling job j with 1 worker is not done: job j is finished" in profile.stderr
+    assert "; measured with 2 workers" in profile.stderr
+    assert job.wait() == 0
+    kept = json.loads(shell.edl("profile", "j", "--show", "--json").stdout)
+    assert [point["np"] for point in kept["points"]] == [2]
+
+
+def test_the_client_needs_no_framework() -> None:
+    code = (
+        "import sys, edl.client\n"
+        "print([m for m in ('torch', 'tensorflow', 'horovod', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_target_whose_agent_is_gone_is_given_up(shell: Shell) -> None:
+    """Frozen before it has started a worker: nobody leaves, and the plan is as it was."""
+    with two_hosts(shell) as guest:
+        guest.signal(signal.SIGSTOP)
+        try:
+            done = shell.edl("migrate", "j", "--from", "a", "--to", "b")
+            assert done.returncode == 1, done.stdout
+            assert "host b has had no agent for 10 s: 2 of 2 workers of job j stay" in done.stderr
+            facts = shell.until_size(2)
+            assert (facts["plan"], facts["generation"]) == ({"a": 2, "b": 0}, 1)
+        finally:
+            guest.signal(signal.SIGCONT)

@@ -1,0 +1,146 @@
+"""How far a migration is, and what it was, by what ZooKeeper says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.core.facts import Event, Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.migration import Migration, Move, outcome, stall_s, standing
+
+JOB = Job("digits", ("true",), np=3, min_np=1, max_np=4)
+MOVE = Move("digits", "a", "b", 2, {"a": 1, "b": 2}, since=3)
+HOSTS = {"w0": "a", "w1": "a", "w2": "a", "w3": "b", "w4": "b"}
+
+
+def member(number: int, host: str, **changes: Any) -> Member:
+    fresh = Member(number, host, number, "::1", 9000 + number, 100 + number, f"launch{number}")
+    return replace(fresh, **changes)
+
+
+def snapshot(number: int, seats: dict[int, str], *coming: Member, late: int = -1) -> Snapshot:
+    """A ring of ``seats`` that all but ``late`` have adopted, and newcomers."""
+    members = tuple(
+        member(w, h, stage=Stage.ACTIVE, generation=number - (w == late)) for w, h in seats.items()
+    )
+    ring = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
+    generation = Generation(number, 1, ring, 0, (), (), "")
+    return Snapshot(JOB, members=(*members, *coming), plan=MOVE.plan, generation=generation)
+
+
+OLD = {0: "a", 1: "a", 2: "a"}
+NEW = {0: "a", 3: "b", 4: "b"}
+
+
+def test_it_is_told_who_is_on_the_way() -> None:
+    now = snapshot(3, OLD)
+    stands = standing(MOVE, now, now.plan)
+    assert (stands.done, stands.changed, stands.told) == (
+        False,
+        False,
+        "0 of 2 moved; 2 to be started",
+    )
+    ready = member(3, "b", stage=Stage.READY)
+    now = snapshot(3, OLD, ready, member(4, "b"))
+    stands = standing(MOVE, now, now.plan)
+    assert stands.told == "0 of 2 moved; w3 is ready, w4 is preparing"
+    assert stands.arrived == {"a": 3, "b": 2}
+
+
+def test_it_is_done_when_all_have_adopted_the_ring() -> None:
+    waits = snapshot(4, NEW, late=0)
+    assert not standing(MOVE, waits, waits.plan).done
+    now = snapshot(4, NEW)
+    stands = standing(MOVE, now, now.plan)
+    assert (stands.done, stands.there) == (True, 2)
+
+
+def test_it_is_not_done_while_an_old_one_brings_the_state() -> None:
+    now = snapshot(4, {0: "a", 3: "b", 4: "b"})
+    stands = standing(replace(MOVE, plan={"a": 0, "b": 2}), now, {"a": 0, "b": 2})
+    assert (stands.done, stands.there) == (False, 2)
+
+
+def test_a_newcomer_that_was_given_up_has_not_arrived() -> None:
+    now = replace(snapshot(3, OLD, member(3, "b")), evicted={3: "frozen"})
+    stands = standing(MOVE, now, now.plan)
+    assert (stands.arrived, stands.told) == ({"a": 3}, "0 of 2 moved; 2 to be started")
+
+
+def test_workers_that_were_there_before_have_not_moved() -> None:
+    now = snapshot(3, {0: "a", 1: "b"})
+    move = Move("digits", "a", "b", 1, {"a": 0, "b": 2}, since=3)
+    assert standing(move, now, move.plan).there == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "changed"),
+    [({"a": 3, "b": 0}, True), ({"a": 1, "b": 1}, True), ({"a": 1, "b": 2, "c": 1}, False)],
+)
+def test_somebody_else_changes_the_plan(plan: dict[str, int], changed: bool) -> None:
+    stands = standing(MOVE, snapshot(3, OLD), plan)
+    assert (stands.changed, stands.there) == (changed, 0)
+
+
+def event(kind: str, generation: int, **details: Any) -> Event:
+    return Event(0.0, kind, generation, 9, "so", details)
+
+
+def made(number: int, joined: tuple[str, ...] = (), left: tuple[str, ...] = ()) -> Event:
+    return event("generation", number, joined=list(joined), left=list(left))
+
+
+def switched(number: int, **stalls: float) -> Event:
+    """Workers w3 and above are new."""
+    told = {
+        w: {"role": "new" if int(w[1:]) > 2 else "old", "stall_s": s} for w, s in stalls.items()
+    }
+    return event("switch", number, workers=told)
+
+
+BEFORE = [made(3, joined=("w2",)), switched(3, w0=9.0)]
+
+
+def test_one_switch() -> None:
+    both = made(4, ("w3", "w4"), ("w1", "w2"))
+    done = outcome(MOVE, [*BEFORE, both, switched(4, w0=0.21, w3=0.4, w4=0.4)], HOSTS, last=4)
+    assert done == Migration(MOVE, (4,), 0.21)
+    assert str(done) == (
+        "moved 2 workers of digits from a to b in one switch (generation 4); "
+        "the others stood still for 0.2 s"
+    )
+
+
+def test_other_changes_meanwhile_and_later_ones_are_not_its_own() -> None:
+    others = [made(4, joined=("w5",)), made(6, left=("w0",))]
+    done = outcome(MOVE, [*others, made(5, ("w3",), ("w1",))], {**HOSTS, "w5": "c"}, last=5)
+    assert done.generations == (5,)
+
+
+def test_two_switches_when_one_old_worker_brought_the_state() -> None:
+    first, second = made(4, ("w3", "w4"), ("w1",)), made(5, (), ("w0",))
+    log = [first, switched(4, w0=0.2), second, switched(5, w3=0.1)]
+    done = outcome(MOVE, log, HOSTS, last=5)
+    assert str(done).endswith("in 2 switches (generations 4, 5); the others stood still for 0.2 s")
+
+
+def test_a_crash_on_the_way_is_no_switch_of_the_migration() -> None:
+    crash = event("generation", 4, joined=[], left=["w1"], repair=True)
+    done = outcome(MOVE, [crash, made(5, ("w3", "w4"), ("w2",))], HOSTS, last=5)
+    assert done.generations == (5,)
+
+
+def test_a_stall_that_is_not_known_is_not_told() -> None:
+    done = outcome(MOVE, [made(4, ("w3", "w4"), ("w1", "w2"))], HOSTS, last=4)
+    assert str(done) == "moved 2 workers of digits from a to b in one switch (generation 4)"
+
+
+def test_nobody_had_to_move() -> None:
+    assert "without a switch" in str(outcome(MOVE, BEFORE, HOSTS, last=3))
+
+
+def test_the_longest_stall_is_that_of_an_old_worker() -> None:
+    assert stall_s(switched(4, w0=0.1, w1=0.2, w3=0.9)) == 0.2
+    assert stall_s(event("switch", 4)) == 0.0
