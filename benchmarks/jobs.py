@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,13 @@ class Job:
         """Start ``python -m module`` with ``size`` workers."""
         self.steps_directory.mkdir(parents=True)
         script = [sys.executable, "-m", module, "--steps-to", str(self.steps_directory), *arguments]
+        self.launch(self.command(script, size))
+
+    def launch(self, command: Sequence[str]) -> None:
+        """Run a command line; its output goes into a file of that name."""
         with (self.directory / "output").open("wb") as output:
             self._process = subprocess.Popen(
-                self.command(script, size),
+                command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -104,9 +108,20 @@ class Job:
             ended = self._process.poll()
             if ended is not None or time.monotonic() > deadline:
                 why = f"in {timeout_s:g} s" if ended is None else f"before it ended with {ended}"
-                tail = (self.directory / "output").read_text(errors="replace")[-3000:]
-                raise BenchmarkError(f"{self.kind}: no {what} {why}\n{tail}")
+                raise BenchmarkError(f"{self.kind}: no {what} {why}\n{self.output()[-3000:]}")
             time.sleep(0.05)
+
+    def output(self) -> str:
+        """What the launcher printed, its workers' output included."""
+        return (self.directory / "output").read_text(errors="replace")
+
+    def end(self, timeout_s: float) -> int | None:
+        """Wait for the end of the launcher; its exit code, None: it did not end in time."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
 
     def stop(self) -> None:
         """End every process of the job, the gentle way first."""

@@ -44,6 +44,7 @@ def parser():
     options.add_argument("--tfrecord", help="samples: the numbers in the sound records of files")
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
     options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
+    options.add_argument("--scene", type=Path, help="what is to happen: benchmarks/scenarios")
     return options
 
 
@@ -75,6 +76,11 @@ class Diary:
         self.rings = []  # the generations that this worker was in: number, size, first step
         self.epochs = []  # the counts at the end of each epoch that this worker was in
         self._last_step = time.monotonic()
+        self._scene = None
+        if args.scene:
+            from benchmarks.scenarios.scene import Scene
+
+            self._scene = Scene(args.scene)
 
     def begin_step(self, steps):
         generation = edl.generation()
@@ -82,6 +88,8 @@ class Diary:
             not self.rings or self.rings[-1]["generation"] != generation
         ):
             self.rings.append({"generation": generation, "size": edl.size(), "step": steps})
+        if self._scene and not edl.is_rehearsing():
+            self._scene.begin_batch(edl.rank(), edl.size())
 
     def in_step(self):
         args = self.args
@@ -101,6 +109,8 @@ class Diary:
 
     def end_epoch(self, epoch, count, **more):
         self.epochs.append({"epoch": epoch, "counts": histogram(count), **more})
+        if self._scene:
+            self._scene.end_epoch(epoch, edl.rank(), edl.size(), edl.generation())
 
     def report(self, w, count, steps, **more):
         told = {
