@@ -44,6 +44,15 @@ AddressOption = Annotated[
     str | None,
     typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
 ]
+InterfaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--network-interface",
+        metavar="NAME",
+        help="Through which others reach this host. Default: the one that leads to ZooKeeper.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 _NAMED = 5  # ended jobs in a message

@@ -12,6 +12,7 @@ from edl import config
 from edl.cli.common import (
     AddressOption,
     HostOption,
+    InterfaceOption,
     ZooKeeperOption,
     choose_job,
     connected,
@@ -49,6 +50,7 @@ def join(
     ] = None,
     host: HostOption = None,
     address: AddressOption = None,
+    network_interface: InterfaceOption = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(
@@ -64,7 +66,9 @@ def join(
 
     Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
     """
-    settings = config.load(host=host, address=address, zookeeper=zookeeper)
+    settings = config.load(
+        host=host, address=address, network_interface=network_interface, zookeeper=zookeeper
+    )
     check_name("host", settings.host)
     given = None if secret_file is None else read_file(secret_file)
     with connected(zookeeper) as session:
@@ -84,7 +88,7 @@ def join(
         assert session.access is not None
         secret, state = session.access.secret, config.state_dir()
         check_command(record.command, Path(record.cwd), config.environment().get("PATH"))
-        reachable = own_address(settings.address, session.hosts)
+        reachable = own_address(settings.address, settings.network_interface, session.hosts)
         here = Host(settings.host, slots, reachable, os.getpid())
         keep(state, record.name, secret)
         line = LiveLine(record.name)
@@ -93,7 +97,7 @@ def join(
             here,
             record,
             Output(console(), line.render),
-            worker_environment(record, session.hosts, here, secret),
+            worker_environment(record, session.hosts, here, secret, settings.network_interface),
             log_directory(state, record.name, fresh=False),
             settings.start_timeout_s,
             f"host {here.name} offers {slots} slots to job {record.name}; "

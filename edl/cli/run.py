@@ -12,7 +12,14 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import AddressOption, HostOption, ZooKeeperOption, console, open_session
+from edl.cli.common import (
+    AddressOption,
+    HostOption,
+    InterfaceOption,
+    ZooKeeperOption,
+    console,
+    open_session,
+)
 from edl.cli.live import LiveLine
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
@@ -55,6 +62,7 @@ def run(
     ] = None,
     host: HostOption = None,
     address: AddressOption = None,
+    network_interface: InterfaceOption = None,
     chaos: Annotated[
         bool,
         typer.Option("--chaos", help="Let `edl chaos` expire sessions and cut connections."),
@@ -98,6 +106,7 @@ def run(
     settings = config.load(
         host=host,
         address=address,
+        network_interface=network_interface,
         zookeeper=zookeeper,
         elastic_timeout_s=elastic_timeout_s,
         stall_limit_s=stall_limit_s,
@@ -132,7 +141,7 @@ def run(
         stall_limit_s=settings.stall_limit_s or 0.0,
         chaos=chaos or settings.chaos,
     )
-    reachable = own_address(settings.address, hosts)
+    reachable = own_address(settings.address, settings.network_interface, hosts)
     here = Host(settings.host, slots, reachable, os.getpid())
     line = LiveLine(name)
     state, secret = config.state_dir(), settings.secret or new_secret()
@@ -148,7 +157,7 @@ def run(
             here,
             job_record,
             Output(console(), line.render),
-            worker_environment(job_record, hosts, here, secret),
+            worker_environment(job_record, hosts, here, secret, settings.network_interface),
             log_directory(state, name, fresh=True),
             settings.start_timeout_s,
             f"job {name} starts with {np} workers; ZooKeeper is at {hosts}",
@@ -159,9 +168,15 @@ def run(
     raise typer.Exit(code)
 
 
-def worker_environment(job: Job, hosts: str, here: Host, secret: str) -> dict[str, str]:
-    """The environment of a worker on this host: the user's, and which job it belongs to."""
+def worker_environment(
+    job: Job, hosts: str, here: Host, secret: str, interface: str
+) -> dict[str, str]:
+    """The environment of a worker on this host: the user's, and which job it belongs to.
+
+    ``interface``: that was asked for, which NCCL has to be told; empty: none.
+    """
     return {
+        **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
         **config.environment_for_worker(),
         "EDL_JOB": job.name,
         "EDL_SECRET": secret,
