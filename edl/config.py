@@ -36,6 +36,7 @@ class Config:
     zookeeper: str | None = None  # "host:port,host:port"; None: the local server of this user
     host: str = ""  # logical host name of this process; default: the machine's
     address: str = "127.0.0.1"  # the interface's address that other workers can reach
+    network_interface: str = ""  # whose address it is; empty: the one that leads to ZooKeeper
     slot: int = 0  # number of the slot on this host, stable for the process's life
     launch: str = ""  # unique token that the agent gives to one start of one worker process
     secret: str | None = field(default=None, repr=False)  # who knows it may change the job

@@ -41,6 +41,15 @@ AddressOption = Annotated[
     str | None,
     typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
 ]
+InterfaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--network-interface",
+        metavar="NAME",
+        help="Through which others reach this host. Default: the one that leads to ZooKeeper.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again

@@ -1,4 +1,4 @@
-"""`edl drain`: take one worker out of a job."""
+"""`edl drain`: take one worker, or one host, out of a job."""
 
 from __future__ import annotations
 
@@ -14,19 +14,36 @@ from edl.errors import UsageError
 
 def drain(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="[JOB] WORKER", help="For example: digits w3", show_default=False),
-    ],
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="In place of WORKER: this host leaves the job, with its workers and its agent, "
+            "even that of `edl run`.",
+            show_default=False,
+        ),
+    ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait for the leader's answer.")
+        float, typer.Option("--timeout", help="Seconds to wait for it.")
     ] = ANSWER_S,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Let one worker leave; the others train on, one fewer.
+    """Let one worker leave, or all of a host; the others train on.
 
     The leader answers when the worker leaves with a switch, or why it cannot.
     """
-    if len(words) > 2:
-        raise UsageError(f"edl drain takes a job and a worker, not {len(words)} words")
-    job = words[0] if len(words) == 2 else None
-    typer.echo(Job(job, zookeeper).drain(worker_number(words[-1]), timeout_s))
+    named = list(words or ())
+    if not (host is None) <= len(named) <= 1 + (host is None):
+        raise UsageError(
+            "edl drain takes a job and a worker, as `edl drain digits w3`, or a job and a host, "
+            "as `edl drain digits --host node1`"
+        )
+    if host is not None:
+        answer = Job(named[0] if named else None, zookeeper).drain_host(host, timeout_s)
+    else:
+        worker = worker_number(named.pop())
+        answer = Job(named[0] if named else None, zookeeper).drain(worker, timeout_s)
+    typer.echo(answer)

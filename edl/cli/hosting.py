@@ -22,7 +22,7 @@ from edl.launch.workers import log_directory
 
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
     """This host, as a job shall know it."""
-    address = own_address(settings.address, zookeeper)
+    address = own_address(settings.address, settings.network_interface, zookeeper)
     return Host(settings.host, slots, address, os.getpid())
 
 
@@ -89,7 +89,7 @@ def host_agent(
         here,
         job,
         Output(console(), line.render),
-        worker_environment(job, store.session.hosts, here, secret),
+        worker_environment(job, store.session.hosts, here, secret, settings.network_interface),
         log_directory(state, job.name, fresh),
         settings.start_timeout_s,
         greeting,
@@ -101,9 +101,15 @@ def host_agent(
     )
 
 
-def worker_environment(job: Job, hosts: str, here: Host, secret: str) -> dict[str, str]:
-    """The environment of a worker on this host: the user's, and which job it belongs to."""
+def worker_environment(
+    job: Job, hosts: str, here: Host, secret: str, interface: str
+) -> dict[str, str]:
+    """The environment of a worker on this host: the user's, and which job it belongs to.
+
+    ``interface``: that was asked for, which NCCL has to be told; empty: none.
+    """
     return {
+        **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
         **config.environment_for_worker(),
         "EDL_JOB": job.name,
         "EDL_SECRET": secret,

@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import AddressOption, HostOption, ZooKeeperOption, choose_job, connected
+from edl.cli.common import (
+    AddressOption,
+    HostOption,
+    InterfaceOption,
+    ZooKeeperOption,
+    choose_job,
+    connected,
+)
 from edl.cli.hosting import guest
 from edl.coordination.paths import check_name
 from edl.launch.secret import read_file
@@ -43,6 +50,7 @@ def join(
     ] = None,
     host: HostOption = None,
     address: AddressOption = None,
+    network_interface: InterfaceOption = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(
@@ -58,7 +66,9 @@ def join(
 
     Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
     """
-    settings = config.load(host=host, address=address, zookeeper=zookeeper)
+    settings = config.load(
+        host=host, address=address, network_interface=network_interface, zookeeper=zookeeper
+    )
     check_name("host", settings.host)
     given = None if secret_file is None else read_file(secret_file)
     with connected(zookeeper) as session:

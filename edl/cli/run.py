@@ -12,7 +12,14 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import AddressOption, HostOption, ZooKeeperOption, console, open_session
+from edl.cli.common import (
+    AddressOption,
+    HostOption,
+    InterfaceOption,
+    ZooKeeperOption,
+    console,
+    open_session,
+)
 from edl.cli.hosting import guest, host_agent, this_host
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
@@ -51,6 +58,7 @@ def run(
     ] = None,
     host: HostOption = None,
     address: AddressOption = None,
+    network_interface: InterfaceOption = None,
     or_join: Annotated[
         bool,
         typer.Option(
@@ -102,6 +110,7 @@ def run(
     settings = config.load(
         host=host,
         address=address,
+        network_interface=network_interface,
         zookeeper=zookeeper,
         elastic_timeout_s=elastic_timeout_s,
         stall_limit_s=stall_limit_s,

@@ -22,7 +22,7 @@ from edl.coordination.store import JobStore
 from edl.core.facts import Host, Job
 from edl.core.slot import assigned
 from edl.errors import EdlError, JobExists, UsageError
-from edl.launch.address import address_of
+from edl.launch.address import address_of, own_address
 from edl.launch.command import check_command
 from edl.launch.driver import Driver
 from edl.launch.horovodrun import find_launcher
@@ -87,9 +87,9 @@ def _serve(
             raise UsageError(_taken(name))
         store.change_plan(lambda plan: assigned(plan, slot.host, slot.slot, slot.local_size))
         driver.identify(found)
-        here = Host(slot.host, slot.local_size, address_of(slot.interface) or settings.address)
+        here = Host(slot.host, slot.local_size, _reachable(slot, settings, hosts))
         environment = {
-            **worker_environment(job, hosts, here, secret),
+            **worker_environment(job, hosts, here, secret, settings.network_interface),
             "EDL_SLOT": str(slot.slot),
         }
         keeper = Keeper(
@@ -97,6 +97,12 @@ def _serve(
         )
         driver.start(keeper.on_change)
         return keeper.run()
+
+
+def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
+    """The address for the other workers: of the user's interface, else of the driver's."""
+    drivers = slot.interface if address_of(slot.interface) else ""  # here it may have another name
+    return own_address(settings.address, settings.network_interface or drivers, zookeeper)
 
 
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:

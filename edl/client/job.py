@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from edl.client import migrating, profiling, scaling
+from edl.client import draining, migrating, profiling, scaling
 from edl.client.connection import choose_job, connected
 from edl.client.scaling import Resize
 from edl.client.status import summary
@@ -103,7 +103,18 @@ class Job:
             JobEnded: the job ended before.
         """
         with self._store() as store:
-            return scaling.drain(store, worker, timeout_s)
+            return draining.drain_worker(store, worker, timeout_s)
+
+    def drain_host(self, host: str, timeout_s: float = ANSWER_S) -> str:
+        """Let the host leave, with its workers and its agent; that it has left.
+
+        Raises:
+            UsageError: the job does not run, has no such host, or too few workers would be left.
+            TimedOut: it has not left yet, but goes on.
+            JobEnded: the job ended before.
+        """
+        with self._store() as store:
+            return draining.drain_host(store, host, timeout_s)
 
     # --- where they are ---
 

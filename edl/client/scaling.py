@@ -1,4 +1,4 @@
-"""More or fewer workers; who says how many each host has; and one worker that leaves."""
+"""More or fewer workers, and who says how many each host has."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from edl.client.waiting import Story, Tell, looks, running, silent
 from edl.coordination.store import JobStore
-from edl.core.facts import Host, Job, Request, Snapshot
+from edl.core.facts import Host, Job, Snapshot
 from edl.core.offer import as_hosts
 from edl.core.placement import check_scale, place
-from edl.errors import TimedOut, UsageError
+from edl.errors import UsageError
 
 Plan = Mapping[str, int]
 
@@ -100,29 +100,3 @@ def wait_for_size(store: JobStore, np: int, timeout_s: float, tell: Tell = silen
             return now
         story(f"{len(ring)} of {np} workers train: {now.status.get('reason', '')}")
     raise AssertionError("looks() ends with an error")
-
-
-def drain(store: JobStore, worker: int, timeout_s: float) -> str:
-    """Let one worker leave; what the leader answered.
-
-    Raises:
-        UsageError: the job does not run, or the leader refuses.
-        TimedOut: no leader answered; the request is taken back.
-        JobEnded: the job ended before.
-    """
-    running(store, f"drain w{worker} of job {store.name}")
-    number = store.add_request(Request("drain", worker))
-    back = f"the request is taken back (see `edl status {store.name}`)"
-    story = Story()
-    story(f"no leader of job {store.name} has answered")
-    try:
-        for _ in looks(store, timeout_s, f"draining w{worker}", story, back):
-            request = store.get_request(number)
-            if request.done:
-                break
-    except TimedOut:
-        store.remove_request(number)
-        raise
-    if not request.accepted:
-        raise UsageError(request.outcome)
-    return request.outcome

@@ -232,19 +232,34 @@ class JobStore:
         """Write the agent's node, which lives as long as this session.
 
         Raises:
-            UsageError: the name belongs to another living agent.
+            UsageError: the name belongs to another agent.
             UnknownJob: the job was replaced by a new one of that name.
         """
 
+        owner = host
+
         def ours(values: Mapping[str, Any]) -> bool:
-            other = Host.from_json(values)
-            return (other.address, other.pid) == (host.address, host.pid)
+            nonlocal owner
+            owner = Host.from_json(values)
+            return (owner.address, owner.pid) == (host.address, host.pid)
 
         if not self._put(self.paths.host(host.name), host, ours):
             raise UsageError(
-                f"host {host.name!r} of job {self.name} belongs to another agent; choose "
-                "another --host, or, if that agent has just died, wait until its session ends"
+                f"host {host.name!r} of job {self.name} belongs to another agent, process "
+                f"{owner.pid} at {owner.address}; choose another --host, or, if that agent has "
+                "just died, wait until its session ends"
             )
+
+    def ask_host_to_leave(self, name: str) -> bool:
+        """Ask the agent of a host to take it out of the job; False: it has no agent.
+
+        A new session of that agent begins without the question.
+        """
+        try:
+            self._compare_and_set(self.paths.host(name), lambda host: {**host, "leaving": True})
+        except UnknownJob:
+            return False
+        return True
 
     def remove_host(self, name: str) -> None:
         """Remove an agent's node; nothing happens when there is none."""

@@ -102,6 +102,7 @@ class Host(Record):
     slots: int
     address: str
     pid: int = 0
+    leaving: bool = False  # set by others: its agent is asked to leave the job
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
+ADDRESS = "ring-at-the-address"
 GRADIENTS = "gradients-outlive-the-ring"
 MARK = "marker"
 
@@ -60,6 +61,8 @@ LOST_WITHOUT = {
     CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
     ONE_MESH: "building a ring takes about three times as long on one host",
+    ADDRESS: "the host's name must resolve, or workers crash; of an interface with several "
+    "addresses the ring takes the first",
     GRADIENTS: "TensorFlow's gradients are sent after backward, not while it computes",
     MARK: "",
 }
@@ -391,6 +394,69 @@ class HorovodAllreduceOp : public AsyncOpKernel {
         "    cross_ctx = global_context.cross_ctx;\n"
         "    return;\n"
         "  }\n",
+    ),
+    Edit(
+        name=ADDRESS,
+        file=_GLOO_CONTEXT,
+        reason="HOROVOD_GLOO_IFACE may be an address of this host: of an interface that has "
+        "several, Gloo takes the first",
+        anchor="std::chrono::milliseconds GetTimeoutFromEnv() {\n",
+        replacement="// The place of the ring's connections: an IPv4 address of this host, or an "
+        """interface.
+attr EdlDeviceAttr(const std::string& iface) {
+  attr device_attr;
+  device_attr.ai_family = AF_UNSPEC;
+  struct in_addr address;
+  const bool is_address = inet_pton(AF_INET, iface.c_str(), &address) == 1;
+  (is_address ? device_attr.hostname : device_attr.iface) = iface;
+  return device_attr;
+}
+
+std::chrono::milliseconds GetTimeoutFromEnv() {
+""",
+    ),
+    Edit(
+        name=ADDRESS,
+        file=_GLOO_CONTEXT,
+        reason="inet_pton()",
+        anchor='#include "gloo_context.h"\n',
+        replacement='#include "gloo_context.h"\n\n#include <arpa/inet.h>\n',
+    ),
+    Edit(
+        name=ADDRESS,
+        file=_GLOO_CONTEXT,
+        reason="as above, in the global context",
+        anchor="  attr device_attr;\n"
+        "  device_attr.iface = gloo_iface_;\n"
+        "\n"
+        "  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n",
+        replacement="  auto dev = CreateDevice(EdlDeviceAttr(gloo_iface_));\n",
+    ),
+    Edit(
+        name=ADDRESS,
+        file=_GLOO_CONTEXT,
+        reason="a process set has a context of its own, whose gloo_iface_ nobody sets, so Gloo "
+        "looks the host's own name up: where that has no address the process crashes "
+        "(device.cc takes getaddrinfo's error for success), and a wrong one is used",
+        anchor="  attr device_attr;\n"
+        "  device_attr.iface = gloo_iface_;\n"
+        "  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n"
+        "\n"
+        "  global_ctx = global_context.ctx;\n",
+        replacement="  auto dev = CreateDevice(EdlDeviceAttr(global_context.gloo_iface_));\n"
+        "\n"
+        "  global_ctx = global_context.ctx;\n",
+    ),
+    Edit(
+        name=ADDRESS,
+        file="third_party/gloo/gloo/transport/tcp/device.cc",
+        reason="getaddrinfo() tells most of its errors by other numbers than -1, and the result "
+        "that is then read was never set",
+        anchor="  GLOO_ENFORCE_NE(rv, -1);\n  struct addrinfo* rp;\n",
+        replacement='  GLOO_ENFORCE_EQ(rv, 0, attr.hostname, ": ", gai_strerror(rv));\n'
+        "  struct addrinfo* rp;\n",
     ),
 )
 

@@ -1,4 +1,6 @@
-"""The address under which other hosts of the job reach this one."""
+"""The address under which other hosts of the job reach this one, chosen once, by `edl run` and
+`edl join`. It is a number: nobody ever has to resolve the name of a host of the job.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +9,80 @@ import socket
 
 import psutil
 
+from edl.errors import UsageError
+
 _LOOPBACK = "127.0.0.1"
 
 
 def address_of(interface: str) -> str | None:
-    """The IPv4 address of a network interface; None: it has none, or there is no such interface."""
-    addresses = psutil.net_if_addrs().get(interface, [])
-    return next((str(one.address) for one in addresses if one.family == socket.AF_INET), None)
+    """The first IPv4 address of a network interface; None: it has none, or does not exist."""
+    return next(iter(_addresses().get(interface, ())), None)
 
 
-def own_address(configured: str, zookeeper: str) -> str:
-    """``configured``, unless that is loopback and ZooKeeper is on another machine.
+def own_address(configured: str, interface: str, zookeeper: str) -> str:
+    """What was configured, else the address of the interface that leads to ZooKeeper.
 
-    Then it is the address of the interface that leads to ZooKeeper: nothing is sent to find it.
+    Args:
+        configured: an address of this host, or a name of it; loopback: nothing was configured.
+        interface: the network interface that must have it; empty: any.
+        zookeeper: where ZooKeeper is. Nothing is sent to find the way there.
+
+    Raises:
+        UsageError: there is no such interface, or no such address here.
     """
-    if configured != _LOOPBACK:
-        return configured
+    given = "" if configured == _LOOPBACK else _resolved(configured)
+    if interface:
+        return _on(interface, given)
+    if given:
+        return _usable(given)
+    return _towards(zookeeper) or configured
+
+
+def _on(interface: str, given: str) -> str:
+    """The address of an interface: the one that is ``given``, else its first."""
+    there = _addresses()
+    own = there.get(interface, ())
+    if not own:
+        raise UsageError(
+            f"there is no network interface {interface} with an IPv4 address on this host; "
+            f"there are {_listed(there)}"
+        )
+    if given and given not in own:
+        raise UsageError(
+            f"{given} is no address of the network interface {interface}; there are "
+            f"{_listed(there)}"
+        )
+    return given or own[0]
+
+
+def _usable(address: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            raise UsageError(
+                f"{address} is no address of this host; there are {_listed(_addresses())}"
+            ) from None
+    return address
+
+
+def _resolved(name: str) -> str:
+    try:
+        # IPv4, for Horovod's rendezvous client knows nothing else.
+        return str(socket.getaddrinfo(name, None, family=socket.AF_INET)[0][4][0])
+    except OSError:
+        raise UsageError(
+            f"the address {name} cannot be resolved on this host; give a number, there are "
+            f"{_listed(_addresses())}"
+        ) from None
+
+
+def _towards(zookeeper: str) -> str | None:
+    """The address from which this host would speak to ZooKeeper; None: loopback, or no way."""
     first = zookeeper.split("/")[0].split(",")[0]
     name = first.rpartition(":")[0] if ":" in first else first
     name = name.strip("[]")
     try:
-        # IPv4, for Horovod's rendezvous client knows nothing else.
         family, _, _, _, target = socket.getaddrinfo(
             name, 2181, family=socket.AF_INET, type=socket.SOCK_DGRAM
         )[0]
@@ -35,5 +90,18 @@ def own_address(configured: str, zookeeper: str) -> str:
             probe.connect(target)
             address = str(probe.getsockname()[0])
     except OSError:
-        return configured  # the connection to ZooKeeper will say what is wrong
-    return configured if ipaddress.ip_address(address.split("%")[0]).is_loopback else address
+        return None  # the connection to ZooKeeper will say what is wrong
+    return None if ipaddress.ip_address(address).is_loopback else address
+
+
+def _addresses() -> dict[str, tuple[str, ...]]:
+    """The IPv4 addresses of each network interface that has any, in the kernel's order."""
+    found = {
+        name: tuple(str(one.address) for one in entries if one.family == socket.AF_INET)
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    return {name: own for name, own in sorted(found.items()) if own}
+
+
+def _listed(addresses: dict[str, tuple[str, ...]]) -> str:
+    return ", ".join(f"{name} ({', '.join(own)})" for name, own in addresses.items())

@@ -66,9 +66,9 @@ def find(environment: Mapping[str, str]) -> tuple[Found, ...]:
     return tuple(sorted(found, key=lambda one: (one.slot, one.launch)))
 
 
-def has_died(former: Host, here: Host) -> bool:
+def has_died(former: Host) -> bool:
     """Whether the agent that ZooKeeper still has for this host is surely gone."""
-    return former.address == here.address and not psutil.pid_exists(former.pid)
+    return not psutil.pid_exists(former.pid)
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2  # at the latest, for workers that have ended
 READ_S = 1.0  # at the latest, for the facts; changes wake the agent earlier
-FORMER_S = 60.0  # for the session of an agent that was killed to end
+FORMER_S = 60.0  # for the session of an agent that was killed here to end
+FORMER_SESSIONS = 2.0  # the same for one elsewhere, which may also be alive, in sessions of ours
 AWAY_S = 120.0  # without ZooKeeper and without a living worker there is nothing to wait for
 KILLED = 130  # exit code after a second signal, as a shell's after Ctrl-C
 
@@ -149,17 +150,29 @@ class Agent:
                 self._workers.kill_all()
 
     def _await_former(self) -> None:
-        """Wait until ZooKeeper knows that an agent of this host that was killed is gone."""
-        deadline = time.monotonic() + FORMER_S
-        while time.monotonic() < deadline and not self._signals:
+        """Wait until ZooKeeper knows that an agent of this name is gone, if it may have died.
+
+        Perhaps with its machine, which this one replaces under the same name.
+        """
+        began = time.monotonic()
+        while not self._signals:
             try:
                 hosts = {host.name: host for host in self._store.snapshot().hosts}
             except CoordinationError:
                 return
             former = hosts.get(self._host.name)
-            if former is None or not has_died(former, self._host):
+            if former is None:
                 return
-            self._note_once(f"waiting for the end of the session of agent {former.pid}, which died")
+            if former.address != self._host.address:
+                limit = FORMER_SESSIONS * self._store.session.session_timeout_s
+                who = f"agent {former.pid} at {former.address} if it died, at most {limit:g} s"
+            elif has_died(former):
+                limit, who = FORMER_S, f"agent {former.pid}, which died"
+            else:
+                return
+            if time.monotonic() - began >= limit:
+                return
+            self._note_once(f"waiting for the end of the session of {who}")
             self._wake.wait(POLL_S)
 
     def _adopt(self, now: float) -> None:
@@ -182,6 +195,7 @@ class Agent:
                 return self._alone(now)
             self._arrive(snapshot, now)
             self._attend(snapshot)
+            self._heed(snapshot)
             decision = decide(snapshot, self._own(), now)
             self._act(decision, snapshot, now)
         except UnknownJob as error:
@@ -399,17 +413,29 @@ class Agent:
             self._changed.set()
         self._asked = True
 
+    def _heed(self, snapshot: Snapshot) -> None:
+        """Leave the job if somebody asks this host to."""
+        here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
+        if here is None or not here.leaving or self._draining or snapshot.job.state.over:
+            return
+        self._leave(snapshot, "edl drain")
+        if not self._draining:
+            self._put_host()  # the question is answered
+
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name, ring = self._host.name, snapshot.generation
         here = Counter(seat.host for seat in ring.seats) if ring else {}
         try:
             self._store.change_plan(lambda plan: drain_host(snapshot.job, name, plan, here))
         except UsageError as error:
-            self._note_once(f"{error}; a second signal kills the workers on this host")
+            hint = "; a second signal kills the workers on this host" if self._signals else ""
+            self._note_once(f"{error}{hint}")
             self._refused = snapshot
             return
-        self._output.note(f"{cause}: host {name} leaves the job; again kills its workers")
-        self._asked = self._draining = True
+        hint = "; again kills its workers" if self._signals else ""
+        self._output.note(f"{cause}: host {name} leaves the job{hint}")
+        self._draining = self._guest = True  # from now on a signal is about this host alone
+        self._asked = bool(self._signals)
         self._host = replace(self._host, slots=0)  # so that nobody is placed here again
         self._put_host()
         self._changed.set()

@@ -7,6 +7,7 @@ the daemon of rank 0 (:mod:`edl.ring.rendezvous`), under the generation's own sc
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from typing import Any, Protocol
 
@@ -50,7 +51,7 @@ class Ring:
 
     def __init__(self, collectives: Collectives, address: str) -> None:
         self._collectives = collectives
-        self._interface = _interface_of(address)
+        self._interface = _interface_for(address)
         self._sockets = RingSockets()
         self._membership: tuple[int, tuple[int, ...]] = (0, ())
         self.generation = 0
@@ -201,9 +202,14 @@ class Ring:
         )  # fmt: skip
 
 
-def _interface_of(address: str) -> str:
-    """The network interface that has ``address``, for Gloo; empty lets Gloo choose."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
+def _interface_for(address: str) -> str:
+    """What makes Gloo use ``address``: the interface that has it as its first one.
+
+    Of an interface with several, Gloo takes the first; to name an address instead needs an edit
+    of Horovod ("ring-at-the-address").
+    """
+    for name, entries in psutil.net_if_addrs().items():
+        own = [entry.address for entry in entries if entry.family == socket.AF_INET]
+        if own[:1] == [address]:
             return name
-    return ""
+    return address

@@ -116,7 +116,7 @@ def shown(renderable: object) -> str:
         ("run --nonsense python x.py", "no such option: --nonsense"),
         ("scale digits", "missing option '-np' / '--np'"),
         ("scale --np many", "invalid value for '-np' / '--np'"),
-        ("drain a b c", "edl drain takes a job and a worker, not 3 words"),
+        ("drain a b c", "edl drain takes a job and a worker, as `edl drain digits w3`"),
         ("drain digits nine", "'nine' is not a worker"),
         ("nonsense", "no such command 'nonsense'"),
         ("status a b", "got unexpected extra argument"),
@@ -205,10 +205,28 @@ def test_worker_numbers() -> None:
 
 
 def test_own_address() -> None:
-    assert own_address("10.0.0.7", "127.0.0.1:2181") == "10.0.0.7"  # what was asked for
-    assert own_address("127.0.0.1", "127.0.0.1:2181/chroot") == "127.0.0.1"
-    assert own_address("127.0.0.1", "[::1]:2181,other:2181") == "127.0.0.1"
-    assert own_address("127.0.0.1", "no such host:2181") == "127.0.0.1"
+    assert own_address("127.0.0.2", "", "127.0.0.1:2181") == "127.0.0.2"  # what was asked for
+    assert own_address("127.0.0.1", "", "127.0.0.1:2181/chroot") == "127.0.0.1"
+    assert own_address("127.0.0.1", "", "[::1]:2181,other:2181") == "127.0.0.1"
+    assert own_address("127.0.0.1", "", "no such host:2181") == "127.0.0.1"
+    assert own_address("localhost", "", "127.0.0.1:2181") == "127.0.0.1"  # a number for the others
+    assert own_address("127.0.0.1", "lo", "10.0.0.1:2181") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("address", "interface", "said"),
+    [
+        ("127.0.0.1", "eth-9", "there is no network interface eth-9 with an IPv4 address"),
+        ("127.0.0.2", "lo", "127.0.0.2 is no address of the network interface lo"),
+        ("192.0.2.7", "", "192.0.2.7 is no address of this host"),
+        ("no such host", "", "the address no such host cannot be resolved on this host"),
+    ],
+)
+def test_an_address_that_is_not_here(address: str, interface: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        own_address(address, interface, "127.0.0.1:2181")
+    assert said in str(caught.value)
+    assert "lo (127.0.0.1" in str(caught.value)  # those that there are
 
 
 # --- what is shown
