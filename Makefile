@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types unit property integration chaos soak bench clean
+.PHONY: help setup setup-tests demo test lint format types unit property integration chaos soak bench clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -13,10 +13,13 @@ help: ## list the targets
 setup: ## system packages, .venv, frameworks, edl and Horovod; at once when all is there
 	@scripts/setup.sh
 
+setup-tests: ## the same, and system packages that only tests need: an ssh server, Slurm, systemd
+	@scripts/setup.sh --tests
+
 demo: setup ## a job on real data that grows and shrinks while it trains
 	@$(PYTHON_BIN) examples/demo.py
 
-test: setup lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
+test: setup-tests lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
 	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/property tests/integration -m "not chaos and not long"
 	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos -m chaos_short
 
@@ -31,16 +34,16 @@ format: setup ## let ruff format and mend what it can
 	$(PYTHON_BIN) -m ruff format .
 	$(PYTHON_BIN) -m ruff check --fix .
 
-unit: setup ## exact decisions; no processes, no sleeping
+unit: setup-tests ## exact decisions; no processes, no sleeping
 	$(PYTEST) tests/unit
 
 property: setup ## hypothesis over ledger, membership and step records; other examples each time
 	$(PYTEST) tests/property
 
-integration: setup ## real ZooKeeper, real Horovod, real processes; also what takes minutes
+integration: setup-tests ## real ZooKeeper, real Horovod, real processes; also what takes minutes
 	$(PYTEST) $(SIDE_BY_SIDE) tests/integration
 
-chaos: setup ## kills, stops and cuts at chosen and at seeded random moments
+chaos: setup-tests ## kills, stops and cuts at chosen and at seeded random moments
 	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos tests/integration -m chaos
 
 soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --framework tensorflow-fit"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Does all the set-up of a checkout: system packages, .venv, frameworks, edl, Horovod.
+# With --tests also the system packages that only tests need.
 # A second call ends at once; it does its work again when a file that it depends on has changed.
 # Needs: Debian (or the tools it looks for), Python 3.11 to 3.13, root or sudo, and pip's index.
 set -euo pipefail
@@ -51,15 +52,21 @@ missing_packages() {
     command -v g++ >/dev/null || echo g++
     command -v make >/dev/null || echo make
     command -v ip >/dev/null || [ -x /usr/sbin/ip ] || [ -x /sbin/ip ] || echo iproute2
-    command -v openssl >/dev/null || echo openssl
-    # For the tests of the recipes. Slurm starts nothing without a configuration.
-    command -v systemd-analyze >/dev/null || echo systemd
-    command -v sbatch >/dev/null || echo slurm-client
-    command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] || echo slurmctld
-    command -v slurmd >/dev/null || [ -x /usr/sbin/slurmd ] || echo slurmd
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     "$python" -c 'import pathlib, sys, sysconfig
 sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())' || echo python3-dev
+}
+
+# What only tests run: hosts with ssh, and the recipes for Slurm and systemd.
+missing_test_packages() {
+    local PATH=$PATH:/usr/sbin:/sbin
+    command -v openssl >/dev/null || echo openssl
+    command -v ssh >/dev/null || echo openssh-client
+    command -v sshd >/dev/null || echo openssh-server
+    command -v systemd-analyze >/dev/null || echo systemd
+    command -v sbatch >/dev/null || echo slurm-client
+    command -v slurmctld >/dev/null || echo slurmctld # it starts nothing without a configuration
+    command -v slurmd >/dev/null || echo slurmd
 }
 
 install_packages() {
@@ -114,6 +121,14 @@ main() {
     step "set-up done"
 }
 
+for_tests() {
+    local missing
+    mapfile -t missing < <(missing_test_packages)
+    [ "${#missing[@]}" -eq 0 ] && return
+    step "system packages that tests need: ${missing[*]}"
+    install_packages "${missing[@]}"
+}
+
 # One set-up at a time in this checkout; the lock is on this file and ends with the process.
 exec 9<scripts/setup.sh
 if command -v flock >/dev/null && ! flock --nonblock 9; then
@@ -121,3 +136,4 @@ if command -v flock >/dev/null && ! flock --nonblock 9; then
     flock 9
 fi
 main
+[ "${1:-}" != --tests ] || for_tests
