@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -123,29 +124,27 @@ def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
             assert agent.wait() == 0, agent.output
 
 
-def pod(shell: Shell, name: str, checkpoints: Path) -> Running:
-    """The container of job.yaml as a process: its command, with the script of this test."""
-    path = RECIPES / "kubernetes" / "job.yaml"
-    job = next(one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "Job")
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    words, count = re.subn(
-        r"python .* &$", f"{sys.executable} {STANDIN} &", container["args"][0], flags=re.MULTILINE
-    )
-    assert count == 1
-    shell.environment |= {
-        one["name"]: one["value"] for one in container["env"] if one["name"] in ("SLOTS",)
-    }
+def container_of(file: str, kind: str) -> dict[str, Any]:
+    """The only container of the pods of a manifest."""
+    resources = yaml.safe_load_all((RECIPES / "kubernetes" / file).read_text())
+    controller = next(one for one in resources if one["kind"] == kind)
+    (container,) = controller["spec"]["template"]["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
+def pod(shell: Shell, name: str, command: Sequence[str]) -> Running:
+    """A container's command as a process, in the environment of a pod."""
     shell.environment |= {
         "PATH": f"{EDL.parent}:{os.environ['PATH']}",
-        "CHECKPOINTS": str(checkpoints),
         "EDL_SECRET": "of the pods " * 4,
         "EDL_HOST": name,
         "EDL_ADDRESS": "127.0.0.1",
     }
     log = shell.directory / f"{name}.log"
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         process = subprocess.Popen(
-            [*container["command"], words],
+            command,
             cwd=shell.directory,
             env=shell.environment,
             stdin=subprocess.DEVNULL,
@@ -156,22 +155,53 @@ def pod(shell: Shell, name: str, checkpoints: Path) -> Running:
     return shell.started[-1]
 
 
+def pod_of_job(shell: Shell, name: str, checkpoints: Path) -> Running:
+    """A pod of job.yaml, with the script of this test."""
+    container = container_of("job.yaml", "Job")
+    words, count = re.subn(
+        r"python .* &$", f"{sys.executable} {STANDIN} &", container["args"][0], flags=re.MULTILINE
+    )
+    assert count == 1
+    shell.environment |= {
+        one["name"]: one["value"] for one in container["env"] if one["name"] in ("SLOTS",)
+    }
+    shell.environment["CHECKPOINTS"] = str(checkpoints)
+    return pod(shell, name, [*container["command"], words])
+
+
 def test_a_pod_that_is_taken_away_leaves_and_says_that_its_work_is_not_done(shell: Shell) -> None:
     saved = shell.directory / "saved"
     saved.mkdir()
-    first = pod(shell, "digits-0-aaaaa", saved)
+    first = pod_of_job(shell, "digits-0-aaaaa", saved)
     shell.until_size(1, "digits")
-    second = pod(shell, "digits-1-bbbbb", saved)
+    second = pod_of_job(shell, "digits-1-bbbbb", saved)
     shell.until_size(2, "digits")
     first.signal(signal.SIGTERM)
     assert first.wait() == 143
     assert "host digits-0-aaaaa has left job digits" in first.output
     shell.until_size(1, "digits")
-    third = pod(shell, "digits-0-ccccc", saved)
+    third = pod_of_job(shell, "digits-0-ccccc", saved)
     facts = shell.until_size(2, "digits")
     assert sorted(facts["plan"].items())[1:] == [("digits-0-ccccc", 1), ("digits-1-bbbbb", 1)]
     assert shell.edl("stop", "digits").returncode == 0
     assert (second.wait(), third.wait()) == (0, 0)
+
+
+def test_a_pod_that_joins_leaves_before_it_is_told_to_end(shell: Shell) -> None:
+    saved = shell.directory / "saved"
+    saved.mkdir()
+    first = pod_of_job(shell, "digits-0-aaaaa", saved)
+    shell.until_size(1, "digits")
+    container = container_of("join.yaml", "Deployment")
+    joined = pod(shell, "digits-join-bbbbb", container["command"])
+    shell.until_size(2, "digits")
+    stopping = pod(shell, "digits-join-bbbbb", container["lifecycle"]["preStop"]["exec"]["command"])
+    assert stopping.wait() == 0, stopping.output
+    assert "host digits-join-bbbbb has left job digits" in stopping.output
+    assert joined.wait() == 0, joined.output
+    shell.until_size(1, "digits")
+    assert shell.edl("stop", "digits").returncode == 0
+    assert first.wait() == 0
 
 
 def test_the_unit_of_systemd_starts_an_agent_that_leaves(shell: Shell) -> None:

@@ -66,6 +66,7 @@ def test_the_command_lines_are_found() -> None:
     found = {(name(path), verb) for path, verb, words in LINES if words}
     assert found >= {
         ("recipes/kubernetes/job.yaml", "run"),
+        ("recipes/kubernetes/join.yaml", "drain"),
         ("recipes/slurm/train.sbatch", "run"),
         ("recipes/slurm/train.sbatch", "stop"),
         ("recipes/slurm/join.sbatch", "join"),
@@ -105,15 +106,25 @@ def test_the_parts_of_the_manifests_fit_together() -> None:
     }
     assert len(by_kind) == len(resources)
     job, zookeeper = by_kind["Job", "digits"], by_kind["StatefulSet", "zookeeper"]
-    for kind in ("PodDisruptionBudget", "NetworkPolicy"):
-        selector = by_kind[kind, "digits"].get("selector") or by_kind[kind, "digits"]["podSelector"]
-        assert selector["matchLabels"] == job["template"]["metadata"]["labels"]
+    join = by_kind["Deployment", "digits-join"]
+    for controller, budget in ((job, "digits"), (join, "digits-join")):
+        labels = controller["template"]["metadata"]["labels"]
+        selector = by_kind["PodDisruptionBudget", budget]["selector"]["matchLabels"]
+        assert selector == labels  # a pod of two budgets could not be evicted
+        door = by_kind["NetworkPolicy", "digits"]["podSelector"]["matchLabels"]
+        assert door.items() <= labels.items()
+    assert join["selector"] == by_kind["PodDisruptionBudget", "digits-join"]["selector"]
+    headless = by_kind["Service", "digits-join"]
+    assert (headless["clusterIP"], headless["selector"]) == (
+        "None",
+        join["selector"]["matchLabels"],
+    )
     assert by_kind["PodDisruptionBudget", "digits"]["minAvailable"] < job["parallelism"]
     assert job["parallelism"] == job["completions"]
-    pod = job["template"]["spec"]
-    (container,) = pod["containers"]
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+    for pod in (join["template"]["spec"], job["template"]["spec"]):
+        (container,) = pod["containers"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
     environment = {one["name"]: one.get("value") for one in container["env"]}
     assert environment["CHECKPOINTS"] == mounts["checkpoints"]
     (rule,) = [r["onExitCodes"] for r in job["podFailurePolicy"]["rules"] if "onExitCodes" in r]
