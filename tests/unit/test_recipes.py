@@ -107,7 +107,11 @@ def test_the_parts_of_the_manifests_fit_together() -> None:
     job, zookeeper = by_kind["Job", "digits"], by_kind["StatefulSet", "zookeeper"]
     for kind in ("PodDisruptionBudget", "NetworkPolicy"):
         selector = by_kind[kind, "digits"].get("selector") or by_kind[kind, "digits"]["podSelector"]
-        assert selector["matchLabels"] == job["template"]["metadata"]["labels"]
+        assert selector["matchLabels"] == {"app": "digits"}
+    labels = job["template"]["metadata"]["labels"]
+    (client, _) = by_kind["NetworkPolicy", "zookeeper"]["ingress"]
+    allowed = client["from"][0]["podSelector"]["matchLabels"]
+    assert labels == {"app": "digits"} | allowed
     assert by_kind["PodDisruptionBudget", "digits"]["minAvailable"] < job["parallelism"]
     assert job["parallelism"] == job["completions"]
     pod = job["template"]["spec"]
