@@ -149,12 +149,14 @@ class Slurm:
         self._daemons.append(daemon)
 
     def _kill(self) -> None:
-        """End all that knows this configuration: the daemons, and what they have started."""
+        """End the daemons, and what they have started."""
         mine = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
+                # A slurmstepd writes its title over its environment.
                 told = process.environ().get("SLURM_CONF")
-                if told == str(self.configuration) and process.pid != os.getpid():
+                ours = told == str(self.configuration) or process.cwd() == str(self.directory)
+                if ours and process.pid != os.getpid():
                     mine.append(process)
         for process in mine:
             with contextlib.suppress(psutil.NoSuchProcess):
