@@ -31,6 +31,7 @@ CONFIGURATION = """\
 ClusterName=edl-test
 SlurmctldHost={machine}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
@@ -55,22 +56,23 @@ NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CP
 
 
 class Slurm:
-    """The cluster; a context manager. Its jobs are numbered from 1."""
+    """The cluster; a context manager. Its jobs are numbered from ``first_job``."""
 
     def __init__(self, directory: Path, nodes: Sequence[str]) -> None:
         self.nodes = tuple(nodes)
         self.directory = directory
         self.configuration = directory / "slurm.conf"
+        self.first_job = 0  # a number that no other cluster on this machine has: our port
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.environment = {"SLURM_CONF": str(self.configuration)}
 
     def __enter__(self) -> Self:
         (self.directory / "state").mkdir(parents=True)
         machine = socket.gethostname().partition(".")[0]
-        first, *ports = _free_ports(1 + len(self.nodes))
+        self.first_job, *ports = _free_ports(1 + len(self.nodes))
         text = CONFIGURATION.format(
             machine=machine,
-            port=first,
+            port=self.first_job,
             user=getpass.getuser(),
             directory=self.directory,
             names=",".join(self.nodes),
@@ -147,12 +149,14 @@ class Slurm:
         self._daemons.append(daemon)
 
     def _kill(self) -> None:
-        """End all that knows this configuration: the daemons, and what they have started."""
+        """End the daemons, and what they have started."""
         mine = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
+                # A slurmstepd writes its title over its environment.
                 told = process.environ().get("SLURM_CONF")
-                if told == str(self.configuration) and process.pid != os.getpid():
+                ours = told == str(self.configuration) or process.cwd() == str(self.directory)
+                if ours and process.pid != os.getpid():
                     mine.append(process)
         for process in mine:
             with contextlib.suppress(psutil.NoSuchProcess):

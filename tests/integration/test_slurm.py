@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from jobs import EDL, ROOT
+from jobs import EDL, MARK, ROOT
 from slurm import Slurm
 from trial import Trial, trial
 from zoo import _free_ports
+
+from edl.daemon import checkpoint_file as files
 
 RECIPES = ROOT / "recipes" / "slurm"
 
@@ -23,6 +26,7 @@ class SlurmTrial(Trial):
 
     slurm: Slurm
     samples = 1920  # it waits in queues, too
+    number = 0  # of Slurm's job that trains
 
     def run(
         self,
@@ -34,12 +38,14 @@ class SlurmTrial(Trial):
         options: Sequence[str] = (),
     ) -> None:
         """On ``np`` nodes; its own ZooKeeper is on the first of them."""
-        self.name = "edl-1"
+        self.number = self.number + 1 if self.number else self.slurm.first_job
+        self.name = f"edl-{self.number}"
         port = _free_ports(1)[0]
         self.checkpoints = self.directory / "checkpoints"
         self.run_directory = self.directory / "run"
         self.environment |= {
             **self.slurm.environment,
+            MARK: self.name,
             "PATH": f"{EDL.parent}:{os.environ['PATH']}",
             "EDL_ZOOKEEPER": f"127.0.0.1:{port}",
             "ADDRESS": "127.0.0.1",
@@ -54,8 +60,15 @@ class SlurmTrial(Trial):
         kept = ["--checkpoint", self.checkpoints, "--every", "2"]
         self._begin(["env", "-u", "EDL_ZOOKEEPER", *sbatch, *train, *kept])
 
+    def cancelled(self) -> None:
+        """Wait for the end of `sbatch --wait`, and of what `edl status` shows."""
+        assert self.end() != 0
+        if self._status_process is not None:
+            self._status_process.kill()  # it would wait for ZooKeeper
+        self._watcher.join(10)
+
     def join(self) -> None:
-        """One more node, as job 2."""
+        """One more node, as the next of Slurm's jobs."""
         self.slurm.run(
             "sbatch",
             f"--output={self.directory}/slurm-%j.out",
@@ -64,8 +77,13 @@ class SlurmTrial(Trial):
             environment=self.environment,
         )
 
+    def resumed(self) -> list[dict[str, Any]]:
+        """The events that say that it continues from a checkpoint."""
+        self.wait_for_size(2)
+        return self.events("resumed")
+
     def farewells(self) -> int:
-        return self.output().count("host n3 has left job edl-1")
+        return self.output().count(f"host n3 has left job {self.name}")
 
     def output(self) -> str:
         logs = sorted(self.directory.glob("slurm-*.out"))
@@ -82,21 +100,44 @@ def test_nodes_join_and_leave_and_a_requeued_job_continues(tmp_path: Path) -> No
         job.join()
         assert sorted(job.wait_for_size(3)["hosts"]) == ["n1", "n2", "n3"]
         # A notice for the node that joined: it leaves, waits in the queue, and comes back.
-        slurm.run("scancel", "--batch", "--signal=USR1", "2")
+        slurm.run("scancel", "--batch", "--signal=USR1", str(job.number + 1))
         job.wait_for_size(2)
         job.until(lambda: job.farewells() == 1, "a farewell")
         job.wait_for_size(3)
         # Cancelled without a notice, all its processes get SIGTERM, and some time.
-        slurm.run("scancel", "2")
+        slurm.run("scancel", str(job.number + 1))
         job.wait_for_size(2)
         job.until(lambda: job.farewells() == 2, "another farewell")
         # The same for the job itself, as before its time limit.
         before = job.wait_for_progress()
-        slurm.run("scancel", "--batch", "--signal=USR1", "1")
-        job.until(lambda: "job edl-1 stopped" in job.output(), "the stop")
-        job.until(lambda: job.output().count("job edl-1 starts with") == 2, "another start")
+        slurm.run("scancel", "--batch", "--signal=USR1", str(job.number))
+        job.until(lambda: f"job {job.name} stopped" in job.output(), "the stop")
+        job.until(lambda: job.output().count(f"job {job.name} starts with") == 2, "another start")
         after = job.wait_for_size(2)
         assert after["step"] >= before["step"]
-        assert job.events("resumed")
+        assert job.resumed()
         job.prove(workers=2)
-        assert slurm.state(1) == "COMPLETED"
+        assert slurm.state(job.number) == "COMPLETED"
+
+
+def test_a_job_that_lost_a_node_and_was_cancelled_is_submitted_again(tmp_path: Path) -> None:
+    with (
+        Slurm(tmp_path / "slurm", ("n1", "n2", "n3")) as slurm,
+        trial(tmp_path, "", np=3, max_np=4, kind=SlurmTrial, slurm=slurm) as job,
+    ):
+        job.wait_for_size(3)
+        for process in job.processes():
+            if process.environ().get("EDL_HOST") == "n3":
+                process.kill()
+        job.wait_for_size(2)
+        job.wait_for_progress()
+        assert slurm.state(job.number) == "RUNNING"
+        slurm.run("scancel", str(job.number))
+        job.cancelled()
+        assert slurm.state(job.number) == "CANCELLED"
+        newest = files.read_manifest(files.listed(job.checkpoints)[0])
+        job.run(job.script, *job.words(), np=2, max_np=4)
+        (resumed,) = job.resumed()
+        assert resumed["step"] == newest.step
+        job.prove(workers=2)
+        assert slurm.state(job.number) == "COMPLETED"

@@ -107,18 +107,20 @@ def test_the_parts_of_the_manifests_fit_together() -> None:
     assert len(by_kind) == len(resources)
     job, zookeeper = by_kind["Job", "digits"], by_kind["StatefulSet", "zookeeper"]
     join = by_kind["Deployment", "digits-join"]
+    (client, _) = by_kind["NetworkPolicy", "zookeeper"]["ingress"]
+    to_zookeeper = client["from"][0]["podSelector"]["matchLabels"]
+    to_each_other = by_kind["NetworkPolicy", "digits"]["podSelector"]["matchLabels"]
     for controller, budget in ((job, "digits"), (join, "digits-join")):
         labels = controller["template"]["metadata"]["labels"]
-        selector = by_kind["PodDisruptionBudget", budget]["selector"]["matchLabels"]
-        assert selector == labels  # a pod of two budgets could not be evicted
-        door = by_kind["NetworkPolicy", "digits"]["podSelector"]["matchLabels"]
-        assert door.items() <= labels.items()
+        selected = by_kind["PodDisruptionBudget", budget]["selector"]["matchLabels"]
+        # A pod of two budgets could not be evicted: each names the role of its own.
+        assert selected == {"app": "digits", "role": labels["role"]}
+        assert labels == selected | to_zookeeper
+        assert to_each_other.items() <= labels.items()
     assert join["selector"] == by_kind["PodDisruptionBudget", "digits-join"]["selector"]
     headless = by_kind["Service", "digits-join"]
-    assert (headless["clusterIP"], headless["selector"]) == (
-        "None",
-        join["selector"]["matchLabels"],
-    )
+    assert headless["clusterIP"] == "None"
+    assert headless["selector"] == join["selector"]["matchLabels"]
     assert by_kind["PodDisruptionBudget", "digits"]["minAvailable"] < job["parallelism"]
     assert job["parallelism"] == job["completions"]
     for pod in (join["template"]["spec"], job["template"]["spec"]):
