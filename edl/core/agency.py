@@ -10,7 +10,8 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
    when they were killed and a checkpoint is there: rule 6 brings new workers, which continue from
    it. Not when the script itself ended with errors, or when this happens again without progress.
 5. A worker that the leader has given up is ended, and so is one that was never in a ring and has
-   left ZooKeeper for long: it is frozen, and no leader knows of it.
+   left ZooKeeper for long: it is frozen, and no leader knows of it. So is one that has not joined
+   yet when its host leaves the job.
 6. What the plan lacks is started, each slot with a back-off that grows with its failures.
 
 An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
@@ -386,6 +387,8 @@ def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
         p: evicted[p.worker] for p in living if p.worker is not None and p.worker in evicted
     }
     given_up |= {p: f"it left ZooKeeper {ABSENT_S:g} s ago" for p in living if _vanished(p, now)}
+    if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
+        given_up |= {p: "its host leaves the job" for p in living if p.worker is None}
     endings = [ending for p, reason in given_up.items() for ending in _end([p], now, reason)]
     counted -= sum(_counts(p, now) for p in given_up)
     occupied = {p.slot for p in living} | {m.slot for m in foreign}

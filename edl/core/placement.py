@@ -6,6 +6,7 @@ Pure: the answer depends on nothing but the arguments, and never on an order of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from edl.core.facts import Host, Job
 from edl.errors import UsageError
@@ -165,7 +166,7 @@ def give_back(plan: Mapping[str, int], host: str, here: Mapping[str, int]) -> di
 
 
 def drain_host(
-    job: Job, host: str, plan: Mapping[str, int], here: Mapping[str, int]
+    job: Job, host: str, plan: Mapping[str, int], here: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, int]:
     """The plan without workers on ``host``; who was to move there and is not there stays.
 

@@ -139,7 +139,8 @@ def test_a_job_is_profiled_while_it_trains(tmp_path: Path, zk_hosts: str) -> Non
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=Hosts) as job:
         job.wait_for_step(2)
         words = ("--np", "1..3", "--steps", "25", "--timeout", str(MOVED_S), "--json")
-        curve = json.loads(told(job.start("profile", job.name, *words), job))
+        printed = told(job.start("profile", job.name, *words), job)  # its log, too
+        curve = json.loads(printed.splitlines()[-1])
         points = curve["points"]
         assert [point["np"] for point in points] == [1, 2, 3]
         for point in points:

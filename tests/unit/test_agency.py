@@ -500,6 +500,14 @@ def test_a_drained_host_ends_when_it_is_empty() -> None:
     assert not decide(facts, own(), NOW).end
 
 
+def test_a_drained_host_ends_what_has_not_joined_yet() -> None:
+    """The leader, which lets the others leave, does not know it."""
+    facts = snapshot(0, generation(0))
+    decision = decide(facts, own(trainer(0), process(1), draining=True), NOW)
+    assert ended(decision) == [("t-1", False)]
+    assert ended(decide(facts, own(trainer(0), process(1)), NOW)) == []
+
+
 # --- a newcomer that nobody hears of
 
 
