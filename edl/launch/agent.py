@@ -391,6 +391,7 @@ class Agent:
         self._leave(snapshot, "edl drain")
         if not self._draining:
             self._put_host()  # the question is answered
+            self._changed.set()
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name = self._host.name

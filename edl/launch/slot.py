@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from edl.core.facts import JobState, Snapshot
 from edl.core.slot import REMOVAL_S, Own, assigned, decide, released, removal_pending, ring_lost
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
-from edl.launch.driver import Driver
+from edl.launch.driver import Assigned, Driver
 from edl.launch.record import conclude, worker_failed
 
 logger = logging.getLogger(__name__)
@@ -36,10 +37,14 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2  # at the latest, for a child that has ended
 READ_S = 1.0  # at the latest, for the facts; changes wake us earlier
 AWAY_S = 120.0  # without ZooKeeper and without a worker there is nothing to wait for
+STDOUT = 1
+SHUTDOWN_S = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
+ORPHAN_S = 10.0  # nobody reads our output; when horovodrun ends, that is noticed earlier
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
+_GIVEN_UP = Assigned(-1, None)  # what the driver thinks of a slot whose ssh has ended
 
 
 class Keeper:
@@ -86,6 +91,8 @@ class Keeper:
         self._changed = threading.Event()
         self._signalled = False
         self._told: float | None = None
+        self._released = False
+        self._unread_since: float | None = None
         self._reason = ""
         self._reported: set[str] = set()
 
@@ -111,11 +118,11 @@ class Keeper:
         self._reap(now)
         try:
             snapshot = self._read(now)
-            if self._signalled:
-                self._attend(snapshot, now)
+            self._attend(snapshot, now)
             if snapshot is None:
                 return self._alone(now)
             self._follow_driver(snapshot, now)
+            self._outlive_driver(snapshot)
             decision = decide(snapshot, self._own(), now)
             if decision.reason != self._reason:
                 self._reason = decision.reason
@@ -176,13 +183,15 @@ class Keeper:
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
         """Write what the driver has said into the plan; let it decide again when that is done."""
-        said = self._driver.newest
+        said = _GIVEN_UP if self._orphaned(now) else self._driver.newest
         if said is not self._word:
             self._store.change_plan(
                 lambda plan: assigned(plan, self._host, self._slot, said.local_size)
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since = said, now
+            if said is _GIVEN_UP:
+                self._driver.ask()  # it has noted our end, and waits for all others to ask
             if said.local_size is not None and self._child is None:
                 self._told = None  # the driver has taken back another slot for this one
             self._changed.set()
@@ -191,6 +200,13 @@ class Keeper:
         over = snapshot.job.state.over
         self._driver.allow(over or (said.local_size is not None and not pending))
         self._remind_driver(snapshot, now)
+
+    def _outlive_driver(self, snapshot: Snapshot) -> None:
+        """End the job in an orderly way: ssh does not take the processes of other hosts along."""
+        if self._driver.gone and snapshot.job.state is JobState.RUNNING:
+            reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
+            self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
+            self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """The driver forgets a change of hosts that it finds while its rank 0 starts."""
@@ -217,13 +233,28 @@ class Keeper:
         )
 
     def _attend(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out a signal: end, and give up a slot of this host."""
+        """Carry out a signal: end, and give up a slot of this host.
+
+        The latter not at once: a horovodrun that is about to end would place the slots anew.
+        """
+        if self._signalled and self._told is None:
+            self._told, self._released = now, False
         self._signalled = False
-        if self._told is None:
-            self._told = now
-            if snapshot is not None and snapshot.job.wish:
-                least = snapshot.job.min_np
-                self._store.change_wish(lambda wish: released(wish, self._host, least))
+        if self._told is None or self._released or now - self._told < SHUTDOWN_S:
+            return
+        if snapshot is not None and snapshot.job.wish:
+            least = snapshot.job.min_np
+            self._store.change_wish(lambda wish: released(wish, self._host, least))
+            self._released = True
+
+    def _orphaned(self, now: float) -> bool:
+        """Whether the ssh that began this process has ended: the driver takes that for our end."""
+        if not _is_unread(STDOUT):
+            self._unread_since = None
+            return False
+        if self._unread_since is None:
+            self._unread_since = now
+        return now - self._unread_since >= ORPHAN_S
 
     def _alone(self, now: float) -> int | None:
         """A turn without ZooKeeper: the worker trains on, and a dead one has to wait."""
@@ -313,6 +344,13 @@ class Keeper:
         finally:
             for number, old in before.items():
                 signal.signal(number, old)
+
+
+def _is_unread(output: int) -> bool:
+    """Whether nobody can read any more what is written to a pipe or a socket."""
+    look = select.poll()
+    look.register(output, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
 
 
 def _die_with_parent() -> None:
