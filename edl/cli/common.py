@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
@@ -17,6 +18,7 @@ from edl.coordination.session import Session
 from edl.coordination.store import JobStore, job_names, list_jobs, unlock
 from edl.core.facts import Job
 from edl.errors import AccessDenied, UsageError
+from edl.install import horovod_edits
 from edl.launch.secret import candidates
 
 ZooKeeperOption = Annotated[
@@ -67,6 +69,25 @@ def console() -> Console:
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
     """A session with the settings' time limits, not yet started."""
     return Session(hosts, settings.session_timeout_s, settings.connect_timeout_s, access)
+
+
+def check_own_name() -> None:
+    """Refuse to start workers that would crash without a word.
+
+    Raises:
+        UsageError: this host's name does not resolve, and Horovod needs it to.
+    """
+    if horovod_edits.ADDRESS in horovod_edits.applied():
+        return
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        raise UsageError(
+            f"this host's own name, {name}, does not resolve, and the Horovod that is installed "
+            "here crashes then; run `edl build-horovod`, which mends that, or add the name to "
+            "/etc/hosts"
+        ) from None
 
 
 @contextmanager
