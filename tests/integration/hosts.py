@@ -28,6 +28,8 @@ from net import Net
 from trial import Trial, trial
 from zoo import Server
 
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
 
 class HostsTrial(Trial):
     """A job on the hosts of ``net``; ``first`` has `edl run`."""
@@ -36,6 +38,7 @@ class HostsTrial(Trial):
     first = "a"
     clocks: Mapping[str, int] = {}  # minutes by which the wall clock of a host is wrong
     session_s = 3.0
+    apart: Sequence[str] = ()  # hosts that see no process of others; signals stay outside
     join_options: Sequence[str] = ()
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
@@ -72,7 +75,7 @@ class HostsTrial(Trial):
     def _enter(self, host: str) -> list[str]:
         wrong_s = 60 * self.clocks.get(host, 0)
         clock = ["env", f"LD_PRELOAD={self._skew}", f"SKEW_S={wrong_s}"] if wrong_s else []
-        return [*self.net.enter(host), *clock]
+        return [*self.net.enter(host), *(APART if host in self.apart else ()), *clock]
 
     def joined(self, *hosts: str, np: int) -> None:
         """Let hosts join, and scale the job to ``np`` workers."""

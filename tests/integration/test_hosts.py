@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hosts import on_hosts
+from jobs import SCRIPTS
 from net import Net
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -64,12 +65,13 @@ def test_all_hosts_are_lost_one_after_another_the_one_of_edl_run_first(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("script", ["counting.py", "tf_counting.py"], ids=["torch", "tensorflow"])
 def test_ctrl_c_in_edl_join_and_a_drain_of_edl_run_leave_others_in_their_place(
-    tmp_path: Path,
+    script: str, tmp_path: Path
 ) -> None:
     with (
         Net("zk", "a", "b", "c", "d") as net,
-        on_hosts(net, tmp_path, np=1, max_np=3, samples=1920) as job,
+        on_hosts(net, tmp_path, np=1, max_np=3, samples=1920, script=SCRIPTS / script) as job,
     ):
         job.wait_for_step(1)
         job.joined("b", np=2)
@@ -107,6 +109,28 @@ def test_a_host_is_replaced_under_its_name(tmp_path: Path) -> None:
         job.wait_for_size(2)
         assert "waiting for the end of the session of agent" in job.told("other")
         assert job.members("w2")["w2"]["host"] == "b"
+        job.prove(workers=2)
+
+
+@pytest.mark.long
+def test_a_host_that_was_replaced_under_its_name_comes_back(tmp_path: Path) -> None:
+    """It was cut off, and nobody could know that it lives."""
+    with (
+        Net("zk", "a", "b", "other", names={"other": "b"}) as net,
+        on_hosts(net, tmp_path, np=1, max_np=2, apart=("b", "other"), samples=1920) as job,
+    ):
+        job.wait_for_step(1)
+        job.joined("b", np=2)
+        net.cut("b")
+        job.wait(lambda now: "w1" in now["given_up"], "w1 given up")
+        job.join("other")
+        job.wait(lambda now: "w2" in {m["id"] for m in now["members"]}, "a worker on the other")
+        job.wait_for_size(2)
+        net.heal()
+        assert job.left("b") == 1
+        assert "belongs to another agent" in job.told("b")
+        job.wait_for_progress()
+        assert set(job.members()) == {"w0", "w2"}
         job.prove(workers=2)
 
 
