@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -86,15 +88,17 @@ def _serve(
         job = store.snapshot().job
         if job.driver != slot.driver:
             raise UsageError(_taken(name))
+        here = Host(slot.host, slot.local_size, _reachable(slot, settings, hosts), os.getpid())
+        with contextlib.suppress(UsageError):  # an earlier process of this slot has it for a moment
+            store.put_host(here, slot.slot)  # before the plan: a planned host without it is lost
         store.change_plan(lambda plan: assigned(plan, slot.host, slot.slot, slot.local_size))
         driver.identify(found)
-        here = Host(slot.host, slot.local_size, _reachable(slot, settings, hosts))
         environment = {
             **worker_environment(job, hosts, here, secret, settings.network_interface),
             "EDL_SLOT": str(slot.slot),
         }
         keeper = Keeper(
-            store, driver, slot.host, slot.slot, command, environment, settings.backoff_max_s
+            store, driver, here, slot.slot, command, environment, settings.backoff_max_s
         )
         driver.start(keeper.on_change)
         return keeper.run()

@@ -8,7 +8,7 @@
         generation     Generation, empty until the first; only the leader writes it
         leader         Leader, empty until the first term; written when a term starts
         status         the leader's summary for people and tools
-        hosts/<host>   Host, ephemeral, an agent's
+        hosts/<host>   Host, ephemeral, an agent's; hosts/<host>.<slot> that of an edl-worker
         members/<id>   Member, ephemeral, a worker's own
         election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
         requests/r-<sequence>   Request; the leader writes the outcome into it
@@ -122,8 +122,8 @@ class JobPaths:
     def creator(self) -> str:
         return f"{self.run}/creator"
 
-    def host(self, name: str) -> str:
-        return f"{self.hosts}/{check_name('host', name)}"
+    def host(self, name: str, slot: int | None = None) -> str:
+        return f"{self.hosts}/{check_name('host', name)}{'' if slot is None else f'.{slot}'}"
 
     def member(self, worker: int) -> str:
         return f"{self.members}/{worker}"

@@ -221,8 +221,10 @@ class JobStore:
         """Remove a member's node; nothing happens when there is none."""
         self.session.read_all("remove a member", [delete(self.paths.member(worker))])
 
-    def put_host(self, host: Host) -> None:
+    def put_host(self, host: Host, slot: int | None = None) -> None:
         """Write the agent's node, which lives as long as this session.
+
+        ``slot``: of an edl-worker, of which a host has one for each.
 
         Raises:
             UsageError: the name belongs to another agent.
@@ -236,7 +238,7 @@ class JobStore:
             owner = Host.from_json(values)
             return (owner.address, owner.pid) == (host.address, host.pid)
 
-        if not self._put(self.paths.host(host.name), host, ours):
+        if not self._put(self.paths.host(host.name, slot), host, ours):
             raise UsageError(
                 f"host {host.name!r} of job {self.name} belongs to another agent, process "
                 f"{owner.pid} at {owner.address}; choose another --host, or, if that agent has "

@@ -100,6 +100,17 @@ def ring_lost(snapshot: Snapshot, process: Process | None) -> bool:
     return not here and not any(m.id in generation.members for m in snapshot.members)
 
 
+def lost_hosts(snapshot: Snapshot) -> frozenset[str]:
+    """Hosts of the plan where no edl-worker is left, while others have some.
+
+    The driver knows that they have ended, but takes no notice until all other slots have asked
+    it for a new placement; asked by nobody, it counts their end as the job's.
+    """
+    alive = {host.name for host in snapshot.hosts}
+    planned = {host for host, workers in snapshot.plan.items() if workers}
+    return frozenset(planned - alive) if planned & alive else frozenset()
+
+
 def removal_pending(snapshot: Snapshot) -> bool:
     """Whether a worker still sits in a slot that the driver has taken back.
 

@@ -25,9 +25,18 @@ from types import FrameType
 
 from edl.coordination.store import JobStore
 from edl.core.agency import Ending, Outcome, Process, Start, how, observe
-from edl.core.facts import JobState, Snapshot
-from edl.core.slot import REMOVAL_S, Own, assigned, decide, released, removal_pending, ring_lost
-from edl.errors import CoordinationError, UnknownJob
+from edl.core.facts import Host, JobState, Snapshot
+from edl.core.slot import (
+    REMOVAL_S,
+    Own,
+    assigned,
+    decide,
+    lost_hosts,
+    released,
+    removal_pending,
+    ring_lost,
+)
+from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.command import title
 from edl.launch.driver import Assigned, Driver
 from edl.launch.record import conclude, worker_failed
@@ -40,6 +49,7 @@ AWAY_S = 120.0  # without ZooKeeper and without a worker there is nothing to wai
 STDOUT = 1
 SHUTDOWN_S = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
 ORPHAN_S = 10.0  # nobody reads our output; when horovodrun ends, that is noticed earlier
+LOST_S = 10.0  # a host without any edl-worker: by then all have opened lost sessions again
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 
 _PR_SET_PDEATHSIG = 1
@@ -60,7 +70,7 @@ class Keeper:
         self,
         store: JobStore,
         driver: Driver,
-        host: str,
+        here: Host,
         slot: int,
         command: Sequence[str],
         environment: Mapping[str, str],
@@ -68,7 +78,8 @@ class Keeper:
     ) -> None:
         self._store = store
         self._driver = driver
-        self._host = host
+        self._here = here
+        self._host = here.name
         self._slot = slot
         self._command = tuple(command)
         self._environment = dict(environment)
@@ -86,6 +97,10 @@ class Keeper:
         self._word_since = 0.0
         self._wish_since = 0.0  # since when the driver has not carried out what is wished
         self._wished: Mapping[str, int] = {}  # what the driver was reminded of
+        self._lost: frozenset[str] = frozenset()  # hosts that have no edl-worker any more
+        self._lost_hosts_since = 0.0
+        self._told_lost: frozenset[str] = frozenset()  # of these the driver was reminded
+        self._registered = 0  # epoch of the ZooKeeper session that has our node
         self._away_since: float | None = None
         self._wake = threading.Event()
         self._changed = threading.Event()
@@ -169,6 +184,8 @@ class Keeper:
                 self._process = replace(self._process, absent=None)
             return None
         self._away_since = None
+        if self._registered != self._store.session.epoch:
+            self._register()
         if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:
             self._changed.clear()
             self._snapshot = snapshot = self._store.snapshot(wake=self.on_change)
@@ -181,15 +198,26 @@ class Keeper:
             self._lost_since = (self._lost_since or now) if lost else None
         return self._snapshot
 
+    def _register(self) -> None:
+        epoch = self._store.session.epoch
+        try:
+            self._store.put_host(self._here, self._slot)
+        except UsageError as error:  # it takes a moment until a dead one's session has ended
+            logger.debug("%s", error)
+            return
+        self._registered = epoch
+
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
         """Write what the driver has said into the plan; let it decide again when that is done."""
         said = _GIVEN_UP if self._orphaned(now) else self._driver.newest
         if said is not self._word:
+            gone = dict.fromkeys(self._told_lost & lost_hosts(snapshot), 0)
             self._store.change_plan(
-                lambda plan: assigned(plan, self._host, self._slot, said.local_size)
+                lambda plan: assigned({**plan, **gone}, self._host, self._slot, said.local_size)
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since = said, now
+            self._here, self._registered = replace(self._here, slots=said.local_size or 0), 0
             if said is _GIVEN_UP:
                 self._driver.ask()  # it has noted our end, and waits for all others to ask
             if said.local_size is not None and self._child is None:
@@ -200,6 +228,7 @@ class Keeper:
         over = snapshot.job.state.over
         self._driver.allow(over or (said.local_size is not None and not pending))
         self._remind_driver(snapshot, now)
+        self._report_lost_hosts(snapshot, now)
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
         """End the job in an orderly way: ssh does not take the processes of other hosts along."""
@@ -211,13 +240,26 @@ class Keeper:
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """The driver forgets a change of hosts that it finds while its rank 0 starts."""
         wish, plan = (
-            {host: workers for host, workers in told.items() if workers}
+            {h: workers for h, workers in told.items() if workers and h not in self._told_lost}
             for told in (snapshot.job.wish, snapshot.plan)
         )
         if not wish or plan == wish or self._wished == wish:
             self._wish_since = now
         elif self._word.rank == 0 and now - self._wish_since >= WISH_S:
             self._wished = wish
+            self._driver.ask()
+
+    def _report_lost_hosts(self, snapshot: Snapshot, now: float) -> None:
+        """Let the driver place the slots without a host that has died with all its processes."""
+        lost = lost_hosts(snapshot)
+        self._told_lost -= {host.name for host in snapshot.hosts}  # they are back
+        if lost != self._lost:
+            self._lost, self._lost_hosts_since = lost, now
+        ring = snapshot.generation.members if snapshot.generation else ()
+        asks = self._process is not None and ring[:1] == (self._process.worker,)
+        if asks and not lost <= self._told_lost and now - self._lost_hosts_since >= LOST_S:
+            logger.info("no edl-worker is left on %s: the driver is asked", ", ".join(sorted(lost)))
+            self._told_lost |= lost
             self._driver.ask()
 
     def _own(self) -> Own:

@@ -48,7 +48,7 @@ def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunTr
 
 
 @pytest.mark.long
-def test_out_to_a_new_host_and_a_killed_worker(tmp_path: Path) -> None:
+def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> None:
     with by_ssh(tmp_path, np=2, max_np=3) as (net, job):
         now = job.wait_for_size(2, SLOW_S)
         assert now["plan"] == {"a": 1, "b": 1}
@@ -59,7 +59,10 @@ def test_out_to_a_new_host_and_a_killed_worker(tmp_path: Path) -> None:
         job.process("w2").kill()
         job.wait(lambda now: "w2" not in {m["id"] for m in now["members"]}, "end of w2")
         job.wait_for_size(3, SLOW_S)
-        job.prove(workers=3)
+        net.lose("b")
+        job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
+        job.wait(lambda now: now["plan"] == {"a": 1, "b": 0, "c": 1}, "the driver's new placement")
+        job.prove(workers=2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edl.core.agency import Process
-from edl.core.facts import Generation, Job, JobState, Member, Seat, Snapshot, Stage
-from edl.core.slot import Own, assigned, decide, released, removal_pending, ring_lost
+from edl.core.facts import Generation, Host, Job, JobState, Member, Seat, Snapshot, Stage
+from edl.core.slot import Own, assigned, decide, lost_hosts, released, removal_pending, ring_lost
 
 JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
@@ -177,3 +177,12 @@ def test_the_driver_is_not_asked_while_a_slot_that_it_took_back_is_in_use() -> N
     assert not removal_pending(NOW)
     assert removal_pending(replace(NOW, plan={"a": 1}))
     assert removal_pending(replace(NOW, plan={}))
+
+
+def test_a_host_is_lost_when_no_edl_worker_is_left_there() -> None:
+    a, b = Host("a", 2, "10.0.0.1"), Host("b", 1, "10.0.0.2")
+    now = replace(NOW, hosts=(a, a, b), plan={"a": 2, "b": 1, "c": 0})
+    assert lost_hosts(now) == frozenset()
+    assert lost_hosts(replace(now, hosts=(a,))) == {"b"}
+    assert lost_hosts(replace(now, hosts=())) == frozenset()  # nobody has registered yet
+    assert lost_hosts(replace(now, plan={"a": 1, "b": 0}, hosts=(a,))) == frozenset()
