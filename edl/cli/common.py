@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -13,6 +14,7 @@ from rich.markup import escape
 
 from edl.client.connection import choose_job, connected, open_session
 from edl.errors import UsageError
+from edl.install import horovod_edits
 
 __all__ = ["choose_job", "connected", "open_session"]  # for the other verbs
 
@@ -58,6 +60,25 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 def console() -> Console:
     """Standard output; colour on a terminal only."""
     return Console(highlight=False)
+
+
+def check_own_name() -> None:
+    """Refuse to start workers that would crash without a word.
+
+    Raises:
+        UsageError: this host's name does not resolve, and Horovod needs it to.
+    """
+    if horovod_edits.ADDRESS in horovod_edits.applied():
+        return
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        raise UsageError(
+            f"this host's own name, {name}, does not resolve, and the Horovod that is installed "
+            "here crashes then; run `edl build-horovod`, which mends that, or add the name to "
+            "/etc/hosts"
+        ) from None
 
 
 @contextmanager

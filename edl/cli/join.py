@@ -13,6 +13,7 @@ from edl.cli.common import (
     HostOption,
     InterfaceOption,
     ZooKeeperOption,
+    check_own_name,
     choose_job,
     connected,
 )
@@ -70,6 +71,7 @@ def join(
         host=host, address=address, network_interface=network_interface, zookeeper=zookeeper
     )
     check_name("host", settings.host)
+    check_own_name()
     given = None if secret_file is None else read_file(secret_file)
     with connected(zookeeper) as session:
         store = choose_job(session, job, secret=given)

@@ -17,6 +17,7 @@ from edl.cli.common import (
     HostOption,
     InterfaceOption,
     ZooKeeperOption,
+    check_own_name,
     console,
     open_session,
 )
@@ -133,6 +134,7 @@ def run(
         )
     cwd = Path.cwd()
     check_command(command, cwd, config.environment().get("PATH"))
+    check_own_name()
     name = check_name("job", job) if job is not None else _made_up(title(command))
     check_name("host", settings.host)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl import config
-from edl.cli.common import open_session
+from edl.cli.common import check_own_name, open_session
 from edl.cli.hosting import worker_environment
 from edl.cli.main import configure_logging, guarded
 from edl.config import Config, HorovodSlot
@@ -47,6 +47,7 @@ def work(command: Sequence[str]) -> int:
             "`horovodrun -np 2 --host-discovery-script edl-discover edl-worker python train.py`"
         )
     check_command(command, Path.cwd(), config.environment().get("PATH"))
+    check_own_name()
     settings = config.load(host=check_name("host", slot.host))
     driver = Driver(slot)
     found = driver.identity(0.0)
@@ -85,9 +86,9 @@ def _serve(
         job = store.snapshot().job
         if job.driver != slot.driver:
             raise UsageError(_taken(name))
+        here = Host(slot.host, slot.local_size, _reachable(slot, settings, hosts))
         store.change_plan(lambda plan: assigned(plan, slot.host, slot.slot, slot.local_size))
         driver.identify(found)
-        here = Host(slot.host, slot.local_size, _reachable(slot, settings, hosts))
         environment = {
             **worker_environment(job, hosts, here, secret, settings.network_interface),
             "EDL_SLOT": str(slot.slot),

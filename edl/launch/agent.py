@@ -421,6 +421,7 @@ class Agent:
         self._leave(snapshot, "edl drain")
         if not self._draining:
             self._put_host()  # the question is answered
+            self._changed.set()
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name, ring = self._host.name, snapshot.generation

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.25
 POLLS_PER_S = 50  # that all slots together may make: the driver serves each with a thread
 REQUEST_S = 2.0
+GONE_S = 3.0  # nobody listens where the driver did
 ANSWER_S = 86400.0  # the driver answers when all have asked, which has no limit of its own
 ASKED = "/edl/asked"
 IDENTITY = "/edl/job"
@@ -59,6 +60,8 @@ class Driver:
         self._stop = threading.Event()
         self._identity: dict[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
+        self._refused_since: float | None = None
+        self._answers = True  # it has not left a question of ours without an answer
         self.newest = Assigned(slot.rank, slot.local_size, slot.size)
         self.asking = False  # the driver owes an answer, and counts on this process until then
 
@@ -94,6 +97,12 @@ class Driver:
     def allow(self, allowed: bool) -> None:
         """Whether a question may be asked now: what the last answer said must be done first."""
         (self._may_ask.set if allowed else self._may_ask.clear)()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the driver has ended: nobody listens at its port any more."""
+        since = self._refused_since
+        return since is not None and time.monotonic() - since >= GONE_S
 
     def asked(self) -> bool:
         """Whether this slot is to ask, or does."""
@@ -134,8 +143,9 @@ class Driver:
         while not self._stop.wait(max(POLL_S, self._slot.size / POLLS_PER_S)):
             if self._told.is_set() and self._put(ASKED, b"1"):
                 self._told.clear()
-            if self._may_ask.is_set() and self._get(ASKED) is not None and not self._ask():
-                return  # to ask again would count twice
+            asked = self._get(ASKED) is not None
+            if asked and self._may_ask.is_set() and self._answers:
+                self._answers = self._ask()  # to ask again would count twice
 
     def _ask(self) -> bool:
         slot = self._slot
@@ -161,8 +171,13 @@ class Driver:
     def _get(self, path: str) -> bytes | None:
         try:
             status, body = fetch(self._slot.address, self._slot.port, path, REQUEST_S)
-        except (EdlError, OSError):
+        except ConnectionRefusedError:
+            if self._refused_since is None:
+                self._refused_since = time.monotonic()
             return None
+        except (EdlError, OSError):
+            return None  # it is busy, or cut off from here
+        self._refused_since = None
         return body if status == 200 else None
 
     def _put(self, path: str, body: bytes) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from edl.core.slot import (
 )
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
-from edl.launch.driver import Driver
+from edl.launch.driver import Assigned, Driver
 from edl.launch.losses import Losses
 from edl.launch.record import conclude, worker_failed
 
@@ -47,12 +48,16 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2  # at the latest, for a child that has ended
 READ_S = 1.0  # at the latest, for the facts; changes wake us earlier
 AWAY_S = 120.0  # without ZooKeeper and without a worker there is nothing to wait for
+STDOUT = 1
+SHUTDOWN_S = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
+ORPHAN_S = 10.0  # nobody reads our output; when horovodrun ends, that is noticed earlier
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 GONE_S = 1.0  # after a slot that was taken back is free: for the driver to see its process end
 GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the driver's own
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
+_ORPHANED = Assigned(-1, None, 0)  # what the driver thinks of a slot whose ssh has ended
 
 
 class Keeper:
@@ -104,6 +109,8 @@ class Keeper:
         self._changed = threading.Event()
         self._signalled = False
         self._told: float | None = None
+        self._released = False  # the wish is lowered for a signal
+        self._unread_since: float | None = None
         self._reason = ""
         self._reported: set[str] = set()
 
@@ -129,11 +136,11 @@ class Keeper:
         self._reap(now)
         try:
             snapshot = self._read(now)
-            if self._signalled:
-                self._attend(snapshot, now)
+            self._attend(snapshot, now)
             if snapshot is None:
                 return self._alone(now)
             self._follow_driver(snapshot, now)
+            self._outlive_driver(snapshot)
             self._see_losses(snapshot, now)
             decision = decide(snapshot, self._own(), now)
             if decision.reason != self._reason:
@@ -198,13 +205,15 @@ class Keeper:
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
         """Write what the driver has said into the plan; let it decide again when that is done."""
-        said = self._driver.newest
+        said = _ORPHANED if self._orphaned(now) else self._driver.newest
         if said is not self._word:
             self._store.change_plan(
                 lambda plan: assigned(plan, self._host, self._slot, said.local_size)
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since, self._answered = said, now, now
+            if said is _ORPHANED:
+                self._driver.ask()  # it has noted our end, and waits for all others to ask
             if said.local_size is not None and self._child is None and not self._given_up:
                 self._told = None  # the driver has taken back another slot for this one
             self._changed.set()
@@ -215,6 +224,13 @@ class Keeper:
         fatal = self._losses.best is AfterLoss.HOLD
         self._driver.allow(snapshot.job.state.over or (done and not fatal))
         self._remind_driver(snapshot, now)
+
+    def _outlive_driver(self, snapshot: Snapshot) -> None:
+        """End the job in an orderly way: ssh does not take the processes of other hosts along."""
+        if self._driver.gone and snapshot.job.state is JobState.RUNNING:
+            reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
+            self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
+            self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """The driver forgets a change of hosts that it finds while its rank 0 starts."""
@@ -255,16 +271,32 @@ class Keeper:
         )
 
     def _attend(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out a signal: end, and give up a slot of this host."""
-        self._signalled = False
-        if self._told is None:
-            self._told = now
+        """Carry out a signal: end, and give up a slot of this host.
+
+        The latter not at once: a horovodrun that is about to end would place the slots anew.
+        """
+        if self._signalled and self._told is None:
+            self._told, self._released = now, False
             # The driver ends the processes of a host that it bars, and all when it gives up.
             answers = self._driver.asking or self._driver.newest is not self._word
             self._given_up = answers or now - self._answered < GIVEN_UP_S
-            if snapshot is not None and snapshot.job.wish and not self._given_up:
-                least = snapshot.job.min_np
-                self._store.change_wish(lambda wish: released(wish, self._host, least))
+        self._signalled = False
+        done = self._told is None or self._released or self._given_up
+        if done or now - (self._told or 0.0) < SHUTDOWN_S:
+            return
+        if snapshot is not None and snapshot.job.wish:
+            least = snapshot.job.min_np
+            self._store.change_wish(lambda wish: released(wish, self._host, least))
+            self._released = True
+
+    def _orphaned(self, now: float) -> bool:
+        """Whether the ssh that began this process has ended: the driver takes that for our end."""
+        if not _is_unread(STDOUT):
+            self._unread_since = None
+            return False
+        if self._unread_since is None:
+            self._unread_since = now
+        return now - self._unread_since >= ORPHAN_S
 
     def _alone(self, now: float) -> int | None:
         """A turn without ZooKeeper: the worker trains on, and a dead one has to wait."""
@@ -364,6 +396,13 @@ class Keeper:
         finally:
             for number, old in before.items():
                 signal.signal(number, old)
+
+
+def _is_unread(output: int) -> bool:
+    """Whether nobody can read any more what is written to a pipe or a socket."""
+    look = select.poll()
+    look.register(output, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
 
 
 def _die_with_parent() -> None:

@@ -35,7 +35,7 @@ class HorovodrunTrial(Trial):
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
         discovery = ["--host-discovery-script", shlex.join(self.discover)]
         command = [*self.shield, sys.executable, str(script), *arguments]
-        self._begin([HOROVODRUN, *limits, *discovery, *options, *command])
+        self._begin([*self.here, HOROVODRUN, *limits, *discovery, *options, *command])
 
 
 class StandinTrial(HorovodrunTrial):

@@ -80,16 +80,32 @@ class Job:
 
     def _begin(self, command: Sequence[str | Path]) -> None:
         """Run an agent, whose end is that of the job, and watch the job from now on."""
-        with self._output.open("ab") as output:
-            self._process = subprocess.Popen(
+        self._follow(self._spawn(command, self._output))
+
+    def _spawn(
+        self, command: Sequence[str | Path], output: Path, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Run a process of the job in the background, with more ``environment``."""
+        with output.open("ab") as file:
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=file,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env=self.environment | environment,
                 cwd=self.directory,
                 start_new_session=True,
             )
+
+    def _follow(self, agent: subprocess.Popen[bytes]) -> None:
+        """Take the end of ``agent`` for that of the job, and watch the job as long as it lives."""
+        if self._process is not None:
+            self._closing = True
+            if self._status_process is not None:
+                self._status_process.kill()  # it would watch until the job ends
+            self._watcher.join(10)
+        self._closing = False
+        self._process = agent
         self._newest = None
         self._watcher = threading.Thread(target=self._watch)
         self._watcher.start()

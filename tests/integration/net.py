@@ -6,14 +6,17 @@
         subprocess.Popen([*net.enter("a"), "python", ...])     # on host a, net.address("a")
         net.link("a", "b").up = False                            # silence from a to b
         net.every_link(delay_s=0.05, loss=0.01)
+        net.lose("b")                                            # its power is gone
 
-Each host has one interface, a TUN device whose packets are read and written here. So a link may
+Each host has its own host name, which no other one can resolve, and one interface or several,
+each on a network of its own: TUN devices whose packets are read and written here. So a link may
 do what no tool of this kernel offers (it has neither netem nor iptables): one direction alone,
 with any delay and loss, and a cut is silence, without a reset or an unreachable host. Needs root.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -27,16 +30,22 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
+
+import psutil
 
 Result = TypeVar("Result")
 
 IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or "ip"
 INTERFACE = "edl0"
+ETC = Path("/etc/netns")
+NOWHERE = {"hosts": "127.0.0.1 localhost\n", "resolv.conf": ""}  # no other name means anything
+RENAMED = 'hostname "$0" && exec "$@"'
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 CLONE_NEWNET = 0x40000000
 
@@ -51,13 +60,30 @@ class Link:
 
 
 class Net:
-    """Hosts by name, with addresses 10.77.0.1 and so on, that see only each other."""
+    """Hosts that see only each other, with addresses 10.77.0.1 and so on; 10.77.1.1 on the second
+    of the ``interfaces``.
 
-    def __init__(self, *hosts: str) -> None:
+    ``names``: host names of those that are not called as they are here. ``etc``: files that
+    processes on these hosts find in /etc, as {"hosts": "10.77.0.1 a"}.
+    """
+
+    def __init__(
+        self,
+        *hosts: str,
+        interfaces: Sequence[str] = (INTERFACE,),
+        names: Mapping[str, str] | None = None,
+        etc: Mapping[str, str] | None = None,
+    ) -> None:
         self.hosts = hosts
+        self.interfaces = interfaces
+        self.names = {host: host for host in hosts} | dict(names or {})
+        self._etc = NOWHERE | dict(etc or {})
         self._mark = uuid.uuid4().hex[:6]
-        self._links = {(a, b): Link() for a in hosts for b in hosts if a != b}
-        self._devices: dict[str, int] = {}
+        self._links = {
+            (i, a, b): Link() for i in interfaces for a in hosts for b in hosts if a != b
+        }
+        self._devices: dict[tuple[str, str], int] = {}
+        self._targets: dict[tuple[str, bytes], tuple[str, int]] = {}  # by interface and address
         self._chance = random.Random("net")
         self._closing = False
         self._thread = threading.Thread(target=self._carry, name="net", daemon=True)
@@ -66,16 +92,29 @@ class Net:
         try:
             for host in self.hosts:
                 _ip("netns", "add", self._namespace(host))
-                self._devices[host] = self.inside(host, _tun)
-                inside = ("-n", self._namespace(host))
-                _ip(*inside, "link", "set", "lo", "up")
-                _ip(*inside, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
-                _ip(*inside, "link", "set", INTERFACE, "up")
+                directory = self._etc_of(host)
+                directory.mkdir(parents=True)
+                for name, text in self._etc.items():
+                    (directory / name).write_text(text)
+                _ip("-n", self._namespace(host), "link", "set", "lo", "up")
+                for interface in self.interfaces:
+                    self._connect(host, interface)
         except BaseException:
             self._remove()
             raise
         self._thread.start()
         return self
+
+    def _connect(self, host: str, interface: str) -> None:
+        self._devices[host, interface] = self.inside(host, lambda: _tun(interface))
+        self._give(host, interface, self.address(host, interface))
+        _ip("-n", self._namespace(host), "link", "set", interface, "up")
+
+    def _give(self, host: str, interface: str, address: str) -> None:
+        inside = ("-n", self._namespace(host))
+        _ip(*inside, "address", "add", f"{address}/24", "dev", interface)
+        target = host, self._devices[host, interface]
+        self._targets[interface, socket.inet_aton(address)] = target
 
     def __exit__(
         self,
@@ -92,15 +131,26 @@ class Net:
             os.close(device)
         for host in self.hosts:
             subprocess.run([IP, "netns", "delete", self._namespace(host)], capture_output=True)
+            shutil.rmtree(self._etc_of(host), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            ETC.rmdir()  # unless somebody else has hosts, too
 
     # --- hosts ---
 
-    def address(self, host: str) -> str:
-        return f"10.77.0.{self.hosts.index(host) + 1}"
+    def address(self, host: str, interface: str = INTERFACE) -> str:
+        return f"10.77.{self.interfaces.index(interface)}.{self.hosts.index(host) + 1}"
+
+    def alias(self, host: str, interface: str = INTERFACE) -> str:
+        """Give ``host`` a second address on an interface, and say which."""
+        network, _, number = self.address(host, interface).rpartition(".")
+        second = f"{network}.{int(number) + 100}"
+        self._give(host, interface, second)
+        return second
 
     def enter(self, host: str) -> list[str]:
-        """The words before a command that make it run on ``host``."""
-        return [IP, "netns", "exec", self._namespace(host)]
+        """The words before a command that make it run on ``host``, in the same process."""
+        inside = [IP, "netns", "exec", self._namespace(host)]
+        return [*inside, "unshare", "--uts", "sh", "-c", RENAMED, self.names[host]]
 
     def inside(self, host: str, function: Callable[[], Result]) -> Result:
         """Call ``function`` on ``host``: the sockets that it opens are there."""
@@ -120,23 +170,58 @@ class Net:
 
     def listening(self, host: str) -> set[tuple[str, int]]:
         """Where processes on ``host`` listen: addresses and ports."""
+        return {own for own, _, state in self._tcp(host) if state == "0A"}
 
-        def look() -> set[tuple[str, int]]:
+    def connected(self, host: str) -> set[tuple[tuple[str, int], tuple[str, int]]]:
+        """Both ends of the connections of ``host``, its own first: addresses and ports."""
+        return {(own, other) for own, other, state in self._tcp(host) if state == "01"}
+
+    def _tcp(self, host: str) -> list[tuple[tuple[str, int], tuple[str, int], str]]:
+        """Both ends and the state of each TCP socket on ``host``, as the kernel's tables say."""
+
+        def look() -> list[str]:
             with open("/proc/thread-self/net/tcp") as v4, open("/proc/thread-self/net/tcp6") as v6:
-                lines = [*v4.readlines()[1:], *v6.readlines()[1:]]
-            words = [line.split() for line in lines]
-            ends = [one[1].partition(":") for one in words if one[3] == "0A"]
-            return {(_address(address), int(port, 16)) for address, _, port in ends}
+                return [*v4.readlines()[1:], *v6.readlines()[1:]]
 
-        return self.inside(host, look)
+        words = [line.split() for line in self.inside(host, look)]
+        return [(_end(one[1]), _end(one[2]), one[3]) for one in words]
+
+    def processes(self, host: str) -> list[psutil.Process]:
+        """All that lives on ``host``."""
+        found = []
+        for pid in _ip("netns", "pids", self._namespace(host)).split():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(int(pid))
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def kill(self, host: str) -> None:
+        """Kill -9 every process on ``host``."""
+        deadline = time.monotonic() + 10.0
+        while processes := self.processes(host):
+            assert time.monotonic() < deadline, f"these on host {host} do not die: {processes}"
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(0.02)
+
+    def lose(self, host: str) -> None:
+        """End ``host`` as a loss of power does: nobody hears that its connections are gone."""
+        self.cut(host)
+        self.kill(host)
 
     def _namespace(self, host: str) -> str:
         return f"edl-{self._mark}-{host}"
 
+    def _etc_of(self, host: str) -> Path:
+        """What `ip netns exec` lays over /etc."""
+        return ETC / self._namespace(host)
+
     # --- links ---
 
-    def link(self, source: str, target: str) -> Link:
-        return self._links[source, target]
+    def link(self, source: str, target: str, interface: str = INTERFACE) -> Link:
+        return self._links[interface, source, target]
 
     def every_link(self, delay_s: float = 0.0, loss: float = 0.0) -> None:
         for link in self._links.values():
@@ -144,7 +229,7 @@ class Net:
 
     def cut(self, host: str, out: bool = True, into: bool = True) -> None:
         """Drop what ``host`` sends, and what is sent to it."""
-        for (source, target), link in self._links.items():
+        for (_, source, target), link in self._links.items():
             link.up = not ((out and source == host) or (into and target == host))
 
     def heal(self) -> None:
@@ -152,8 +237,7 @@ class Net:
             link.up = True
 
     def _carry(self) -> None:
-        owners = {device: host for host, device in self._devices.items()}
-        by_address = {socket.inet_aton(self.address(host)): host for host in self.hosts}
+        owners = {device: place for place, device in self._devices.items()}
         order = count()
         waiting: list[tuple[float, int, int, bytes]] = []
         with select.epoll() as readable:
@@ -162,11 +246,12 @@ class Net:
             while not self._closing:
                 pause = waiting[0][0] - time.monotonic() if waiting else 0.1
                 for device, _ in readable.poll(min(0.1, max(0.0, pause))):
+                    source, interface = owners[device]
                     for packet in _packets(device):
-                        link = self._links.get((owners[device], by_address.get(packet[16:20], "")))
+                        host, target = self._targets.get((interface, packet[16:20]), ("", -1))
+                        link = self._links.get((interface, source, host))
                         if link is None or not link.up or self._chance.random() < link.loss:
                             continue
-                        target = self._devices[by_address[packet[16:20]]]
                         due = time.monotonic() + link.delay_s
                         heapq.heappush(waiting, (due, next(order), target, packet))
                 while waiting and waiting[0][0] <= time.monotonic():
@@ -174,10 +259,10 @@ class Net:
                     _write(target, packet)
 
 
-def _tun() -> int:
+def _tun(interface: str) -> int:
     """A TUN device in this thread's namespace: a descriptor that gives and takes IP packets."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", INTERFACE.encode(), IFF_TUN | IFF_NO_PI))
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", interface.encode(), IFF_TUN | IFF_NO_PI))
     return device
 
 
@@ -200,13 +285,16 @@ def _write(device: int, packet: bytes) -> None:
         return  # its queue is full, as a router's may be
 
 
-def _ip(*words: str) -> None:
+def _ip(*words: str) -> str:
     done = subprocess.run([IP, *words], capture_output=True, text=True)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr} (it needs root)"
+    return done.stdout
 
 
-def _address(hexadecimal: str) -> str:
-    """An address as the kernel's tables write it: words of 32 bits in the machine's order."""
-    words = [hexadecimal[start : start + 8] for start in range(0, len(hexadecimal), 8)]
+def _end(text: str) -> tuple[str, int]:
+    """Address and port as the kernel's tables write them: words of 32 bits, in its byte order."""
+    address, _, port = text.partition(":")
+    words = [address[start : start + 8] for start in range(0, len(address), 8)]
     raw = b"".join(struct.pack("=I", int(word, 16)) for word in words)
-    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
+    return socket.inet_ntop(family, raw), int(port, 16)

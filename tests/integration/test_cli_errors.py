@@ -123,6 +123,10 @@ def test_what_a_running_job_refuses(shell: Shell) -> None:
     name = shell.status()["members"][0]["host"]
     text = sentence(shell.edl("join", "--job", "j", "--host", name), 2)
     assert f"host '{name}' of job j belongs to another agent" in text
+    text = sentence(shell.edl("drain", "j", "--host", "nowhere"), 2)
+    assert text == f"host nowhere is not in job j; its hosts are {name}"
+    text = sentence(shell.edl("drain", "j", "--host", name), 2)
+    assert f"host {name} cannot leave job j: 0 workers would be left" in text
     assert shell.status()["generation"] == 1  # nothing of that has changed it
     assert shell.edl("stop", "j").returncode == 0
     assert job.wait() == 0

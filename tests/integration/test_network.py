@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import EDL
+from hosts import HostsTrial, on_hosts
 from net import Net
-from trial import Trial, longest_stall, trial
-from zoo import Server
+from trial import longest_stall
 
 from edl.errors import RingError
 from edl.ring.client import fetch
@@ -34,58 +32,15 @@ SLACK_S = 12.0  # far below the 30 s after which Gloo gives up by itself
 @contextmanager
 def hosts_that_train(
     directory: Path, session_s: float = SESSION_S, **settings: Any
-) -> Iterator[tuple[Net, Trial]]:
+) -> Iterator[tuple[Net, HostsTrial]]:
     """One worker on each of three hosts, which train."""
-    with Net("zk", *HOSTS) as net:
-        server = Server(
-            directory / "zookeeper",
-            2181,
-            net.address("zk"),
-            enter=net.enter("zk"),
-            inside=lambda function: net.inside("zk", function),
-        )
-        options = ["--host", "a", "--address", net.address("a"), "--slots", "1"]
-        environment = {"EDL_SESSION_TIMEOUT_S": str(session_s)}
-        with (
-            server,
-            trial(
-                directory,
-                server.hosts,
-                np=1,
-                max_np=3,
-                here=net.enter("a"),
-                there=net.enter("zk"),
-                options=options,
-                environment=environment,
-                **settings,
-            ) as job,
-        ):
-            job.wait_for_step(1)
-            agents = [join(net, job, host) for host in HOSTS[1:]]
-            try:
-                job.wait(lambda now: len(now["hosts"]) == 3, "3 hosts")
-                job.scale(3)
-                job.wait_for_size(3)
-                yield net, job
-            finally:
-                job.close()
-                for agent in agents:
-                    agent.wait(10)
-
-
-def join(net: Net, job: Trial, host: str) -> subprocess.Popen[bytes]:
-    """`edl join` on ``host``. Its address is found by the way to ZooKeeper."""
-    words = [EDL, "join", "--job", job.name, "--host", host, "--slots", "1"]
-    with (job.directory / f"{host}.output").open("wb") as output:
-        return subprocess.Popen(
-            [*net.enter(host), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=job.environment,
-            cwd=job.directory,
-            start_new_session=True,
-        )
+    with (
+        Net("zk", *HOSTS) as net,
+        on_hosts(net, directory, np=1, max_np=3, session_s=session_s, **settings) as job,
+    ):
+        job.wait_for_step(1)
+        job.joined(*HOSTS[1:], np=3)
+        yield net, job
 
 
 def health(net: Net, host: str) -> dict[str, Any]:
@@ -130,8 +85,7 @@ def test_a_host_that_is_cut_off_does_not_train_and_comes_back(
         net.heal()
         job.wait_for_size(3)
         reports = job.prove(workers=3)
-        told = (tmp_path / f"{host}.output").read_text() if host != "a" else job.output()
-        assert f"worker {name} was given up by the leader" in told
+        assert f"worker {name} was given up by the leader" in job.told(host)
     stall_s = longest_stall(reports)
     print(f"cut off ({role}, {way}): longest pause {stall_s:.2f} s, session {SESSION_S:g} s")
     assert stall_s < SESSION_S + SLACK_S

@@ -90,9 +90,6 @@ class Trial(Job):
         """`edl join` on the same host, in the place of `edl run`, whose process has ended."""
         assert self._process is not None
         assert self._process.poll() is not None
-        if self._status_process is not None:
-            self._status_process.kill()  # it would watch until the job ends
-        self._watcher.join(10)
         self._begin([EDL, "join", "--job", self.name])
 
     # --- faults ---

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from typer.testing import CliRunner
 
-from edl.cli.common import worker_number
+from edl.cli.common import check_own_name, worker_number
 from edl.cli.events import aligned, flat
 from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
@@ -202,6 +202,15 @@ def test_worker_numbers() -> None:
     for text in ("", "w", "-1", "3w", "wx"):
         with pytest.raises(UsageError):
             worker_number(text)
+
+
+def test_a_name_of_this_host_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "no such host")
+    monkeypatch.setattr("edl.install.horovod_edits.applied", frozenset)
+    with pytest.raises(UsageError, match=r"name, no such host, does not resolve.*build-horovod"):
+        check_own_name()
+    monkeypatch.setattr("edl.install.horovod_edits.applied", lambda: {"ring-at-the-address"})
+    check_own_name()
 
 
 def test_own_address() -> None:

@@ -1,0 +1,91 @@
+"""An unmodified `horovodrun` that starts its workers on other hosts, by a real ssh."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from horovodrun import HorovodrunTrial, StandinTrial
+from hosts import zookeeper_on
+from net import INTERFACE, Net
+from ssh import ssh_between
+from trial import trial
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SLOW_S = 180.0
+HOSTS = ("a", "b", "c")
+
+
+@contextmanager
+def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunTrial]]:
+    """`horovodrun` on host a; what it starts on others is found by the PATH that it hands on."""
+    names = "".join(f"10.77.0.{number} {host}\n" for number, host in enumerate(HOSTS, 2))
+    with (
+        Net("zk", *HOSTS, etc={"hosts": f"127.0.0.1 localhost\n{names}"}) as net,
+        zookeeper_on(net, directory) as server,
+        ssh_between(net, directory / "ssh", *HOSTS) as ssh,
+    ):
+        path = f"{ssh}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+        options = ["--network-interface", INTERFACE, "--ssh-identity-file", str(ssh / "key")]
+        settings = {
+            "kind": HorovodrunTrial,
+            "shield": ("edl-worker",),
+            "discover": ("edl-discover", *(f"{host}:1" for host in HOSTS)),
+            "here": net.enter("a"),
+            "there": net.enter("zk"),
+            "options": options,
+            "environment": {"PATH": path},
+            **settings,
+        }
+        with trial(directory, server.hosts, **settings) as job:
+            yield net, job
+
+
+@pytest.mark.long
+def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> None:
+    with by_ssh(tmp_path, np=2, max_np=3) as (net, job):
+        now = job.wait_for_size(2, SLOW_S)
+        assert now["plan"] == {"a": 1, "b": 1}
+        job.scale(3)
+        job.wait_for_size(3, SLOW_S)
+        assert job.members("w2")["w2"]["host"] == "c"
+        assert job.process("w2") in net.processes("c")
+        job.process("w2").kill()
+        job.wait(lambda now: "w2" not in {m["id"] for m in now["members"]}, "end of w2")
+        job.wait_for_size(3, SLOW_S)
+        net.lose("b")
+        job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
+        job.wait(lambda now: now["plan"] == {"a": 1, "b": 0, "c": 1}, "the driver's new placement")
+        job.prove(workers=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_path: Path) -> None:
+    """ssh takes nothing along when it ends."""
+    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial) as (_, job):
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        job.agent().send_signal(number)
+        job.until(lambda: not job.processes(), "end of all processes")
+        job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
+        assert "horovodrun has ended" in job.status()["reason"]
+
+
+@pytest.mark.long
+def test_a_slot_whose_ssh_has_ended_is_given_up(tmp_path: Path) -> None:
+    """The driver takes it for the end of the process, which still runs."""
+    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial) as (net, job):
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        for process in net.processes("a"):
+            if Path(process.exe()).name == "ssh":
+                process.kill()
+        job.wait(lambda now: now["plan"] == {"a": 1, "b": 0}, "a plan without host b")
+        job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
+        job.until(lambda: len(net.processes("b")) == 1, "end of all but sshd on host b")
+        job.edl("stop")
+        assert job.end() == 0
