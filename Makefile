@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types unit property integration chaos soak bench clean
+.PHONY: help setup demo test lint format types unit property integration chaos soak bench scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -48,6 +48,9 @@ soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --fr
 
 bench: setup ## edl beside stock Horovod, on this machine, in one run
 	$(PYTHON_BIN) -m benchmarks
+
+scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: the table of docs/horovod.md
+	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)
 
 clean: ## remove caches and build leftovers; .venv and the wheel cache stay
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """``python -m benchmarks.scenarios``: run all with stock and with edl, write the table.
 
-Takes a quarter of an hour. With --only, nothing is written.
+Takes a quarter of an hour. With --only, the other rows stay as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYSTEMS = ("stock", "edl")
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks.scenarios", description=__doc__)
 parser.add_argument("--only", nargs="+", choices=[one.name for one in SCENARIOS], metavar="NAME")
-parser.add_argument("--system", choices=SYSTEMS, help="one of the two")
+parser.add_argument("--system", choices=SYSTEMS, help="one of the two; nothing is written")
 parser.add_argument("--keep", type=Path, help="leave the files of the jobs in this new directory")
 
 
@@ -42,12 +42,24 @@ def main() -> int:
     else:
         with tempfile.TemporaryDirectory(prefix="edl-scenarios-") as scratch:
             found = run(chosen, systems, Path(scratch))
-    if not args.only and not args.system:
-        whole = {"machine": benchmark.machine(), "scenarios": found}
-        FIGURES.write_text(json.dumps(whole, indent=1) + "\n")
-        PAGE.write_text(report.into(PAGE.read_text(), report.markdown(found)))
-        print(f"written to {FIGURES} and {PAGE}")
+    if not args.system:
+        write(found)
     return int(any(one[system]["problems"] for one in found for system in systems))
+
+
+def write(found: list[dict[str, Any]]) -> None:
+    """Put what was ``found`` into the figures and the table."""
+    kept = json.loads(FIGURES.read_text())["scenarios"] if FIGURES.exists() else []
+    rows = {one["name"]: one for one in (*kept, *found)}
+    known = [
+        {key: rows[one.name][key] for key in ("name", *SYSTEMS)}
+        for one in SCENARIOS
+        if one.name in rows
+    ]
+    whole = {"machine": benchmark.machine(), "scenarios": known}
+    FIGURES.write_text(json.dumps(whole, indent=1) + "\n")
+    PAGE.write_text(report.into(PAGE.read_text(), report.markdown(known)))
+    print(f"written to {FIGURES} and {PAGE}")
 
 
 def run(chosen: list[Scenario], systems: list[str], scratch: Path) -> list[dict[str, Any]]:
@@ -56,7 +68,7 @@ def run(chosen: list[Scenario], systems: list[str], scratch: Path) -> list[dict[
     zookeeper = start_local(state)
     try:
         return [
-            {"name": one.name, "title": one.title, "note": one.note}
+            {"name": one.name}
             | {system: play(one, system, scratch / f"{one.name}-{system}", zookeeper)
                for system in systems}
             for one in chosen
@@ -70,7 +82,7 @@ def play(scenario: Scenario, system: str, directory: Path, zookeeper: str) -> re
     played: Played
     if system == "stock":
         played = play_stock(scenario, directory)
-        wrong = problems(scenario, scenario.stock, played)
+        wrong = problems(scenario.stock, played)
     else:
         played = play_edl(scenario, directory, zookeeper)
         wrong = edl_problems(scenario, played)

@@ -40,6 +40,7 @@ class Played:
     lines: tuple[Mapping[str, Any], ...]
     output: str
     left: tuple[str, ...] = ()  # processes that outlived horovodrun
+    struck: frozenset[int] = frozenset()  # epochs in which somebody failed
     pause_s: float = 0.0  # the longest that a worker stood still between two steps
     reports: tuple[Mapping[str, Any], ...] = field(default=())  # of edl's workers at their end
 
@@ -123,7 +124,14 @@ class Stage(Job):
             for process in self._processes():
                 process.kill()
         return Played(
-            code, seconds, self._lines(), self.output(), left, self._pause_s(), self._reports()
+            code,
+            seconds,
+            self._lines(),
+            self.output(),
+            left,
+            scene.struck(self.log),
+            self._pause_s(),
+            self._reports(),
         )
 
     def _hosts(self) -> list[str]:

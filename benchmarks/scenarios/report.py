@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.scenarios.play import Played
+from benchmarks.scenarios.table import SCENARIOS
 
 BEGIN = "<!-- written by python -m benchmarks.scenarios -->"
 END = "<!-- end of what is written -->"
@@ -24,24 +25,26 @@ def result(played: Played, problems: Sequence[str]) -> Result:
     }
 
 
-def markdown(scenarios: Sequence[Mapping[str, Any]]) -> str:
-    """A row a scenario; each has "title", "note" and the results "stock" and "edl"."""
+def markdown(results: Sequence[Mapping[str, Any]]) -> str:
+    """A row a scenario; each has its "name" and the results "stock" and "edl"."""
+    known = {one.name: one for one in SCENARIOS}
     head = "| what happens | stock Horovod 0.28.1 | edl | how edl differs by design |"
     rows = [
-        f"| {one['title']} | {cell(one['stock'])} | {cell(one['edl'])} | {one['note']} |"
-        for one in scenarios
+        f"| {known[one['name']].title} | {cell(one['stock'])} | {cell(one['edl'])} "
+        f"| {known[one['name']].note} |"
+        for one in results
     ]
     return "\n".join([head, "|---|---|---|---|", *rows])
 
 
 def cell(told: Result) -> str:
     """Passed or failed how, the size of the ring at the end of each epoch, the seconds."""
-    rings = ", ".join(str(line["size"]) for line in told["epochs"])
-    end = "" if told["exit_code"] == 0 else ", then horovodrun fails"
-    seconds = f"{told['seconds']:.0f} s, longest pause {told['pause_s']:.2g} s"
     if told["problems"]:
-        return f"**failed**: {'; '.join(told['problems'])} ({seconds})"
-    return f"passed: {rings}{end} ({seconds})"
+        return f"**failed**: {'; '.join(told['problems'])} ({told['seconds']:.0f} s)"
+    rings = ", ".join(str(line["size"]) for line in told["epochs"])
+    if told["exit_code"]:
+        return f"passed: {rings}, then horovodrun fails ({told['seconds']:.0f} s)"
+    return f"passed: {rings} ({told['seconds']:.0f} s, longest pause {told['pause_s']:.2g} s)"
 
 
 def into(page: str, table: str) -> str:

@@ -95,6 +95,11 @@ class Scene:
         self.go_on()
 
 
+def struck(log: Path) -> frozenset[int]:
+    """The epochs in which somebody has failed as asked."""
+    return frozenset(int(mark.name.split("-")[1]) for mark in log.parent.glob("exited-*"))
+
+
 def write(path: Path, **told: Any) -> None:
     """Say what is to happen: ``log``, ``exits`` ([epoch, rank]), ``how``, ``who``, ``sizes``."""
     path.write_text(json.dumps(told))

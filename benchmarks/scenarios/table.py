@@ -164,7 +164,7 @@ SCENARIOS = (
         checkpoint=True,
         stock=Expected((FULL,), EXITED),
         edl=Expected((FULL, FULL, FULL)),
-        note="goes on from its checkpoint (`edl.checkpoint`)",
+        note="goes on from its checkpoint (`edl.checkpoint`); the new processes' start is no pause",
     ),
     Scenario(
         "both-hosts",
@@ -176,14 +176,14 @@ SCENARIOS = (
     ),
     Scenario(
         "min-hosts",
-        "fewer slots than `--min-np` are left: time-out",
+        "rank 0 fails, exception, `--min-np 4`: too few slots are left, time-out",
         np=4,
         min_np=4,
         exits=FAIL_0,
         elastic_timeout_s=10,
         stock=Expected((FULL,), EXITED),
         edl=Expected((FULL, SECOND_LEADS, SECOND_LEADS)),
-        note="started again in its slot",
+        note="started again in its slot; three are fewer than `--min-np` and wait for it",
     ),
     Scenario(
         "reset-limit-1",
@@ -242,7 +242,7 @@ SCENARIOS = (
     ),
     Scenario(
         "min-hosts-launched",
-        "such a process, `kill -9`, and fewer slots than `--min-np` are left: time-out",
+        "such a process as rank 0, `kill -9`, `--min-np 4`: too few slots are left, time-out",
         np=4,
         min_np=4,
         exits=FAIL_0,

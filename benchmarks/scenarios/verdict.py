@@ -8,10 +8,10 @@ from benchmarks.scenarios.table import A, B, Expected, Line, Scenario
 
 def edl_problems(scenario: Scenario, played: Played) -> list[str]:
     """:func:`problems` with edl, and whether each sample was counted once an epoch."""
-    return problems(scenario, scenario.edl, played) + _count_problems(scenario, played)
+    return problems(scenario.edl, played) + _count_problems(scenario, played)
 
 
-def problems(scenario: Scenario, expected: Expected, played: Played) -> list[str]:
+def problems(expected: Expected, played: Played) -> list[str]:
     """Everything that differs from ``expected``, the worst first; empty: the scenario passed."""
     found = []
     told = played.lines
@@ -35,20 +35,19 @@ def problems(scenario: Scenario, expected: Expected, played: Played) -> list[str
     if len(lines) != len(expected.lines):
         found.append(f"{len(lines)} epochs ended in place of {len(expected.lines)}")
     found += [f"this outlived horovodrun: {command}" for command in played.left]
-    return found + _rendezvous_problems(scenario, expected, played)
+    return found + _rendezvous_problems(expected, played)
 
 
-def _rendezvous_problems(scenario: Scenario, expected: Expected, played: Played) -> list[str]:
+def _rendezvous_problems(expected: Expected, played: Played) -> list[str]:
     """The ring is another one where hosts changed or somebody failed, and the same one where not.
 
     Stock's number is that of the times it has begun to train, edl's the generation.
     """
     found = []
-    struck = {one.epoch for one in scenario.exits}
     lines = expected.lines[: len(played.lines)]
     for epoch in range(1, len(lines)):
         before, after = (played.lines[e]["rendezvous"] for e in (epoch - 1, epoch))
-        changes = lines[epoch] != lines[epoch - 1] or epoch in struck
+        changes = lines[epoch] != lines[epoch - 1] or epoch in played.struck
         if changes != (after > before):
             found.append(f"epochs {epoch - 1} and {epoch} ended in the rings {before} and {after}")
     return found
