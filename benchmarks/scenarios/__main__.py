@@ -51,7 +51,11 @@ def write(found: list[dict[str, Any]]) -> None:
     """Put what was ``found`` into the figures and the table."""
     kept = json.loads(FIGURES.read_text())["scenarios"] if FIGURES.exists() else []
     rows = {one["name"]: one for one in (*kept, *found)}
-    known = [rows[one.name] for one in SCENARIOS if one.name in rows]
+    known = [
+        {key: rows[one.name][key] for key in ("name", *SYSTEMS)}
+        for one in SCENARIOS
+        if one.name in rows
+    ]
     whole = {"machine": benchmark.machine(), "scenarios": known}
     FIGURES.write_text(json.dumps(whole, indent=1) + "\n")
     PAGE.write_text(report.into(PAGE.read_text(), report.markdown(known)))

@@ -126,6 +126,7 @@ def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str)
         assert job.end() == 0
 
 
+@pytest.mark.long
 def test_the_only_host_is_not_barred_when_an_edl_worker_is_killed(
     tmp_path: Path, zk_hosts: str
 ) -> None:
