@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from horovodrun import HorovodrunTrial, StandinTrial
 from hosts import zookeeper_on
+from jobs import Status
 from net import INTERFACE, Net
 from ssh import ssh_between
 from trial import trial
@@ -47,6 +48,11 @@ def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunTr
             yield net, job
 
 
+def used(now: Status) -> dict[str, int]:
+    """The hosts that the plan has workers on."""
+    return {host: workers for host, workers in now["plan"].items() if workers}
+
+
 @pytest.mark.long
 def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> None:
     with by_ssh(tmp_path, np=2, max_np=3) as (net, job):
@@ -61,7 +67,7 @@ def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> No
         job.wait_for_size(3, SLOW_S)
         net.lose("b")
         job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
-        job.wait(lambda now: now["plan"] == {"a": 1, "b": 0, "c": 1}, "the driver's new placement")
+        job.wait(lambda now: used(now) == {"a": 1, "c": 1}, "the driver's new placement")
         job.prove(workers=2)
 
 
@@ -84,7 +90,7 @@ def test_a_slot_whose_ssh_has_ended_is_given_up(tmp_path: Path) -> None:
         for process in net.processes("a"):
             if Path(process.exe()).name == "ssh":
                 process.kill()
-        job.wait(lambda now: now["plan"] == {"a": 1, "b": 0}, "a plan without host b")
+        job.wait(lambda now: used(now) == {"a": 1}, "a plan without host b")
         job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
         job.until(lambda: len(net.processes("b")) == 1, "end of all but sshd on host b")
         job.edl("stop")
