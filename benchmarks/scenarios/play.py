@@ -177,7 +177,8 @@ class Stage(Job):
 
     def _pause_s(self) -> float:
         files = self.directory.glob("pauses-*")
-        return max((float(line) for file in files for line in file.open()), default=0.0)
+        told = (line for file in files for line in file.read_text().splitlines())
+        return max(map(float, told), default=0.0)
 
     def _reports(self) -> tuple[Mapping[str, Any], ...]:
         files = sorted((self.directory / "reports").glob("*.json"))
