@@ -92,10 +92,7 @@ class Net:
         try:
             for host in self.hosts:
                 _ip("netns", "add", self._namespace(host))
-                directory = self._etc_of(host)
-                directory.mkdir(parents=True)
-                for name, text in self._etc.items():
-                    (directory / name).write_text(text)
+                self._write_etc(host)
                 _ip("-n", self._namespace(host), "link", "set", "lo", "up")
                 for interface in self.interfaces:
                     self._connect(host, interface)
@@ -104,6 +101,14 @@ class Net:
             raise
         self._thread.start()
         return self
+
+    def _write_etc(self, host: str) -> None:
+        directory = self._etc_of(host)
+        while not directory.is_dir():
+            with contextlib.suppress(FileNotFoundError):  # another net has removed the parent
+                directory.mkdir(parents=True)
+        for name, text in self._etc.items():
+            (directory / name).write_text(text)
 
     def _connect(self, host: str, interface: str) -> None:
         self._devices[host, interface] = self.inside(host, lambda: _tun(interface))
