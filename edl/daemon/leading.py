@@ -14,8 +14,9 @@ from dataclasses import replace
 from edl.config import Config
 from edl.coordination.election import Leadership
 from edl.coordination.store import JobStore
+from edl.core.decision import Ages, Decision, Limits
 from edl.core.facts import Event, Snapshot, Stage
-from edl.core.membership import Ages, Decision, Limits, decide
+from edl.core.membership import decide
 from edl.core.profile import Reading
 from edl.core.stall import Activity
 from edl.daemon import points

@@ -23,8 +23,9 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
+from edl.core.decision import Ages, Limits
 from edl.core.facts import Event, Generation, JobState, Member, Stage
-from edl.core.membership import Ages, Limits, decide
+from edl.core.membership import decide
 from edl.core.profile import Reading
 from edl.errors import CoordinationError, Deposed
 

@@ -11,8 +11,8 @@ from known import DIGITS
 from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
+from edl.core.decision import Decision
 from edl.core.facts import Generation, Job, Leader, Request, Seat
-from edl.core.membership import Decision
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from edl.core.decision import Ages, Decision, Limits
 from edl.core.facts import (
     Broken,
     Generation,
@@ -27,7 +28,7 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.membership import Ages, Decision, Limits, decide
+from edl.core.membership import decide
 
 LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edl.core.decision import Ages, Decision, Limits
 from edl.core.facts import (
     Broken,
     Generation,
@@ -19,7 +20,7 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.membership import Ages, Decision, Limits, decide
+from edl.core.membership import decide
 
 LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60)
 JOB = Job("digits", ("true",), np=2, min_np=1, max_np=4)

@@ -1,0 +1,289 @@
+"""A planned change of a ring that runs: who comes in and who goes, in one switch.
+
+The steps, each a function below:
+
+1. Who leaves: whom a request or a signal asks to, and whom the plan no longer wants.
+2. Who comes: on each host as many as the plan lacks there; the others are given up.
+3. Who waits: newcomers for others that come up with them, briefly, or until the last one is ready
+   when they take the places of others; leavers for the newcomers that replace them.
+4. The generation of those who stay and those who join.
+
+Its rules are those of :mod:`edl.core.membership`, rule 5.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from edl.core.decision import Ages, Decision, Limits, end, is_stuck, names, seat_of
+from edl.core.facts import Generation, Member, Request, Seat, Snapshot, Stage
+
+
+def change(
+    now: Snapshot,
+    current: Generation,
+    alive: Mapping[int, Member],
+    term: int,
+    ages: Ages,
+    limits: Limits,
+    silent: frozenset[int],
+) -> Decision:
+    """The next generation of a ring whose members are all ``alive``; else why there is none now."""
+    active = current.seats
+    newcomers = [
+        m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
+    ]
+    plan, answers, drained = _requests(now, active)
+    asked = [s.id for s in active if alive[s.id].stage is Stage.LEAVING and s.id not in drained]
+    if now.job.driver and len(asked) == len(active) and not newcomers:
+        return end(now, term, "all workers were asked to leave, as when horovodrun ends")
+    if not now.job.driver:
+        plan = _lowered(plan, active, asked, drained, now.job.min_np)
+    leaving = [*asked, *drained]
+    leaving += _unwanted(active, leaving, plan, by_slot=bool(now.job.driver))
+
+    evict, joining, coming = _newcomers(
+        newcomers, now, active, leaving, plan, current.number, silent, ages, limits
+    )
+
+    def only(reason: str) -> Decision:
+        """No switch now: the plan is lowered when those leave who lower it, and not before.
+
+        Else they would lower it once more with each look. So an accepted drain stays open, too.
+        """
+        refused = tuple(answer for answer in answers if not answer.accepted)
+        return Decision(reason, None, None, evict, refused)
+
+    ready_s = max((ages.stage_s.get(w, 0.0) for w in joining), default=0.0)
+    if joining and coming and ready_s < limits.gather_s:
+        return only(f"{names(joining)} are ready and wait for {names(coming)}")
+    joining = joining[: max(0, now.job.max_np - (len(active) - len(leaving)))]
+    refilled = len(asked) if now.job.driver else 0  # the slot is free when they have left
+    floor = min(len(active), max(sum(plan.values()) - refilled, now.job.min_np))
+    held = _held(leaving, len(active) + len(joining), floor, alive, ages, limits)
+
+    # Who takes the places of others waits for the last one, unless somebody is in a hurry.
+    absent = _absent(now, active, leaving, plan, [alive[w].host for w in (*joining, *coming)])
+    rest = [*(f"w{worker}" for worker in coming), *absent]
+    hurry = any(alive[seat.id].stage is Stage.LEAVING for seat in active)
+    hurry |= len(active) < sum(plan.values()) or ready_s >= limits.prepare_s
+    together = joining if held and rest and not hurry else []
+    if together:
+        joining = []
+        held = _held(leaving, len(active), floor, alive, ages, limits)
+    leaving = [w for w in leaving if w not in held]
+    if together and not leaving:
+        return only(f"{names(together)} are ready and move together with {', '.join(rest)}")
+    if not joining and not leaving:
+        return only(_standstill(held, coming, alive, len(active), sum(plan.values())))
+    new = _generation(now, current, alive, term, plan, joining, leaving)
+    changed_plan = plan if plan != dict(now.plan) else None
+    return Decision(new.reason, new, changed_plan, evict, answers)
+
+
+def _requests(
+    now: Snapshot, active: Sequence[Seat]
+) -> tuple[dict[str, int], tuple[Request, ...], list[int]]:
+    """Answer the open requests; each accepted drain lowers the plan of its host by one."""
+    plan = dict(now.plan)
+    answers: list[Request] = []
+    drained: list[int] = []
+    for request in now.requests:
+        seat = next((seat for seat in active if seat.id == request.worker), None)
+        if request.kind != "drain":
+            accepted = False
+            outcome = f"this leader does not know requests of kind {request.kind!r}"
+        elif now.job.driver:
+            accepted = False
+            outcome = (
+                f"cannot drain w{request.worker}: horovodrun would start a worker in its place; "
+                "use `edl scale`"
+            )
+        elif seat is None or seat.id in drained:
+            accepted, outcome = False, f"w{request.worker} is not training in this job"
+        elif min(sum(plan.values()), len(active) - len(drained)) <= now.job.min_np:
+            accepted = False
+            outcome = (
+                f"cannot drain w{seat.id}: {len(active) - len(drained)} workers train, "
+                f"{sum(plan.values())} are wanted and min_np is {now.job.min_np}; scale out first"
+            )
+        else:
+            accepted, outcome = True, f"w{seat.id} leaves with the next switch"
+            drained.append(seat.id)
+            plan[seat.host] = max(0, plan.get(seat.host, 0) - 1)
+        answers.append(
+            Request(request.kind, request.worker, request.number, True, accepted, outcome)
+        )
+    return plan, tuple(answers), drained
+
+
+def _lowered(
+    plan: Mapping[str, int],
+    active: Sequence[Seat],
+    asked: Collection[int],
+    drained: Collection[int],
+    min_np: int,
+) -> dict[str, int]:
+    """The plan without those who were ``asked`` to leave by a signal.
+
+    Each lowers it by one, unless it wants fewer on that host anyway, or min_np then needs a
+    replacement.
+    """
+    lower = dict(plan)
+    staying = Counter(seat.host for seat in active if seat.id not in drained)
+    for host in (seat.host for seat in active if seat.id in asked):
+        surplus = staying[host] > lower.get(host, 0)
+        if not surplus and sum(lower.values()) > min_np and lower.get(host, 0) > 0:
+            lower[host] -= 1
+        staying[host] -= 1
+    return lower
+
+
+def _unwanted(
+    active: Sequence[Seat], leaving: Collection[int], plan: Mapping[str, int], by_slot: bool
+) -> list[int]:
+    """Whom the plan no longer wants: the highest ranks of each host, or whose slot is beyond."""
+    unwanted: list[int] = []
+    for host in sorted({seat.host for seat in active}):
+        here = [s for s in active if s.host == host and s.id not in leaving]
+        wanted = plan.get(host, 0)
+        unwanted += (
+            [s.id for s in here if s.slot >= wanted] if by_slot else [s.id for s in here[wanted:]]
+        )
+    return unwanted
+
+
+def _newcomers(
+    newcomers: Sequence[Member],
+    now: Snapshot,
+    active: Sequence[Seat],
+    leaving: Sequence[int],
+    plan: Mapping[str, int],
+    generation: int,
+    silent: Collection[int],
+    ages: Ages,
+    limits: Limits,
+) -> tuple[dict[int, str], list[int], list[int]]:
+    """Sort newcomers into those given up, those that may join now and those still to come.
+
+    Who is ``silent``, or behind with taking note of the present ``generation``, may be stuck;
+    who builds a ring with it would wait in vain.
+    """
+    behind = {m.id for m in newcomers if m.known < generation}
+    misplaced = {m.id for m in newcomers if now.job.driver and m.slot >= plan.get(m.host, 0)}
+    newcomers = [m for m in newcomers if m.id not in misplaced]
+    evict = dict.fromkeys(sorted(misplaced), "the driver of horovodrun has taken back its slot")
+    joining: list[int] = []
+    coming: list[int] = []
+    ready = {m.id for m in newcomers if m.stage is Stage.READY}
+    able = ready.difference(behind, silent)
+    for host in sorted({m.host for m in newcomers}):
+        staying = sum(seat.host == host and seat.id not in leaving for seat in active)
+        lacking = max(0, plan.get(host, 0) - staying)
+        here = (m for m in newcomers if m.host == host)
+        for member in sorted(here, key=lambda m: (m.id not in able, m.id)):
+            if lacking == 0:
+                wanted = plan.get(host, 0)
+                evict[member.id] = f"host {host} is planned for {wanted} workers and has them"
+                continue
+            lacking -= 1
+            if is_stuck(member, ages, limits):
+                evict[member.id] = f"it was not ready after {limits.prepare_s:g} s"
+            elif member.id in ready.intersection(behind) and _asleep(member, ages, limits):
+                evict[member.id] = (
+                    f"it was ready and takes no note of what goes on for {limits.notice_s:g} s"
+                )
+            else:
+                (joining if member.id in able else coming).append(member.id)
+    return evict, joining, coming
+
+
+def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
+    """Whether a newcomer that is ready has used up its time to take note of a generation."""
+    return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
+
+
+def _held(
+    leaving: Sequence[int],
+    others: int,
+    floor: int,
+    alive: Mapping[int, Member],
+    ages: Ages,
+    limits: Limits,
+) -> list[int]:
+    """The last to be asked, who wait for their replacements, in one switch with them.
+
+    ``others``: the workers of the ring and those who join, of whom ``floor`` must stay.
+    """
+    lacking = floor - (others - len(leaving))
+    patient = [
+        w
+        for w in leaving
+        if alive[w].stage is not Stage.LEAVING or ages.stage_s.get(w, 0.0) < limits.leave_grace_s
+    ]
+    return patient[-lacking:] if lacking > 0 else []
+
+
+def _absent(
+    now: Snapshot,
+    active: Sequence[Seat],
+    leaving: Sequence[int],
+    plan: Mapping[str, int],
+    arrived: Sequence[str],
+) -> list[str]:
+    """Workers that agents are about to start, told by host. ``arrived``: hosts of newcomers."""
+    here = Counter([*(seat.host for seat in active if seat.id not in leaving), *arrived])
+    lacking = {host.name: plan.get(host.name, 0) - here[host.name] for host in now.hosts}
+    return [f"{count} more of {host}" for host, count in sorted(lacking.items()) if count > 0]
+
+
+def _standstill(
+    held: Sequence[int], coming: Sequence[int], alive: Mapping[int, Member], train: int, wanted: int
+) -> str:
+    """Why there is nothing to change now."""
+    if held:
+        return f"{names(held)} leave when their replacements are ready"
+    mute = [w for w in coming if alive[w].stage is Stage.READY]
+    if mute:
+        return f"{names(mute)} do not answer; {train} of {wanted} train"
+    if coming:
+        return f"{names(coming)} are preparing; {train} of {wanted} train"
+    return f"{train} workers train; {wanted} are wanted"
+
+
+def _generation(
+    now: Snapshot,
+    current: Generation,
+    alive: Mapping[int, Member],
+    term: int,
+    plan: Mapping[str, int],
+    joining: Sequence[int],
+    leaving: Sequence[int],
+) -> Generation:
+    """Those who stay, then those who join; one old member stays to bring them the state."""
+    active = current.seats
+    stay = [seat for seat in active if seat.id not in leaving]
+    if joining and not stay:
+        # Rather one that is not in a hurry.
+        stay = sorted(active, key=lambda s: alive[s.id].stage is Stage.LEAVING)[:1]
+        leaving = [w for w in leaving if w != stay[0].id]
+        joining = joining[: max(1, now.job.max_np - 1)]
+    seats = (*stay, *(seat_of(alive[w]) for w in sorted(joining)))
+    parts = []
+    if joining:
+        parts.append(f"{names(sorted(joining))} joined")
+    if leaving:
+        parts.append(f"{names(sorted(leaving))} left")
+    wanted = sum(plan.values())
+    reason = f"{' and '.join(parts)}: {len(active)} -> {len(seats)} workers, {wanted} wanted"
+    return Generation(
+        number=current.number + 1,
+        term=term,
+        seats=seats,
+        sync_root=stay[0].id if stay else -1,
+        joined=tuple(sorted(joining)),
+        left=tuple(sorted(leaving)),
+        reason=reason if seats else f"{reason}; the job ends",
+        previous=active,
+    )
