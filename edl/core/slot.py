@@ -130,6 +130,17 @@ def assigned(
     return {**plan, host: workers}
 
 
+def awaits_others(
+    plan: Mapping[str, int], lowered: Mapping[str, int], wish: Mapping[str, int]
+) -> bool:
+    """Whether ``lowered`` lacks workers that the driver is about to start on other hosts.
+
+    The ``wish`` has as many as before: they move. Their edl-workers say so in a moment, and only
+    with them in the plan do those who go wait for those who come.
+    """
+    return sum(lowered.values()) < min(sum(plan.values()), sum(wish.values()))
+
+
 class AfterLoss(Enum):
     """What is best when edl-workers have died; see :func:`after_loss`."""
 

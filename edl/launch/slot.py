@@ -31,6 +31,7 @@ from edl.core.slot import (
     AfterLoss,
     Own,
     assigned,
+    awaits_others,
     decide,
     released,
     removal_pending,
@@ -51,6 +52,7 @@ AWAY_S = 120.0  # without ZooKeeper and without a worker there is nothing to wai
 STDOUT = 1
 SHUTDOWN_S = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
 ORPHAN_S = 10.0  # nobody reads our output; when horovodrun ends, that is noticed earlier
+MOVE_S = 10.0  # for the edl-workers that the driver starts on other hosts to say so
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 GONE_S = 1.0  # after a slot that was taken back is free: for the driver to see its process end
 GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the driver's own
@@ -95,6 +97,8 @@ class Keeper:
         self._state = JobState.RUNNING
         self._state_since = 0.0
         self._lost_since: float | None = None
+        self._said = driver.newest  # the driver's latest, which the plan need not say yet
+        self._said_since = 0.0
         self._word = driver.newest  # what of the driver's the plan says
         self._word_since = 0.0
         self._answered = -GIVEN_UP_S  # when the driver last did
@@ -207,6 +211,8 @@ class Keeper:
         """Write what the driver has said into the plan; let it decide again when that is done."""
         said = _ORPHANED if self._orphaned(now) else self._driver.newest
         if said is not self._word:
+            if self._moves(said, snapshot, now):
+                return
             self._store.change_plan(
                 lambda plan: assigned(plan, self._host, self._slot, said.local_size)
             )
@@ -224,6 +230,14 @@ class Keeper:
         fatal = self._losses.best is AfterLoss.HOLD
         self._driver.allow(snapshot.job.state.over or (done and not fatal))
         self._remind_driver(snapshot, now)
+
+    def _moves(self, said: Assigned, snapshot: Snapshot, now: float) -> bool:
+        """Whether workers of this host move to others, whose places are not in the plan yet."""
+        if said is not self._said:
+            self._said, self._said_since = said, now
+        lowered = assigned(snapshot.plan, self._host, self._slot, said.local_size)
+        waits = awaits_others(snapshot.plan, lowered, snapshot.job.wish)
+        return waits and said is not _ORPHANED and now - self._said_since < MOVE_S
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
         """End the job in an orderly way: ssh does not take the processes of other hosts along."""

@@ -167,7 +167,8 @@ def test_with_horovodrun_the_wish_moves(tmp_path: Path, zk_hosts: str) -> None:
             refused = job.try_edl("migrate", *words)
             assert (refused.returncode, why in refused.stderr) == (2, True), refused.stderr
         text = job.edl("migrate", "--from", here, "--to", there, "--np", "1")
-        assert text.startswith(f"moved 1 worker of {job.name} from {here} to {there} in ")
+        assert text.startswith(f"moved 1 worker of {job.name} from {here} to {there} in one switch")
+        assert min(len(e["members"]) for e in job.events("generation")) == 2
         now = job.wait(lambda now: now["plan"] == {here: 1, there: 1}, "the driver's word")
         assert sorted(m["host"] for m in now["members"]) == [here, there]
         job.edl("stop")

@@ -15,6 +15,7 @@ from edl.core.slot import (
     abandoned,
     after_loss,
     assigned,
+    awaits_others,
     decide,
     released,
     removal_pending,
@@ -190,6 +191,15 @@ def test_the_driver_is_not_asked_while_a_slot_that_it_took_back_is_in_use() -> N
     assert removal_pending(replace(NOW, plan={}))
     assert removal_pending(replace(NOW, slots=(KeptSlot("a", 2),)))  # its edl-worker is to end yet
     assert not removal_pending(replace(NOW, slots=(KeptSlot("a", 1),)))
+
+
+def test_who_moves_to_another_host_waits_until_the_plan_has_it_there() -> None:
+    plan, lowered = {"a": 2}, {"a": 1}
+    assert awaits_others(plan, lowered, {"a": 1, "b": 1})
+    assert not awaits_others({**plan, "b": 1}, {**lowered, "b": 1}, {"a": 1, "b": 1})
+    assert not awaits_others(plan, lowered, {"a": 1})  # a scale-in
+    assert not awaits_others(plan, {"a": 3}, {"a": 3})  # a scale-out
+    assert not awaits_others(plan, lowered, {})  # another discovery script: nobody knows
 
 
 def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
