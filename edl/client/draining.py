@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 
 from edl.client.waiting import Story, looks, running
@@ -51,14 +50,12 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
     for now in looks(store, timeout_s, f"draining host {name}", Story(), late):
         agent = next((host for host in now.hosts if host.name == name), None)
-        seats = now.generation.seats if now.generation is not None else ()
-        here = Counter(seat.host for seat in seats)
         if not now.job.state.over and now.plan.get(name):
-            plan_without(now.job, name, now.plan, here)  # or says why it cannot leave
+            plan_without(now, name, now.plan)  # or says why it cannot leave
         if agent is not None and agent.slots and not agent.leaving:
             store.ask_host_to_leave(name)
         elif agent is None and now.plan.get(name):
-            store.change_plan(partial(plan_without, now.job, name, here=here))
+            store.change_plan(partial(plan_without, now, name))
         elif agent is None and not any(member.host == name for member in now.members):
             break
     return f"host {name} has left job {store.name}"

@@ -16,7 +16,7 @@ def arrive(snapshot: Snapshot, plan: Mapping[str, int], host: str, np: int) -> d
 
     What ``host`` had already, it keeps.
     """
-    there = _there(snapshot) | {host}
+    there = snapshot.present | {host}
     kept = {name: count for name, count in sorted(plan.items()) if name in there}
     gone = {name: 0 for name in sorted(plan) if name not in there}
     others = sum(count for name, count in kept.items() if name != host)
@@ -26,16 +26,5 @@ def arrive(snapshot: Snapshot, plan: Mapping[str, int], host: str, np: int) -> d
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
     """Whether the plan wants no worker on any other host than ``host`` that is there."""
-    others = _there(snapshot) - {host}
+    others = snapshot.present - {host}
     return not any(count for name, count in snapshot.plan.items() if name in others)
-
-
-def _there(snapshot: Snapshot) -> set[str]:
-    """The hosts that are not gone.
-
-    A host is gone when it has no agent, no worker in ZooKeeper and no seat in the ring: all three,
-    for sessions may end, all at once, while the ring goes on.
-    """
-    seats = snapshot.generation.seats if snapshot.generation else ()
-    agents = {host.name for host in snapshot.hosts}
-    return agents | {one.host for one in snapshot.members} | {seat.host for seat in seats}

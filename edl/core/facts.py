@@ -247,6 +247,22 @@ class Snapshot:
         """How many workers are wanted over all hosts."""
         return sum(self.plan.values())
 
+    @property
+    def present(self) -> frozenset[str]:
+        """The hosts that are not gone.
+
+        A host is gone when it has no agent, no worker in ZooKeeper and no seat in the ring: all
+        three, for sessions may end, all at once, while the ring goes on.
+        """
+        seats = self.generation.seats if self.generation else ()
+        return frozenset(
+            (
+                *(h.name for h in self.hosts),
+                *(m.host for m in self.members),
+                *(s.host for s in seats),
+            )
+        )
+
     def forgettable(self, keep: int) -> tuple[int, ...]:
         """The evicted that are neither members nor known to the generation, but the newest."""
         here = {member.id for member in self.members}

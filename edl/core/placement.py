@@ -5,10 +5,10 @@ Pure: the answer depends on nothing but the arguments, and never on an order of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
-from edl.core.facts import Host, Job
+from edl.core.facts import Host, Job, Snapshot
 from edl.errors import UsageError
 
 
@@ -165,24 +165,30 @@ def give_back(plan: Mapping[str, int], host: str, here: Mapping[str, int]) -> di
     return new
 
 
-def drain_host(
-    job: Job, host: str, plan: Mapping[str, int], here: Mapping[str, int] = MappingProxyType({})
-) -> dict[str, int]:
-    """The plan without workers on ``host``; who was to move there and is not there stays.
+def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, int]:
+    """The plan without workers on ``host``, and without those on hosts that are gone.
 
-    ``here``: host -> workers that train there.
+    Else the others would wait for workers of the dead to take over from those who leave. Who was to
+    move to one of these hosts, and is not there, stays.
+
+    Args:
+        plan: newer than that of ``now``, perhaps.
 
     Raises:
         UsageError: fewer than min_np workers would be left.
     """
-    plan = give_back(plan, host, here)
-    left = sum(count for name, count in plan.items() if name != host)
+    job = now.job
+    here = Counter(seat.host for seat in (now.generation.seats if now.generation else ()))
+    new = dict(plan)
+    for name in (*sorted(set(plan) - now.present - {host}), host):
+        new = {**give_back(new, name, here), name: 0}
+    left = sum(new.values())
     if left < job.min_np:
         raise UsageError(
             f"host {host} cannot leave job {job.name}: {left} workers would be left and min_np is "
             f"{job.min_np}; scale out on other hosts first, or run `edl stop {job.name}`"
         )
-    return {**plan, host: 0}
+    return new
 
 
 def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int]) -> str:

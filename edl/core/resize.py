@@ -30,7 +30,7 @@ def change(
     silent: frozenset[int],
 ) -> Decision:
     """The next generation of a ring whose members are all ``alive``; else why there is none now."""
-    active = current.seats
+    active, order = current.seats, current.members
     newcomers = [
         m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
@@ -39,9 +39,9 @@ def change(
     if now.job.driver and len(asked) == len(active) and not newcomers:
         return end(now, term, "all workers were asked to leave, as when horovodrun ends")
     if not now.job.driver:
-        plan = _lowered(plan, active, asked, drained, now.job.min_np)
-    leaving = [*asked, *drained]
-    leaving += _unwanted(active, leaving, plan, by_slot=bool(now.job.driver))
+        plan = _lowered(now, plan, active, asked, drained)
+    unwanted = _unwanted(active, [*asked, *drained], plan, by_slot=bool(now.job.driver))
+    leaving = [*asked, *drained, *unwanted]
 
     evict, joining, coming = _newcomers(
         newcomers, now, active, leaving, plan, current.number, silent, ages, limits
@@ -60,24 +60,45 @@ def change(
         return only(f"{names(joining)} are ready and wait for {names(coming)}")
     joining = joining[: max(0, now.job.max_np - (len(active) - len(leaving)))]
     refilled = len(asked) if now.job.driver else 0  # the slot is free when they have left
-    floor = min(len(active), max(sum(plan.values()) - refilled, now.job.min_np))
-    held = _held(leaving, len(active) + len(joining), floor, alive, ages, limits)
+    attainable = _attainable(now, active, plan)
+
+    def held_with(joining: Sequence[int]) -> list[int]:
+        floors = (
+            min(len(active), max(wanted - refilled, now.job.min_np))
+            for wanted in (sum(plan.values()), attainable)
+        )
+        patient = [w for w in (*asked, *drained) if not _impatient(alive[w], ages, limits)]
+        staying = len(active) - len(leaving) + len(joining)
+        return _held(unwanted, patient, staying, *floors)
+
+    held = held_with(joining)
 
     # Who takes the places of others waits for the last one, unless somebody is in a hurry.
     absent = _absent(now, active, leaving, plan, [alive[w].host for w in (*joining, *coming)])
     rest = [*(f"w{worker}" for worker in coming), *absent]
     hurry = any(alive[seat.id].stage is Stage.LEAVING for seat in active)
-    hurry |= len(active) < sum(plan.values()) or ready_s >= limits.prepare_s
+    hurry |= len(active) < attainable or ready_s >= limits.prepare_s
     together = joining if held and rest and not hurry else []
     if together:
         joining = []
-        held = _held(leaving, len(active), floor, alive, ages, limits)
+        held = held_with(joining)
     leaving = [w for w in leaving if w not in held]
     if together and not leaving:
         return only(f"{names(together)} are ready and move together with {', '.join(rest)}")
     if not joining and not leaving:
         return only(_standstill(held, coming, alive, len(active), sum(plan.values())))
-    new = _generation(now, current, alive, term, plan, joining, leaving)
+    if joining and len(leaving) == len(active):
+        # Somebody has to bring the state into the new ring; rather one that is not in a hurry.
+        bringer = min(
+            leaving, key=lambda w: (alive[w].stage is Stage.LEAVING, w in drained, order.index(w))
+        )
+        leaving.remove(bringer)
+        held.append(bringer)
+        joining = joining[: max(1, now.job.max_np - 1)]
+    for seat in (seat for seat in active if seat.id in drained and seat.id in held):
+        plan[seat.host] += 1  # its turn has not come, nor that of the answer
+        answers = tuple(one for one in answers if not (one.accepted and one.worker == seat.id))
+    new = _generation(current, alive, term, sum(plan.values()), joining, leaving)
     changed_plan = plan if plan != dict(now.plan) else None
     return Decision(new.reason, new, changed_plan, evict, answers)
 
@@ -118,12 +139,23 @@ def _requests(
     return plan, tuple(answers), drained
 
 
+def _attainable(now: Snapshot, active: Sequence[Seat], plan: Mapping[str, int]) -> int:
+    """How many workers the plan wants that are there, or that somebody can start.
+
+    Nobody can on a host without an agent: perhaps it has died, and its share stays in the plan.
+    """
+    if now.job.driver:
+        return sum(plan.values())
+    agents, here = {host.name for host in now.hosts}, Counter(seat.host for seat in active)
+    return sum(n if host in agents else min(n, here[host]) for host, n in plan.items())
+
+
 def _lowered(
+    now: Snapshot,
     plan: Mapping[str, int],
     active: Sequence[Seat],
     asked: Collection[int],
     drained: Collection[int],
-    min_np: int,
 ) -> dict[str, int]:
     """The plan without those who were ``asked`` to leave by a signal.
 
@@ -134,7 +166,8 @@ def _lowered(
     staying = Counter(seat.host for seat in active if seat.id not in drained)
     for host in (seat.host for seat in active if seat.id in asked):
         surplus = staying[host] > lower.get(host, 0)
-        if not surplus and sum(lower.values()) > min_np and lower.get(host, 0) > 0:
+        spare = _attainable(now, active, lower) > now.job.min_np
+        if not surplus and spare and lower.get(host, 0) > 0:
             lower[host] -= 1
         staying[host] -= 1
     return lower
@@ -205,24 +238,25 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
 
 
 def _held(
-    leaving: Sequence[int],
-    others: int,
-    floor: int,
-    alive: Mapping[int, Member],
-    ages: Ages,
-    limits: Limits,
+    unwanted: Sequence[int], patient: Sequence[int], staying: int, planned: int, attainable: int
 ) -> list[int]:
     """The last to be asked, who wait for their replacements, in one switch with them.
 
-    ``others``: the workers of the ring and those who join, of whom ``floor`` must stay.
+    Whom the plan no longer wants it wants elsewhere, as far as the ring would become smaller than
+    ``planned``, also where nobody can start workers now: their migration is given up by whoever
+    asked for it. Who was asked to leave waits only for workers that can come (``attainable``).
     """
-    lacking = floor - (others - len(leaving))
-    patient = [
-        w
-        for w in leaving
-        if alive[w].stage is not Stage.LEAVING or ages.stage_s.get(w, 0.0) < limits.leave_grace_s
-    ]
-    return patient[-lacking:] if lacking > 0 else []
+    lacking = max(0, planned - staying)
+    held = list(unwanted[-lacking:]) if lacking else []
+    lacking = max(0, attainable - staying - len(held))
+    return [*held, *(patient[-lacking:] if lacking else [])]
+
+
+def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
+    """Whether a leaver has waited for its replacement for as long as it can."""
+    return member.stage is Stage.LEAVING and (
+        ages.stage_s.get(member.id, 0.0) >= limits.leave_grace_s
+    )
 
 
 def _absent(
@@ -253,29 +287,22 @@ def _standstill(
 
 
 def _generation(
-    now: Snapshot,
     current: Generation,
     alive: Mapping[int, Member],
     term: int,
-    plan: Mapping[str, int],
+    wanted: int,
     joining: Sequence[int],
     leaving: Sequence[int],
 ) -> Generation:
-    """Those who stay, then those who join; one old member stays to bring them the state."""
+    """Those who stay, in their order, then those who join."""
     active = current.seats
     stay = [seat for seat in active if seat.id not in leaving]
-    if joining and not stay:
-        # Rather one that is not in a hurry.
-        stay = sorted(active, key=lambda s: alive[s.id].stage is Stage.LEAVING)[:1]
-        leaving = [w for w in leaving if w != stay[0].id]
-        joining = joining[: max(1, now.job.max_np - 1)]
     seats = (*stay, *(seat_of(alive[w]) for w in sorted(joining)))
     parts = []
     if joining:
         parts.append(f"{names(sorted(joining))} joined")
     if leaving:
         parts.append(f"{names(sorted(leaving))} left")
-    wanted = sum(plan.values())
     reason = f"{' and '.join(parts)}: {len(active)} -> {len(seats)} workers, {wanted} wanted"
     return Generation(
         number=current.number + 1,

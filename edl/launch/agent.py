@@ -424,10 +424,9 @@ class Agent:
             self._changed.set()
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
-        name, ring = self._host.name, snapshot.generation
-        here = Counter(seat.host for seat in ring.seats) if ring else {}
+        name = self._host.name
         try:
-            self._store.change_plan(lambda plan: drain_host(snapshot.job, name, plan, here))
+            self._store.change_plan(lambda plan: drain_host(snapshot, name, plan))
         except UsageError as error:
             hint = "; a second signal kills the workers on this host" if self._signals else ""
             self._note_once(f"{error}{hint}")

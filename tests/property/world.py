@@ -398,7 +398,11 @@ class World:
         adopted = {m.id for m in now.members if m.generation >= last.number}
         if set(last.members) <= adopted:
             assert new.previous == last.seats
-            assert len(new.seats) + len(released) >= floor
+            asked = {m.id for m in now.members if m.stage is Stage.LEAVING}
+            asked |= {one.worker for one in decision.answers if one.accepted}
+            assert len(new.seats) + len(asked & set(new.left)) >= floor
+            assert len(new.seats) + len(released) >= min(floor, self._attainable(now, plan))
+            assert not {one.worker for one in decision.answers if one.accepted} & set(new.members)
             self._check_moves(now, new, plan, ages)
         else:  # the only change while another is being adopted: a newcomer died before the switch
             assert new.previous == last.previous
@@ -406,6 +410,15 @@ class World:
             gone = [i for i in new.left if i not in {m.id for m in now.members}]
             excused = len(released) + len(gone) + len(self.leader.dead)
             assert len(new.seats) + excused >= min(floor, len(last.seats))
+
+    @staticmethod
+    def _attainable(now: Snapshot, plan: Mapping[str, int]) -> int:
+        """Of the plan, without the shares of hosts that are gone or have no agent."""
+        assert now.generation is not None
+        here = Counter(seat.host for seat in now.generation.seats)
+        agents = {host.name for host in now.hosts}
+        wanted = sum(n if host in agents else min(n, here[host]) for host, n in plan.items())
+        return max(wanted, now.job.min_np)
 
     def _check_moves(
         self, now: Snapshot, new: Generation, plan: Mapping[str, int], ages: Ages
@@ -415,7 +428,7 @@ class World:
         kept = [host for host in here if here[host] > plan.get(host, 0)]
         late = any(ages.stage_s[worker] >= LIMITS.prepare_s for worker in new.joined)
         urgent = any(m.stage is Stage.LEAVING for m in now.members)
-        short = len(new.previous) < sum(plan.values()) or len(new.seats) >= now.job.max_np
+        short = len(new.previous) < self._attainable(now, plan) or len(new.seats) >= now.job.max_np
         if new.joined and kept and not (late or urgent or short):
             lacking = [h.name for h in now.hosts if here[h.name] < plan.get(h.name, 0)]
             assert not lacking, f"{lacking} lack workers, {kept} keep theirs: {new}"

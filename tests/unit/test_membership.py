@@ -518,6 +518,58 @@ def test_who_needs_no_replacement_leaves_while_others_move() -> None:
     assert (new.members, new.joined, new.left) == ((1, 2), (), (0,))
 
 
+def with_a_dead_host(*members: Member, **changes: Any) -> Snapshot:
+    """Of hosts a, b, c and d the last one has died; its share stays in the plan."""
+    agents = tuple(Host(name, 1, "::1") for name in "abc")
+    plan = {"a": 1, "b": 1, "c": 1, "d": 1}
+    return job_of(*members, hosts=agents, plan=plan, **changes)
+
+
+def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
+    """Nobody can start the workers that the plan wants on a host that has died."""
+    a, b, c = worker(0, "a"), worker(1, "b"), worker(2, "c")
+    drained = decided(with_a_dead_host(a, b, c, requests=(drain(0, 2),)))
+    assert (made(drained).members, drained.plan) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+    told = decided(with_a_dead_host(a, b, leaving(c)), ages(w2=0))
+    assert (made(told).members, told.plan) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+
+
+def test_a_dead_host_is_no_spare_worker() -> None:
+    """min_np is 2 of the two that train: a replacement is needed, in the same place."""
+    now = with_a_dead_host(worker(0, "a"), leaving(worker(1, "b")))
+    now = replace(now, plan={"a": 1, "b": 1, "d": 1}, job=replace(JOB, min_np=2))
+    waits(decided(now, ages(w1=0)), "w1 leave when their replacements are ready")
+    ready = replace(now, members=(*now.members, newcomer(3, "b")))
+    assert made(decided(ready, ages(w1=0))).members == (0, 3)
+
+
+def test_those_that_move_are_one_switch_beside_a_dead_host() -> None:
+    now = migrating(newcomer(3, "b"))
+    now = replace(now, plan={**now.plan, "dead": 1}, hosts=(Host("a", 3, "::1"), *now.hosts))
+    waits(decided(now, ages(w3=1)), "w3 are ready and move together with 1 more of b")
+
+
+def test_a_drain_is_answered_with_the_switch_in_which_its_worker_goes() -> None:
+    """All are to go, so one has to bring the state: not the one that was promised to leave."""
+    a, b = worker(0, "a"), worker(1, "b")
+    now = job_of(a, b, newcomers=(newcomer(2, "a"),), requests=(drain(0, 0),))
+    now = replace(now, plan={"a": 2, "b": 0}, hosts=(Host("a", 2, "::1"), Host("b", 1, "::1")))
+    decision = decided(now)
+    assert made(decision).members == (1, 2)
+    assert [(one.worker, one.accepted) for one in decision.answers] == [(0, True)]
+
+
+def test_a_drain_waits_for_its_answer_while_its_worker_brings_the_state() -> None:
+    """The only other one got SIGTERM and is in a hurry."""
+    hosts = tuple(Host(name, 1, "::1") for name in "abc")
+    members = (worker(0, "a"), leaving(worker(1, "b")))
+    now = job_of(*members, newcomers=(newcomer(2, "c"),), hosts=hosts, requests=(drain(0, 0),))
+    now = replace(now, plan={"a": 1, "b": 1, "c": 1})
+    decision = decided(now)
+    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (decision.answers, decision.plan) == ((), {"a": 1, "b": 0, "c": 1})
+
+
 def test_a_newcomer_that_hangs_is_given_up() -> None:
     now = job_of(A, newcomers=(newcomer(1, stage=Stage.PREPARING),), plan={"a": 2})
     waits(decided(now, ages(w1=299)), "w1 are preparing; 1 of 2 train")

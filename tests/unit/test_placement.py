@@ -2,7 +2,7 @@
 
 import pytest
 
-from edl.core.facts import Host, Job
+from edl.core.facts import Generation, Host, Job, Seat, Snapshot
 from edl.core.placement import (
     check_limits,
     check_scale,
@@ -83,17 +83,36 @@ def test_limits_that_contradict_each_other(numbers: tuple[int, int, int], messag
         check_limits(*numbers)
 
 
+def training(*agents: str, **here: int) -> Snapshot:
+    """A job with so many workers on each host, and these agents."""
+    hosts = [host for host, count in here.items() for _ in range(count)]
+    seats = tuple(Seat(n, host, n, "::1", 1) for n, host in enumerate(hosts))
+    ring = Generation(7, 4, seats, 0, (), (), "so it began")
+    return Snapshot(JOB, tuple(Host(name, 4, "::1") for name in agents), generation=ring)
+
+
 def test_a_host_leaves_only_if_enough_workers_stay() -> None:
-    here = {"a": 2, "b": 4}
-    assert drain_host(JOB, "b", {"a": 2, "b": 4}, here) == {"a": 2, "b": 0}
+    assert drain_host(training("a", "b", a=2, b=4), "b", {"a": 2, "b": 4}) == {"a": 2, "b": 0}
     with pytest.raises(UsageError, match="1 workers would be left and min_np is 2"):
-        drain_host(JOB, "b", {"a": 1, "b": 4}, {"a": 1, "b": 4})
+        drain_host(training("a", "b", a=1, b=4), "b", {"a": 1, "b": 4})
 
 
 def test_a_host_that_leaves_gives_back_who_had_not_moved_to_it() -> None:
     """Else the ring would shrink by workers that train on elsewhere."""
-    assert drain_host(JOB, "b", {"a": 1, "b": 2}, {"a": 3}) == {"a": 3, "b": 0}
-    assert drain_host(JOB, "b", {"a": 1, "b": 2}, {"a": 2, "b": 1}) == {"a": 2, "b": 0}
+    assert drain_host(training("a", "b", a=3), "b", {"a": 1, "b": 2}) == {"a": 3, "b": 0}
+    assert drain_host(training("a", "b", a=2, b=1), "b", {"a": 1, "b": 2}) == {"a": 2, "b": 0}
+
+
+def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
+    """Else it would wait for them to come and replace its workers."""
+    plan = {"a": 2, "b": 1, "dead": 3}
+    assert drain_host(training("a", "b", a=2, b=1), "b", plan) == {"a": 2, "b": 0, "dead": 0}
+    with pytest.raises(UsageError, match="1 workers would be left and min_np is 2"):
+        drain_host(training("a", "b", a=1, b=1), "b", {"a": 1, "b": 1, "dead": 3})
+    moving = {"a": 1, "b": 1, "dead": 2}  # two of a were to move to it
+    assert drain_host(training("a", "b", a=3, b=1), "b", moving) == {"a": 3, "b": 0, "dead": 0}
+    alive = training("b", a=2, b=1)  # only the agent is away
+    assert drain_host(alive, "b", {"a": 2, "b": 1}) == {"a": 2, "b": 0}
 
 
 @pytest.mark.parametrize(
