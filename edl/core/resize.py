@@ -67,9 +67,11 @@ def change(
             min(len(active), max(wanted - refilled, now.job.min_np))
             for wanted in (sum(plan.values()), attainable)
         )
-        patient = [w for w in (*asked, *drained) if not _impatient(alive[w], ages, limits)]
+        elsewhere = [*(w for w, share in drained.items() if share == 0), *unwanted]
+        patient = [w for w in (*asked, *drained) if w not in elsewhere]
+        patient = [w for w in patient if not _impatient(alive[w], ages, limits)]
         staying = len(active) - len(leaving) + len(joining)
-        return _held(unwanted, patient, staying, *floors)
+        return _held(elsewhere, patient, staying, *floors)
 
     held = held_with(joining)
 
@@ -96,7 +98,7 @@ def change(
         held.append(bringer)
         joining = joining[: max(1, now.job.max_np - 1)]
     for seat in (seat for seat in active if seat.id in drained and seat.id in held):
-        plan[seat.host] += 1  # its turn has not come, nor that of the answer
+        plan[seat.host] += drained[seat.id]  # its turn has not come, nor that of the answer
         answers = tuple(one for one in answers if not (one.accepted and one.worker == seat.id))
     new = _generation(current, alive, term, sum(plan.values()), joining, leaving)
     changed_plan = plan if plan != dict(now.plan) else None
@@ -105,11 +107,14 @@ def change(
 
 def _requests(
     now: Snapshot, active: Sequence[Seat]
-) -> tuple[dict[str, int], tuple[Request, ...], list[int]]:
-    """Answer the open requests; each accepted drain lowers the plan of its host by one."""
+) -> tuple[dict[str, int], tuple[Request, ...], dict[int, int]]:
+    """Answer the open requests; each accepted drain lowers the plan of its host by one.
+
+    Not where nobody is wanted on that host anyway: by how much each did is told by worker.
+    """
     plan = dict(now.plan)
     answers: list[Request] = []
-    drained: list[int] = []
+    drained: dict[int, int] = {}
     for request in now.requests:
         seat = next((seat for seat in active if seat.id == request.worker), None)
         if request.kind != "drain":
@@ -131,8 +136,8 @@ def _requests(
             )
         else:
             accepted, outcome = True, f"w{seat.id} leaves with the next switch"
-            drained.append(seat.id)
-            plan[seat.host] = max(0, plan.get(seat.host, 0) - 1)
+            drained[seat.id] = min(1, plan.get(seat.host, 0))
+            plan[seat.host] = plan.get(seat.host, 0) - drained[seat.id]
         answers.append(
             Request(request.kind, request.worker, request.number, True, accepted, outcome)
         )
@@ -238,16 +243,16 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
 
 
 def _held(
-    unwanted: Sequence[int], patient: Sequence[int], staying: int, planned: int, attainable: int
+    elsewhere: Sequence[int], patient: Sequence[int], staying: int, planned: int, attainable: int
 ) -> list[int]:
     """The last to be asked, who wait for their replacements, in one switch with them.
 
-    Whom the plan no longer wants it wants elsewhere, as far as the ring would become smaller than
-    ``planned``, also where nobody can start workers now: their migration is given up by whoever
-    asked for it. Who was asked to leave waits only for workers that can come (``attainable``).
+    Those whom the plan wants ``elsewhere`` stay as far as the ring would become smaller than
+    ``planned``, also where nobody can start workers now: whoever asked for their migration gives
+    it up. Who was asked to leave waits only for workers that can come (``attainable``).
     """
     lacking = max(0, planned - staying)
-    held = list(unwanted[-lacking:]) if lacking else []
+    held = list(elsewhere[-lacking:]) if lacking else []
     lacking = max(0, attainable - staying - len(held))
     return [*held, *(patient[-lacking:] if lacking else [])]
 

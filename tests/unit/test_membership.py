@@ -570,6 +570,17 @@ def test_a_drain_waits_for_its_answer_while_its_worker_brings_the_state() -> Non
     assert (decision.answers, decision.plan) == ((), {"a": 1, "b": 0, "c": 1})
 
 
+def test_a_drain_that_waits_leaves_the_plan_as_it_was() -> None:
+    """The plan wants w2 elsewhere already; it waits for its replacement there."""
+    members = (worker(0, "a"), worker(1, "a"), worker(2, "b"))
+    requests = (drain(0, 0), drain(1, 2))
+    hosts = (Host("a", 4, "::1"), Host("b", 4, "::1"))
+    now = replace(job_of(*members, hosts=hosts, requests=requests), plan={"a": 3, "b": 0})
+    decision = decided(now)
+    assert made(decision).members == (1, 2)
+    assert ([one.worker for one in decision.answers], decision.plan) == ([0], {"a": 2, "b": 0})
+
+
 def test_a_newcomer_that_hangs_is_given_up() -> None:
     now = job_of(A, newcomers=(newcomer(1, stage=Stage.PREPARING),), plan={"a": 2})
     waits(decided(now, ages(w1=299)), "w1 are preparing; 1 of 2 train")
