@@ -206,10 +206,10 @@ def test_worker_numbers() -> None:
 
 def test_a_name_of_this_host_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "no such host")
-    monkeypatch.setattr("edl.install.horovod_edits.applied", frozenset)
+    monkeypatch.setattr("edl.marker.applied", frozenset)
     with pytest.raises(UsageError, match=r"name, no such host, does not resolve.*build-horovod"):
         check_own_name()
-    monkeypatch.setattr("edl.install.horovod_edits.applied", lambda: {"ring-at-the-address"})
+    monkeypatch.setattr("edl.marker.applied", lambda: {"ring-at-the-address"})
     check_own_name()
 
 
