@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 from edl.errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
 LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
 
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -35,7 +36,7 @@ class Config:
     job: str | None = None
     zookeeper: str | None = None  # "host:port,host:port"; None: the local server of this user
     host: str = ""  # logical host name of this process; default: the machine's
-    address: str = "127.0.0.1"  # the interface's address that other workers can reach
+    address: str = ""  # of this host, which other workers can reach; empty: a launcher finds it
     network_interface: str = ""  # whose address it is; empty: the one that leads to ZooKeeper
     slot: int = 0  # number of the slot on this host, stable for the process's life
     launch: str = ""  # unique token that the agent gives to one start of one worker process
@@ -90,6 +91,11 @@ class Config:
                 f"{self.address} means every network of this machine; give the one address at "
                 "which the other workers of the job reach it",
             )
+
+    @property
+    def own_address(self) -> str:
+        """Where a worker listens, and others reach it; its launcher has given it, if it has one."""
+        return self.address or LOOPBACK
 
 
 def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from edl import marker
 from edl.client.connection import choose_job, connected, open_session
 from edl.errors import UsageError
-from edl.install import horovod_edits
 
 __all__ = ["choose_job", "connected", "open_session"]  # for the other verbs
 
@@ -68,7 +68,7 @@ def check_own_name() -> None:
     Raises:
         UsageError: this host's name does not resolve, and Horovod needs it to.
     """
-    if horovod_edits.ADDRESS in horovod_edits.applied():
+    if marker.ADDRESS in marker.applied():
         return
     name = socket.gethostname()
     try:

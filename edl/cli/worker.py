@@ -101,9 +101,11 @@ def _serve(
 
 
 def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
-    """The address for the other workers: of the user's interface, else of the driver's."""
-    drivers = slot.interface if address_of(slot.interface) else ""  # here it may have another name
-    return own_address(settings.address, settings.network_interface or drivers, zookeeper)
+    """The address for the other workers: the user's, by number or interface, else the driver's."""
+    interface = settings.network_interface
+    if not interface and not settings.address and address_of(slot.interface):
+        interface = slot.interface  # on this host it may have another name
+    return own_address(settings.address, interface, zookeeper)
 
 
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:

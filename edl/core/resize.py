@@ -271,9 +271,13 @@ def _absent(
     plan: Mapping[str, int],
     arrived: Sequence[str],
 ) -> list[str]:
-    """Workers that agents are about to start, told by host. ``arrived``: hosts of newcomers."""
+    """Workers that are about to start, told by host. ``arrived``: hosts of newcomers.
+
+    Who starts them is there: an agent, or under horovodrun an `edl-worker`.
+    """
     here = Counter([*(seat.host for seat in active if seat.id not in leaving), *arrived])
-    lacking = {host.name: plan.get(host.name, 0) - here[host.name] for host in now.hosts}
+    starting = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
+    lacking = {host: plan.get(host, 0) - here[host] for host in starting}
     return [f"{count} more of {host}" for host, count in sorted(lacking.items()) if count > 0]
 
 

@@ -49,6 +49,7 @@ from edl.core.facts import JobState, Snapshot
 DEAD_S = 3.0  # nobody of the ring in ZooKeeper for this long: they are not just opening a session
 RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
 REMOVAL_S = 30.0  # for a removal to be complete before the driver may decide about the next
+WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 ABANDONED_S = 5.0  # a slot without its edl-worker for this long: that one is not just coming back
 
 Slots = Collection[tuple[str, int]]  # (host, number)
@@ -139,6 +140,30 @@ def awaits_others(
     with them in the plan do those who go wait for those who come.
     """
     return sum(lowered.values()) < min(sum(plan.values()), sum(wish.values()))
+
+
+def forgotten(
+    plan: Mapping[str, int],
+    wish: Mapping[str, int],
+    barred: Collection[str],
+    wished: float,
+    answered: float,
+    now: float,
+) -> bool:
+    """Whether the driver has missed the ``wish``, and has to be asked to place the slots anew.
+
+    It may when its rank 0 starts just then. It has not, when it placed the slots later and gave
+    others all the same: each further round would give these, and count for `--reset-limit`.
+
+    Args:
+        barred: hosts that it cannot use, whatever is wished.
+        wished: since when this is the wish. Times by one clock, in seconds.
+        answered: when it last placed the slots.
+    """
+    lacks = any(
+        plan.get(host, 0) != wish.get(host, 0) for host in {*plan, *wish}.difference(barred)
+    )
+    return bool(wish) and lacks and answered - wished < WISH_S <= now - wished
 
 
 class AfterLoss(Enum):

@@ -64,7 +64,7 @@ class Daemon:
         )
         self._store = JobStore(self._session, config.job)
         self._guard = Guard(http_key(config.secret, config.job))
-        self._server = DaemonServer(config.address, health=self._health, guard=self._guard)
+        self._server = DaemonServer(config.own_address, health=self._health, guard=self._guard)
         if config.chaos:
             chaos.open_door(self._server, self._session, ring)
         self._watch = Watch()
@@ -109,7 +109,7 @@ class Daemon:
             id=worker,
             host=config.host,
             slot=config.slot,
-            address=config.address,
+            address=config.own_address,
             port=self._server.port,
             pid=os.getpid(),
             launch=config.launch,

@@ -73,7 +73,7 @@ class Switching:
         self._position = position
         self._daemon = daemon
         self._durability = durability
-        self._seat = Seat(-1, config.host, config.slot, config.address, 0)
+        self._seat = Seat(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
         self._rehearsed = False  # the model has trained a batch for nothing
         self.replica: Shared | None = None

@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, config: Config, collectives: Collectives) -> None:
         self._config = config
-        self.ring = Ring(collectives, config.address)
+        self.ring = Ring(collectives, config.own_address)
         self._mailbox = Mailbox()
         self._position = Position()
         self._daemon: Daemon | None = None

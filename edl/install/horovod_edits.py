@@ -1,27 +1,23 @@
-"""The edits that edl makes to Horovod 0.28.1's source before it is built, and which were made.
+"""The edits that edl makes to Horovod 0.28.1's source before it is built.
 
 Horovod's last release is from 2023: it does not build with today's PyTorch and TensorFlow, and
 a failed ``hvd.init()`` aborts the process. Each :class:`Edit` replaces an exact piece of one
 file and must fit as often as it says; otherwise nothing is built (:func:`apply`).
 
-The wheel carries ``horovod/edl_edits.json`` with the names of the edits, so :func:`applied`
-can tell an edited Horovod from another one without importing it.
+The wheel carries ``horovod/edl_edits.json`` with the names of the edits; see :mod:`edl.marker`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edl.errors import BuildError
-
-MARKER = "edl_edits.json"  # beside horovod/__init__.py, in the wheel
+from edl.marker import ADDRESS, MARKER
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,6 @@ QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
-ADDRESS = "ring-at-the-address"
 GRADIENTS = "gradients-outlive-the-ring"
 MARK = "marker"
 
@@ -501,26 +496,6 @@ def write_marker(source: Path, edits: Iterable[Edit], key: str) -> None:
     names = sorted({edit.name for edit in edits})
     marker = {"edits": names, "fingerprint": fingerprint(), "key": key}
     (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
-
-
-def applied() -> frozenset[str]:
-    """The names of the edits in the installed Horovod; empty without one or on a stock build."""
-    return frozenset(str(name) for name in installed_marker().get("edits", ()))
-
-
-def installed_marker() -> dict[str, Any]:
-    """The marker of the installed Horovod, read without importing it; empty without one."""
-    return read_installed(f"horovod/{MARKER}")
-
-
-def read_installed(name: str) -> dict[str, Any]:
-    """A JSON object from the installed Horovod's files; empty when it is not there."""
-    try:
-        path = Path(str(importlib.metadata.distribution("horovod").locate_file(name)))
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from rich.console import Console
 from edl import config
 from edl.errors import BuildError
 from edl.install import horovod_edits, progress, toolchain
+from edl.marker import installed_marker
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's sdist
@@ -136,7 +137,7 @@ def framework_version(module: str) -> str | None:
 
 def is_installed(wanted: Recipe) -> bool:
     """Whether the running interpreter already has the Horovod of this recipe."""
-    return bool(horovod_edits.installed_marker().get("key") == wanted.key)
+    return bool(installed_marker().get("key") == wanted.key)
 
 
 def cached(wanted: Recipe) -> Path | None:

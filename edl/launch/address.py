@@ -9,9 +9,8 @@ import socket
 
 import psutil
 
+from edl.config import LOOPBACK
 from edl.errors import UsageError
-
-_LOOPBACK = "127.0.0.1"
 
 
 def address_of(interface: str) -> str | None:
@@ -23,19 +22,20 @@ def own_address(configured: str, interface: str, zookeeper: str) -> str:
     """What was configured, else the address of the interface that leads to ZooKeeper.
 
     Args:
-        configured: an address of this host, or a name of it; loopback: nothing was configured.
+        configured: an address of this host, or a name of it; empty: nothing was configured.
         interface: the network interface that must have it; empty: any.
         zookeeper: where ZooKeeper is. Nothing is sent to find the way there.
 
     Raises:
         UsageError: there is no such interface, or no such address here.
     """
-    given = "" if configured == _LOOPBACK else _resolved(configured)
+    given = _resolved(configured) if configured else ""
     if interface:
         return _on(interface, given)
     if given:
         return _usable(given)
-    return _towards(zookeeper) or configured
+    servers = zookeeper.split("/")[0].split(",")
+    return next(filter(None, map(_towards, servers)), LOOPBACK)
 
 
 def _on(interface: str, given: str) -> str:
@@ -77,10 +77,9 @@ def _resolved(name: str) -> str:
         ) from None
 
 
-def _towards(zookeeper: str) -> str | None:
-    """The address from which this host would speak to ZooKeeper; None: loopback, or no way."""
-    first = zookeeper.split("/")[0].split(",")[0]
-    name = first.rpartition(":")[0] if ":" in first else first
+def _towards(server: str) -> str | None:
+    """The address from which this host would speak to a server; None: loopback, or no way."""
+    name = server.rpartition(":")[0] if ":" in server else server
     name = name.strip("[]")
     try:
         family, _, _, _, target = socket.getaddrinfo(

@@ -12,11 +12,13 @@ class Losses:
     """Watched by the edl-worker of ``slot`` on ``host``.
 
     ``lost``: slots whose edl-worker has died, as (host, slot). ``best``: what is to be done.
+    ``barred``: hosts on which one has died, and none has come back.
     """
 
     def __init__(self, host: str, slot: int) -> None:
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self.best = AfterLoss.NOTHING
+        self.barred: frozenset[str] = frozenset()
         self._own = (host, slot)
         self._seen: set[tuple[str, int]] = set()  # slots that an edl-worker has kept
         self._missing: frozenset[tuple[str, int]] = frozenset()  # of these, without one now
@@ -34,6 +36,8 @@ class Losses:
             self._missing, self._missing_since = missing, now
         waited = now - max(self._missing_since, answered)
         self.lost = missing if waited >= ABANDONED_S else self.lost & missing
+        back = {one.host for one in snapshot.slots if one.slot < snapshot.plan.get(one.host, 0)}
+        self.barred = (self.barred - back) | {host for host, _ in self.lost}
         self.best = after_loss(snapshot.plan, snapshot.job.min_np, self.lost)
         ask = self.best is AfterLoss.PLACE_ANEW and self.lost != self._asked_for
         if not ask or waited < ABANDONED_S + self.turn(snapshot) * TURN_S:

@@ -33,6 +33,7 @@ from edl.core.slot import (
     assigned,
     awaits_others,
     decide,
+    forgotten,
     released,
     removal_pending,
     ring_lost,
@@ -53,7 +54,6 @@ STDOUT = 1
 SHUTDOWN_S = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
 ORPHAN_S = 10.0  # nobody reads our output; when horovodrun ends, that is noticed earlier
 MOVE_S = 10.0  # for the edl-workers that the driver starts on other hosts to say so
-WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 GONE_S = 1.0  # after a slot that was taken back is free: for the driver to see its process end
 GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the driver's own
 
@@ -102,8 +102,9 @@ class Keeper:
         self._word = driver.newest  # what of the driver's the plan says
         self._word_since = 0.0
         self._answered = -GIVEN_UP_S  # when the driver last did
-        self._wish_since = 0.0  # since when the driver has not carried out what is wished
-        self._wished: Mapping[str, int] = {}  # what the driver was reminded of
+        self._wish: Mapping[str, int] = {}
+        self._wish_since = 0.0  # since when it is that one
+        self._reminded = False  # the driver, of this wish
         self._losses = Losses(host, slot)
         self._session_epoch = 0  # of the session that has our node
         self._given_up = False  # told to end by the driver itself, it seems
@@ -248,14 +249,14 @@ class Keeper:
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """The driver forgets a change of hosts that it finds while its rank 0 starts."""
-        wish, plan = (
-            {host: workers for host, workers in told.items() if workers}
-            for told in (snapshot.job.wish, snapshot.plan)
-        )
-        if not wish or plan == wish or self._wished == wish:
-            self._wish_since = now
-        elif self._losses.turn(snapshot) == 0 and now - self._wish_since >= WISH_S:
-            self._wished = wish
+        wish = {host: workers for host, workers in snapshot.job.wish.items() if workers}
+        if wish != self._wish:
+            self._wish, self._wish_since, self._reminded = wish, now, False
+        if self._reminded or self._losses.turn(snapshot) != 0:
+            return
+        barred = self._losses.barred
+        if forgotten(snapshot.plan, wish, barred, self._wish_since, self._said_since, now):
+            self._reminded = True
             self._driver.ask()
 
     def _see_losses(self, snapshot: Snapshot, now: float) -> None:

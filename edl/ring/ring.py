@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
-from edl import config
+from edl import config, marker
 from edl.core.facts import Generation
 from edl.core.steprecord import StepRecord, Table, decode
 from edl.core.topology import Place, place
@@ -205,11 +205,11 @@ class Ring:
 def _interface_for(address: str) -> str:
     """What makes Gloo use ``address``: the interface that has it as its first one.
 
-    Of an interface with several, Gloo takes the first; to name an address instead needs an edit
-    of Horovod ("ring-at-the-address").
+    Of an interface with several, Gloo takes the first; to name another one instead needs an edit
+    of Horovod. Without that the ring is at the first address of that interface.
     """
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]
-        if own[:1] == [address]:
+        if address in own and (address == own[0] or marker.ADDRESS not in marker.applied()):
             return name
     return address

@@ -46,7 +46,7 @@ class Worker:
             store.new_worker_id(),
             settings.host,
             settings.slot,
-            settings.address,
+            settings.own_address,
             1,  # nobody listens there
             os.getpid(),
             settings.launch,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from edl.cli.events import aligned, flat
 from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
 from edl.cli.status import table
+from edl.cli.worker import _reachable
 from edl.client.status import summary
+from edl.config import Config, HorovodSlot
 from edl.core.facts import (
     Event,
     Generation,
@@ -206,20 +210,45 @@ def test_worker_numbers() -> None:
 
 def test_a_name_of_this_host_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "no such host")
-    monkeypatch.setattr("edl.install.horovod_edits.applied", frozenset)
+    monkeypatch.setattr("edl.marker.applied", frozenset)
     with pytest.raises(UsageError, match=r"name, no such host, does not resolve.*build-horovod"):
         check_own_name()
-    monkeypatch.setattr("edl.install.horovod_edits.applied", lambda: {"ring-at-the-address"})
+    monkeypatch.setattr("edl.marker.applied", lambda: {"ring-at-the-address"})
     check_own_name()
 
 
 def test_own_address() -> None:
     assert own_address("127.0.0.2", "", "127.0.0.1:2181") == "127.0.0.2"  # what was asked for
-    assert own_address("127.0.0.1", "", "127.0.0.1:2181/chroot") == "127.0.0.1"
-    assert own_address("127.0.0.1", "", "[::1]:2181,other:2181") == "127.0.0.1"
-    assert own_address("127.0.0.1", "", "no such host:2181") == "127.0.0.1"
+    assert own_address("", "", "127.0.0.1:2181/chroot") == "127.0.0.1"
+    assert own_address("", "", "[::1]:2181") == "127.0.0.1"
+    assert own_address("", "", "no such host:2181") == "127.0.0.1"
     assert own_address("localhost", "", "127.0.0.1:2181") == "127.0.0.1"  # a number for the others
-    assert own_address("127.0.0.1", "lo", "10.0.0.1:2181") == "127.0.0.1"
+    assert own_address("", "lo", "10.0.0.1:2181") == "127.0.0.1"
+
+
+def test_each_server_of_zookeeper_may_lead_to_the_own_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Probe(socket.socket):
+        def connect(self, target: object) -> None:
+            self.from_here = "127.0.0.1" if target == ("127.0.0.1", 2181) else "10.1.2.1"
+
+        def getsockname(self) -> tuple[str, int]:
+            return self.from_here, 1
+
+    monkeypatch.setattr("socket.socket", Probe)
+    assert own_address("", "", "no such host:2181,10.1.2.3:2181/chroot") == "10.1.2.1"
+    assert own_address("", "", "127.0.0.1:2181,10.1.2.3:2181") == "10.1.2.1"
+    assert own_address("", "", "127.0.0.1:2181,no such host:2181") == "127.0.0.1"
+    assert own_address("127.0.0.1", "", "10.1.2.3:2181") == "127.0.0.1", "it was asked for"
+
+
+def test_under_horovodrun_the_interface_of_the_driver_is_a_default() -> None:
+    slot = HorovodSlot("10.0.0.1", 1, "a", 0, 0, 1, 1, interface="lo")
+    assert _reachable(slot, Config(), "10.1.2.3:2181") == "127.0.0.1"
+    assert _reachable(slot, Config(address="127.0.0.2"), "10.1.2.3:2181") == "127.0.0.2"
+    elsewhere = replace(slot, interface="eth-9")
+    assert _reachable(elsewhere, Config(), "127.0.0.1:2181") == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

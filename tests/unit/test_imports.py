@@ -2,10 +2,10 @@
 
 ::
 
-    errors, config <- core <- coordination, ring <- daemon <- framework <- torch, tensorflow
+    errors, config, marker <- core <- coordination, ring <- daemon <- framework <- torch, tensorflow
                                                     daemon <- launch <- client <- cli
     errors, config <- data <- framework
-    errors, config <- install <- cli
+    errors, config, marker <- install <- cli
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import edl
 ROOT = Path(edl.__file__).parent
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
-BASE = {"errors", "config"}
+BASE = {"errors", "config", "marker"}
 CORE = BASE | {"core"}
 MAY_IMPORT = {
     "": set(),  # edl/__init__.py stays light
     "errors": set(),
     "config": {"errors"},
+    "marker": set(),
     "core": {"errors"},
     "coordination": CORE,
     "ring": CORE,

@@ -14,6 +14,7 @@ from edl.core.facts import (
     Host,
     Job,
     JobState,
+    KeptSlot,
     Member,
     Request,
     Seat,
@@ -739,6 +740,24 @@ def test_with_a_driver_a_slot_beyond_the_plan_waits_for_the_one_that_lacks_a_wor
     assert decided(now).generation is None
     now = job_of(b, c, newcomers=(replace(again, slot=0),), plan={"a": 2}, job=DRIVEN)
     assert made(decided(now)).members == (1, 5)
+
+
+def moving(*newcomers: Member, kept: int = 2) -> Snapshot:
+    """w1 and w2 of three workers on a are to move to b, where edl-workers start others."""
+    slots = [KeptSlot("a", slot) for slot in range(3)] + [KeptSlot("b", n) for n in range(kept)]
+    now = migrating(*newcomers, slots=0, job=DRIVEN)
+    return replace(now, slots=tuple(slots))
+
+
+def test_with_a_driver_those_that_move_wait_for_edl_workers_that_start_others() -> None:
+    """Their scripts come up at different times; one that is not registered yet counts, too."""
+    first, second = (replace(newcomer(3 + slot, "b"), slot=slot) for slot in (0, 1))
+    waits(decided(moving(first), ages(w3=1)), "w3 are ready and move together with 1 more of b")
+    assert made(decided(moving(first, second))).members == (0, 3, 4)
+    assert made(decided(moving(first, kept=0), ages(w3=1))).members == (0, 2, 3), "nobody starts it"
+    assert made(decided(moving(first), ages(w3=300))).members == (0, 2, 3)
+    stray = replace(moving(first, second), plan={"a": 1, "b": 1})  # slot 1 was taken back again
+    assert made(decided(stray, ages(w3=1))).members == (0, 3)
 
 
 def test_with_a_driver_a_newcomer_in_a_slot_that_was_taken_back_is_given_up() -> None:

@@ -100,4 +100,4 @@ def test_no_address_means_every_network() -> None:
 def test_a_worker_without_it_says_where_it_comes_from() -> None:
     config = Config(job="digits", zookeeper="127.0.0.1:1")
     with pytest.raises(ConfigError, match="EDL_SECRET is missing: workers are started"):
-        Daemon(config, Mailbox(), Ring(None, config.address))
+        Daemon(config, Mailbox(), Ring(None, config.own_address))

@@ -17,11 +17,13 @@ from edl.core.slot import (
     assigned,
     awaits_others,
     decide,
+    forgotten,
     released,
     removal_pending,
     ring_lost,
     without_barred,
 )
+from edl.launch.losses import Losses
 
 JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
@@ -200,6 +202,40 @@ def test_who_moves_to_another_host_waits_until_the_plan_has_it_there() -> None:
     assert not awaits_others(plan, lowered, {"a": 1})  # a scale-in
     assert not awaits_others(plan, {"a": 3}, {"a": 3})  # a scale-out
     assert not awaits_others(plan, lowered, {})  # another discovery script: nobody knows
+
+
+def test_a_driver_that_missed_a_wish_is_reminded_and_one_that_cannot_is_not() -> None:
+    plan, wish = {"a": 2, "b": 0}, {"a": 2, "b": 2}
+
+    def reminded(now: float, answered: float = 0.0, barred: tuple[str, ...] = ()) -> bool:
+        return forgotten(plan, wish, barred, 100.0, answered, now)
+
+    assert not reminded(114.0)
+    assert reminded(115.0)
+    assert reminded(115.0, answered=101.0)  # that round may have begun before
+    assert not reminded(200.0, answered=115.0)  # it knew the wish
+    assert not reminded(115.0, barred=("b",))
+    assert reminded(115.0, barred=("a",))
+    assert not forgotten(plan, {"a": 2}, (), 100.0, 0.0, 200.0)
+    assert not forgotten(plan, {}, (), 100.0, 0.0, 200.0)  # another discovery script
+
+
+def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> None:
+    kept = tuple(KeptSlot(host, slot) for host in "ab" for slot in (0, 1))
+    losses = Losses("a", 0)
+
+    def barred(now: float, plan: dict[str, int], *slots: KeptSlot) -> set[str]:
+        losses.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+        return set(losses.barred)
+
+    assert barred(100.0, {"a": 2, "b": 2}, *kept) == set()
+    assert barred(101.0, {"a": 2, "b": 1}, *kept[:3]) == set()  # taken back
+    assert barred(102.0, {"a": 2, "b": 2}, *kept) == set()
+    assert barred(103.0, {"a": 2, "b": 2}, *kept[:3]) == set()
+    assert barred(108.0, {"a": 2, "b": 2}, *kept[:3]) == {"b"}
+    assert barred(109.0, {"a": 2, "b": 0}, *kept[:3]) == {"b"}  # its other worker leaves
+    assert barred(110.0, {"a": 2}, *kept[:2]) == {"b"}
+    assert barred(200.0, {"a": 2, "b": 2}, *kept) == set()
 
 
 def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
