@@ -170,7 +170,7 @@ def run(
             greeting = f"job {name} starts with {np} workers; ZooKeeper is at {hosts}"
             agent = host_agent(
                 store, settings, job_record, here, secret, greeting,
-                guest=or_join, ends_last=or_join, fresh=True,
+                np=np if or_join else 0, guest=or_join, ends_last=or_join, fresh=True,
             )  # fmt: skip
         except JobExists:
             if not or_join:

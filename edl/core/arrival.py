@@ -11,12 +11,19 @@ from collections.abc import Mapping
 from edl.core.facts import Snapshot
 
 
-def arrive(snapshot: Snapshot, plan: Mapping[str, int], host: str, np: int) -> dict[str, int]:
+def arrive(
+    snapshot: Snapshot, plan: Mapping[str, int], host: str, np: int, late: bool = False
+) -> dict[str, int]:
     """The plan with ``np`` workers on ``host``, or as many as `max_np` leaves room for.
 
     What ``host`` had already, it keeps.
+
+    Args:
+        late: all have had the time to register, also the one that has just created the job. Before
+            the first ring the others are not gone until then.
     """
-    there = _there(snapshot) | {host}
+    starting = snapshot.generation is None and not late
+    there = _there(snapshot) | {host} | (set(plan) if starting else set())
     kept = {name: count for name, count in sorted(plan.items()) if name in there}
     gone = {name: 0 for name in sorted(plan) if name not in there}
     others = sum(count for name, count in kept.items() if name != host)

@@ -366,8 +366,11 @@ class Agent:
             return
         late = now - self._state_since >= FORMER_S
         has = snapshot.plan.get(name, 0)
-        if has < asked and arrive(snapshot, snapshot.plan, name, asked)[name] > has:
-            plan = self._store.change_plan(lambda plan: arrive(snapshot, plan, name, asked))
+        if has >= asked:
+            self._asks_np = 0
+            return
+        if arrive(snapshot, snapshot.plan, name, asked, late)[name] > has:
+            plan = self._store.change_plan(lambda plan: arrive(snapshot, plan, name, asked, late))
             has = plan[name]
             self._changed.set()
         if has >= asked or late:

@@ -7,10 +7,12 @@ from edl.core.facts import Generation, Host, Job, Member, Seat, Snapshot
 
 JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
 A, B = Host("a", 2, "127.0.0.1"), Host("b", 4, "127.0.0.1")
+RING = Generation(1, 1, (Seat(0, "a", 0, "127.0.0.1", 1),), 0, (), (), "")
 
 
 def facts(**values: object) -> Snapshot:
-    return Snapshot(job=JOB, **{"hosts": (A, B), **values})  # type: ignore[arg-type]
+    some = {"hosts": (A, B), "generation": RING, **values}
+    return Snapshot(job=JOB, **some)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,15 @@ def test_a_host_without_an_agent_is_not_gone_while_anything_of_it_is_there() -> 
     assert arrive(facts(generation=seat), plan, "b", 2) == kept
     assert arrive(facts(members=(member,)), plan, "b", 2) == kept
     assert arrive(facts(), plan, "b", 2) == {"a": 2, "b": 2, "c": 0}
+
+
+def test_before_the_first_ring_nobody_is_gone_until_all_could_register() -> None:
+    """Who has created the job a moment ago has no agent yet, or no worker."""
+    plan = {"new": 2, "a": 1}
+    start = facts(generation=None)
+    assert arrive(start, plan, "b", 2) == {"a": 1, "b": 1, "new": 2}
+    assert arrive(start, plan, "b", 2, late=True) == {"a": 1, "b": 2, "new": 0}
+    assert arrive(start, {"a": 1, "b": 2}, "new", 2) == {"a": 1, "b": 2, "new": 1}
 
 
 def test_who_is_last() -> None:
