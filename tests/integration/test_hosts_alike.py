@@ -84,6 +84,22 @@ def test_a_host_that_is_needed_leaves_when_others_have_come(shell: Shell) -> Non
     assert (job.wait(), after.wait()) == (0, 0)
 
 
+def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: Shell) -> None:
+    limits = ("--max-np", "4", "--job", "j", "--host", "a")
+    job = shell.start("run", "-np", "3", *limits, sys.executable, STANDIN)
+    shell.until_size(3)
+    guest = shell.start("join", "--job", "j", "--host", "A", "--slots", "2", "-np", "2")
+    guest.expect("host A has a place for 1 workers, not 2: max_np is 4")
+    shell.until_size(4)
+    assert shell.edl("scale", "j", "--np", "2").returncode == 0
+    assert shell.until_size(2)["plan"] == {"A": 1, "a": 1}
+    assert shell.edl("drain", "j", "--host", "A").returncode == 0
+    assert guest.wait() == 0
+    assert shell.until_size(1)["plan"] == {"A": 0, "a": 1}
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0
+
+
 def test_what_cannot_be_shared_is_refused(shell: Shell) -> None:
     done = shell.edl("run", "--or-join", "--job", "j", sys.executable, STANDIN)
     assert (done.returncode, "needs --job and EDL_SECRET" in done.stderr) == (2, True)
