@@ -18,6 +18,7 @@ from edl.cli.common import (
     InterfaceOption,
     ZooKeeperOption,
     check_own_name,
+    choose_job,
     console,
     open_session,
 )
@@ -25,10 +26,11 @@ from edl.cli.hosting import guest, host_agent, this_host
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
+from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.facts import Job, JobState
 from edl.core.placement import check_limits
-from edl.errors import JobExists, UnknownJob, UsageError
+from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 from edl.launch.secret import announce, candidates, new_secret
 
@@ -154,40 +156,66 @@ def run(
     )
     here = this_host(settings, slots, hosts)
     state, secret = config.state_dir(), settings.secret or new_secret()
+    own = Access(name, secret)
     earlier = [Access(name, one) for one in candidates(state, name, None)]
-    announce(state, name, secret)
     with open_session(hosts, settings) as session:
-        session.identify(*earlier, Access(name, secret))  # an earlier job is replaced
-        store = JobStore(session, name)
-        if or_join and _is_finished(store):
+        if or_join and _is_finished(session, own):
             console().print(f"edl: job {name} has finished; another --job would start anew")
             raise typer.Exit(0)
+        announce(state, name, secret)
+        session.identify(*earlier, own)  # an earlier job is replaced
+        store = JobStore(session, name)
         try:
             store.create(job_record, {here.name: np})
             greeting = f"job {name} starts with {np} workers; ZooKeeper is at {hosts}"
             agent = host_agent(
                 store, settings, job_record, here, secret, greeting,
-                guest=or_join, ends_last=or_join, fresh=True,
+                np=np if or_join else 0, guest=or_join, ends_last=or_join, fresh=True,
             )  # fmt: skip
         except JobExists:
             if not or_join:
                 raise
+            store = choose_job(session, name, secret=secret)
+            _check_ours(session, own)
             _check_same(store.snapshot().job, job_record)
             agent = guest(store, settings, slots, np, ends_last=True)
         code = agent.run()
     raise typer.Exit(code)
 
 
-def _is_finished(store: JobStore) -> bool:
+def _is_finished(session: Session, own: Access) -> bool:
+    """Whether a job that was started with our secret has finished.
+
+    Raises:
+        AccessDenied: a job of that name runs, or has finished, with another secret.
+    """
     try:
-        return store.snapshot().job.state is JobState.FINISHED
+        state = choose_job(session, own.job, secret=own.secret).snapshot().job.state
+    except AccessDenied:
+        raise
     except UnknownJob:
         return False
+    if not state.over or state is JobState.FINISHED:  # any other is replaced
+        _check_ours(session, own)
+    return state is JobState.FINISHED
+
+
+def _check_ours(session: Session, own: Access) -> None:
+    """Refuse a job that another secret of this user opens.
+
+    What we wrote there would be closed to its processes: they would take the job for lost.
+    """
+    if session.access != own:
+        raise AccessDenied(
+            own.job,
+            f"job {own.job} has another secret than this host's EDL_SECRET; with --or-join all "
+            "hosts have the same EDL_SECRET, or choose another --job",
+        )
 
 
 def _check_same(running: Job, asked: Job) -> None:
-    """Refuse to join a job that was not started by this very command."""
-    for what in ("command", "min_np", "max_np"):
+    """Refuse to join a job that was not started by this very command, in this directory."""
+    for what in ("command", "cwd", "min_np", "max_np"):
         theirs, mine = getattr(running, what), getattr(asked, what)
         if theirs != mine:
             raise UsageError(
@@ -196,7 +224,7 @@ def _check_same(running: Job, asked: Job) -> None:
             )
 
 
-def _told(value: tuple[str, ...] | int) -> str:
+def _told(value: tuple[str, ...] | str | int) -> str:
     return repr(shlex.join(value)) if isinstance(value, tuple) else str(value)
 
 

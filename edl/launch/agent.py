@@ -35,7 +35,7 @@ from edl.core.agency import (
     record_loss,
 )
 from edl.core.agency import exit_status as status_of
-from edl.core.arrival import arrive, is_last
+from edl.core.arrival import arrive, is_last, withdrawn
 from edl.core.facts import Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
 from edl.errors import CoordinationError, JobFailed, UnknownJob, UsageError
@@ -102,6 +102,7 @@ class Agent:
         self._output = output
         self._greeting = greeting
         self._asks_np = np
+        self._got_np: int | None = None  # of them, when it asked last
         self._guest = guest
         self._ends_last = ends_last
         self._start_timeout_s = start_timeout_s
@@ -361,17 +362,25 @@ class Agent:
 
         For a while: a host in whose place it comes may count as there until its session ends.
         """
-        asked, name = self._asks_np, self._host.name
+        asked, got, name = self._asks_np, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
             return
         late = now - self._state_since >= FORMER_S
         has = snapshot.plan.get(name, 0)
-        if has < asked and arrive(snapshot, snapshot.plan, name, asked)[name] > has:
-            plan = self._store.change_plan(lambda plan: arrive(snapshot, plan, name, asked))
-            has = plan[name]
-            self._changed.set()
-        if has >= asked or late:
+        if has >= asked:
             self._asks_np = 0
+            return
+        if arrive(snapshot, snapshot.plan, name, asked, got, late).get(name, 0) > has:
+            plan = self._store.change_plan(
+                lambda plan: arrive(snapshot, plan, name, asked, got, late)
+            )
+            has = plan.get(name, 0)
+            self._changed.set()
+        if late or has >= asked or withdrawn(has, got):
+            self._asks_np = 0
+        if withdrawn(has, got):
+            return
+        self._got_np = has
         limit = "" if has >= asked else f", not {asked}: max_np is {snapshot.job.max_np}"
         self._note_once(f"host {name} has a place for {has} workers{limit}")
 
@@ -434,6 +443,7 @@ class Agent:
             return
         hint = "; again kills its workers" if self._signals else ""
         self._output.note(f"{cause}: host {name} leaves the job{hint}")
+        self._asks_np = 0
         self._draining = self._guest = True  # from now on a signal is about this host alone
         self._asked = bool(self._signals)
         self._host = replace(self._host, slots=0)  # so that nobody is placed here again

@@ -59,11 +59,13 @@ class Shell:
         self.mark = hosts  # every process of this test has it in its environment
         self.started: list[Running] = []
 
-    def edl(self, *words: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+    def edl(
+        self, *words: str, timeout_s: float = WAIT_S, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run to the end."""
         return subprocess.run(
             [sys.executable, "-m", "edl.cli.main", *words],
-            cwd=self.directory,
+            cwd=cwd or self.directory,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

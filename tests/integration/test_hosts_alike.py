@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from cli_shell import STANDIN, Running, Shell, shell
+from kazoo.client import KazooClient
+
+from edl.coordination.paths import JobPaths
+from edl.core.facts import Job, JobState
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -15,7 +22,7 @@ SAME = ("run", "--or-join", "-np", "1", "--slots", "1", "--max-np", "3", "--job"
 
 
 def same(shell: Shell, host: str, *options: str) -> Running:
-    shell.environment["EDL_SECRET"] = "of all hosts " * 4
+    shell.environment["EDL_SECRET"] = "of-all-hosts-" * 4
     return shell.start(*SAME, "--host", host, sys.executable, STANDIN, *options)
 
 
@@ -77,6 +84,22 @@ def test_a_host_that_is_needed_leaves_when_others_have_come(shell: Shell) -> Non
     assert (job.wait(), after.wait()) == (0, 0)
 
 
+def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: Shell) -> None:
+    limits = ("--max-np", "4", "--job", "j", "--host", "a")
+    job = shell.start("run", "-np", "3", *limits, sys.executable, STANDIN)
+    shell.until_size(3)
+    guest = shell.start("join", "--job", "j", "--host", "A", "--slots", "2", "-np", "2")
+    guest.expect("host A has a place for 1 workers, not 2: max_np is 4")
+    shell.until_size(4)
+    assert shell.edl("scale", "j", "--np", "2").returncode == 0
+    assert shell.until_size(2)["plan"] == {"A": 1, "a": 1}
+    assert shell.edl("drain", "j", "--host", "A").returncode == 0
+    assert guest.wait() == 0
+    assert shell.until_size(1)["plan"] == {"A": 0, "a": 1}
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0
+
+
 def test_what_cannot_be_shared_is_refused(shell: Shell) -> None:
     done = shell.edl("run", "--or-join", "--job", "j", sys.executable, STANDIN)
     assert (done.returncode, "needs --job and EDL_SECRET" in done.stderr) == (2, True)
@@ -85,7 +108,56 @@ def test_what_cannot_be_shared_is_refused(shell: Shell) -> None:
     done = shell.edl(*SAME, "--host", "b", sys.executable, STANDIN, "--steps", "7")
     assert done.returncode == 2
     assert "with --or-join all hosts run the same `edl run`" in done.stderr
+    (elsewhere := shell.directory / "elsewhere").mkdir()
+    done = shell.edl(*SAME, "--host", "b", sys.executable, STANDIN, cwd=elsewhere)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"job j runs with cwd {shell.directory}, not {elsewhere};" in done.stderr
     done = shell.edl("join", "--job", "j", "--host", "b", "--slots", "1", "-np", "2")
     assert (done.returncode, "-np must lie between 1 and --slots" in done.stderr) == (2, True)
     assert shell.edl("stop", "j").returncode == 0
     assert job.wait() == 0
+
+
+def test_a_host_with_another_secret_of_this_user_is_refused(shell: Shell) -> None:
+    """What it wrote into the job would be closed to all others, and the job would be lost."""
+    job = same(shell, "a")
+    shell.until_size(1)
+    shell.environment["EDL_SECRET"] = "of-one-host-" * 4
+    done = shell.edl(*SAME, "--host", "b", sys.executable, STANDIN)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "edl: job j has another secret than this host's EDL_SECRET; with --or-join all hosts have "
+        "the same EDL_SECRET, or choose another --job\n"
+    )
+    del shell.environment["EDL_SECRET"]
+    third = same(shell, "c")  # the job goes on, and takes in who has its secret
+    assert shell.until_size(2)["plan"] == {"a": 1, "c": 1}
+    assert shell.edl("stop", "j").returncode == 0
+    assert (job.wait(), third.wait()) == (0, 0)
+    shell.environment["EDL_SECRET"] = "of-a-new-start-" * 4  # an ended job may get another one
+    again = shell.edl(*SAME, "--host", "a", sys.executable, STANDIN, "--steps", "5")
+    assert again.returncode == 0, again.stderr
+    shell.environment["EDL_SECRET"] = "of-one-host-" * 4
+    late = shell.edl(*SAME, "--host", "b", sys.executable, STANDIN, "--steps", "5")
+    assert (late.returncode, "has another secret than this host's" in late.stderr) == (2, True)
+
+
+def test_what_a_stranger_has_written_is_neither_joined_nor_believed(
+    shell: Shell, zk_hosts: str
+) -> None:
+    shell.environment["EDL_SECRET"] = "of-all-hosts-" * 4
+    command = (sys.executable, STANDIN)
+    paths = JobPaths("j")
+    running = Job("j", command, 1, 1, 3, cwd=str(shell.directory))
+    finished = replace(running, state=JobState.FINISHED)
+    stranger = KazooClient(zk_hosts, timeout=10.0)
+    stranger.start()
+    with closing(stranger):
+        stranger.create(paths.job, makepath=True)
+        stranger.create(f"{paths.members}/0", b"{}", makepath=True)
+        for forged in (running, finished):
+            stranger.set(paths.job, json.dumps(forged.to_json()).encode())
+            done = shell.edl(*SAME, "--host", "b", *command)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert "the secret of job j is another than those known here" in done.stderr
+        stranger.stop()

@@ -2,15 +2,17 @@
 
 import pytest
 
-from edl.core.arrival import arrive, is_last
+from edl.core.arrival import arrive, is_last, withdrawn
 from edl.core.facts import Generation, Host, Job, Member, Seat, Snapshot
 
 JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
 A, B = Host("a", 2, "127.0.0.1"), Host("b", 4, "127.0.0.1")
+RING = Generation(1, 1, (Seat(0, "a", 0, "127.0.0.1", 1),), 0, (), (), "")
 
 
 def facts(**values: object) -> Snapshot:
-    return Snapshot(job=JOB, **{"hosts": (A, B), **values})  # type: ignore[arg-type]
+    some = {"hosts": (A, B), "generation": RING, **values}
+    return Snapshot(job=JOB, **some)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,37 @@ def test_a_host_without_an_agent_is_not_gone_while_anything_of_it_is_there() -> 
     assert arrive(facts(generation=seat), plan, "b", 2) == kept
     assert arrive(facts(members=(member,)), plan, "b", 2) == kept
     assert arrive(facts(), plan, "b", 2) == {"a": 2, "b": 2, "c": 0}
+
+
+def test_before_the_first_ring_nobody_is_gone_until_all_could_register() -> None:
+    """Who has created the job a moment ago has no agent yet, or no worker."""
+    plan = {"new": 2, "a": 1}
+    start = facts(generation=None)
+    assert arrive(start, plan, "b", 2) == {"a": 1, "b": 1, "new": 2}
+    assert arrive(start, plan | {"b": 1}, "b", 2, got=1) == {"a": 1, "b": 1, "new": 2}
+    assert arrive(start, plan, "b", 2, got=0, late=True) == {"a": 1, "b": 2, "new": 0}
+    assert arrive(start, {"a": 1, "b": 2}, "new", 2) == {"a": 1, "b": 2, "new": 1}
+
+
+@pytest.mark.parametrize(
+    ("plan", "got", "expected"),
+    [
+        ({"a": 3, "b": 1}, 1, {"a": 3, "b": 1}),
+        ({"a": 1, "b": 1}, 1, {"a": 1, "b": 1}),  # `edl scale` has made it smaller
+        ({"a": 1, "b": 0}, 1, {"a": 1, "b": 0}),  # and taken it from this host, as a drain does
+        ({"a": 1, "b": 0, "gone": 3}, 1, {"a": 1, "b": 0, "gone": 3}),
+        ({"a": 2, "b": 1, "gone": 1}, 1, {"a": 2, "b": 2, "gone": 0}),
+        ({"a": 1, "b": 0, "gone": 1}, 0, {"a": 1, "b": 1, "gone": 0}),  # not more than they had
+        ({"a": 1, "b": 0, "gone": 3}, 0, {"a": 1, "b": 2, "gone": 0}),
+        ({"a": 4, "b": 0, "gone": 3}, 0, {"a": 4, "b": 0, "gone": 0}),
+    ],
+)
+def test_who_asks_again_gets_only_what_the_gone_had(
+    plan: dict[str, int], got: int, expected: dict[str, int]
+) -> None:
+    assert arrive(facts(plan=plan), plan, "b", 2, got) == expected
+    assert withdrawn(plan["b"], got) == (plan["b"] < got)
+    assert not withdrawn(plan["b"], None)
 
 
 def test_who_is_last() -> None:
