@@ -7,7 +7,8 @@
     python notice.py --provider gcp -- edl run --or-join --job digits ... python train.py
 
 The provider's metadata service is asked every --every seconds. Upon its notice the command gets
-SIGTERM, once: the host leaves the job, and the others train on. Ends with the command's code.
+SIGTERM: the host leaves the job, and the others train on. A SIGTERM to this process is passed on.
+Of all these the command gets one: a second would kill its workers. Ends with the command's code.
 Plain `edl run`, without --or-join, would end the job instead: do not run that on a spot instance.
 
 Needs nothing but Python's standard library.
@@ -21,10 +22,10 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from types import FrameType
 
 TIMEOUT_S = 2.0
 TOKEN_S = 300  # life of an IMDSv2 token; one is asked for each time
@@ -96,22 +97,28 @@ def main() -> int:
     options = parser.parse_args()
     notice, url = PROVIDERS[options.provider], options.url or URLS[options.provider]
 
-    agent = subprocess.Popen(options.command)
+    try:
+        agent = subprocess.Popen(options.command)
+    except OSError as error:
+        say(f"{options.command[0]} cannot be started: {error.strerror}; check the words after --")
+        return 127
+    told = threading.Lock()  # taken for good by who tells the agent, be it the handler of a signal
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        agent.send_signal(number)
+    def tell(*_: object) -> None:
+        if told.acquire(blocking=False):
+            agent.terminate()
 
     # On Ctrl-C the terminal tells the agent, too; a second signal would kill its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, pass_on)
-    told, silent = False, False
+    signal.signal(signal.SIGTERM, tell)
+    silent = False
     while True:
         try:
             code = agent.wait(options.every)
             return 128 - code if code < 0 else code
         except subprocess.TimeoutExpired:
             pass
-        if told:
+        if told.locked():
             continue
         try:
             reason = notice(url)
@@ -123,8 +130,7 @@ def main() -> int:
             continue
         if reason is not None:
             say(f"{reason}; the host leaves the job")
-            agent.terminate()
-            told = True
+            tell()
 
 
 def say(text: str) -> None:

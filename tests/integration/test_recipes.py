@@ -32,6 +32,17 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print("up", flush=True)
 time.sleep(60)
 """
+COUNTING = """
+import signal, time
+signals = []
+signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+print("up", flush=True)
+while not signals:
+    time.sleep(0.02)
+print("leaving", flush=True)
+time.sleep(1.5)
+raise SystemExit(len(signals))
+"""
 
 
 @contextmanager
@@ -90,6 +101,31 @@ def test_a_silent_metadata_service_ends_nothing(tmp_path: Path) -> None:
         assert agent.output.count("does not tell") == 1
         agent.signal(signal.SIGTERM)
         assert agent.wait() == 7
+
+
+@pytest.mark.parametrize("notice_first", [True, False])
+def test_an_agent_gets_one_signal_though_a_shutdown_and_a_notice_come(
+    notice_first: bool, cloud: Service, tmp_path: Path
+) -> None:
+    with on_spot("aws", cloud.url, sys.executable, "-c", COUNTING, cwd=tmp_path) as agent:
+        agent.expect("up")
+        if notice_first:
+            cloud.noticed = True
+        else:
+            agent.signal(signal.SIGTERM)
+        agent.expect("leaving")
+        cloud.noticed = True
+        for _ in range(5):  # while the agent leaves
+            agent.signal(signal.SIGTERM)
+            time.sleep(0.1)
+        assert agent.wait() == 1, agent.output
+
+
+def test_a_command_that_does_not_exist_is_one_sentence(cloud: Service, tmp_path: Path) -> None:
+    with on_spot("aws", cloud.url, "edll", "join", cwd=tmp_path) as agent:
+        assert agent.wait() == 127
+        (sentence,) = agent.output.splitlines()
+        assert "edll cannot be started: No such file or directory" in sentence
 
 
 @pytest.mark.slow
