@@ -39,6 +39,8 @@ def profile(
     order = in_order(sizes)
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
+    if timeout_s <= 0:
+        raise UsageError(f"nothing can be measured in {timeout_s:g} s; give a longer time-out")
     what = f"profile job {store.name}"
     now = running(store, what)
     for np in order:

@@ -94,6 +94,7 @@ REFUSED = [
     ((*PROFILE, "--np", "4"), "its hosts have 3 slots"),
     ((*PROFILE, "--np", "many"), "'many' are no numbers of workers; write 1..4"),
     ((*PROFILE, "--np", "2", "--steps", "0"), "0 steps cannot be measured"),
+    ((*PROFILE, "--np", "2", "--timeout", "0"), "nothing can be measured in 0 s"),
     (PROFILE, "give the sizes to measure, like --np 1..4, or --show"),
     ((*PROFILE, "--show"), "the job was never profiled"),
     ((*PROFILE, "--show", "--np", "2"), "--show measures nothing"),
