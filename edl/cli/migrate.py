@@ -10,7 +10,6 @@ import typer
 from edl.cli.common import JobArgument, ZooKeeperOption, progress
 from edl.client import Job
 from edl.client.job import TIMEOUT_S
-from edl.client.waiting import Story
 
 
 def migrate(
@@ -32,15 +31,13 @@ def migrate(
 
     Returns when they have moved. Ctrl-C does not end the migration.
     """
-    story = Story()
     try:
         with progress() as tell:
-            story = Story(tell)
-            done = Job(job, zookeeper).migrate(source, target, np, timeout_s, story)
-    except KeyboardInterrupt:
-        if not story.last:
+            done = Job(job, zookeeper).migrate(source, target, np, timeout_s, tell)
+    except KeyboardInterrupt as end:
+        told = getattr(end, "__notes__", [])
+        if not told:  # nothing was changed
             raise
-        back = f"edl migrate {job or ''} --from {target} --to {source}".replace("  ", " ")
-        print(f"edl: the migration goes on; `{back}` takes it back", file=sys.stderr)
+        print(f"edl: {'; '.join(told)}", file=sys.stderr)
         raise typer.Exit(130) from None
     typer.echo(str(done))

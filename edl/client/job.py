@@ -14,6 +14,7 @@ from edl.client.status import summary
 from edl.client.waiting import Tell, silent
 from edl.coordination.store import JobStore
 from edl.core.migration import Migration
+from edl.core.placement import whole
 from edl.core.profile import STEPS, Curve
 
 TIMEOUT_S = 600.0
@@ -77,18 +78,21 @@ class Job:
             UsageError: the job does not run, or its limits or hosts do not allow that many.
             TimedOut, JobEnded: they do not train yet; they are still wanted.
         """
-        return self._resize(lambda _: np, timeout_s)
+        wanted = whole(np)
+        return self._resize(lambda _: wanted, timeout_s)
 
     def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
         """Let the job have ``n`` workers more than are wanted now; otherwise as :meth:`scale`."""
-        return self._resize(lambda now: now + n, timeout_s)
+        more = whole(n)
+        return self._resize(lambda now: now + more, timeout_s)
 
     def scale_in(self, n: int = 1, timeout_s: float | None = None) -> Resize:
         """Let the job have ``n`` workers fewer than are wanted now; otherwise as :meth:`scale`.
 
         Those with the highest ranks on the last host by name leave; :meth:`drain` names one.
         """
-        return self._resize(lambda now: now - n, timeout_s)
+        fewer = whole(n)
+        return self._resize(lambda now: now - fewer, timeout_s)
 
     def _resize(self, size: Any, timeout_s: float | None) -> Resize:
         with self._store() as store:
@@ -103,7 +107,7 @@ class Job:
             JobEnded: the job ended before.
         """
         with self._store() as store:
-            return draining.drain_worker(store, worker, timeout_s)
+            return draining.drain_worker(store, whole(worker), timeout_s)
 
     def drain_host(self, host: str, timeout_s: float = ANSWER_S) -> str:
         """Let the host leave, with its workers and its agent; that it has left.
@@ -141,8 +145,9 @@ class Job:
             TimedOut: it goes on.
             JobEnded: the job ended before.
         """
+        moving = None if np is None else whole(np)
         with self._store() as store:
-            return migrating.migrate(store, from_host, to_host, np, timeout_s, tell)
+            return migrating.migrate(store, from_host, to_host, moving, timeout_s, tell)
 
     # --- what is known ---
 
@@ -173,8 +178,9 @@ class Job:
             Superseded: somebody else has changed the size; it stays as it is.
             TimedOut, JobEnded: what was measured until then is kept, see :meth:`curve`.
         """
+        wanted = [whole(np) for np in sizes]
         with self._store() as store:
-            return profiling.profile(store, sizes, steps, timeout_s, tell)
+            return profiling.profile(store, wanted, whole(steps), timeout_s, tell)
 
     def curve(self) -> Curve | None:
         """The newest profile that is kept with the job; None: there is none."""

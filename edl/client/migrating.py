@@ -31,7 +31,7 @@ def migrate(
         UsageError: it cannot be; nothing was changed.
         HostLost: the target's agent is gone; who had not moved stays.
         Superseded: somebody has changed the plan of the two hosts.
-        TimedOut: it goes on.
+        TimedOut: it goes on; so it does after a KeyboardInterrupt, whose note says so.
         JobEnded: the job ended before.
     """
     what = f"migrate workers of job {store.name}"
@@ -55,7 +55,11 @@ def migrate(
     )
     tell(f"moving {asked}")
     _log(store, now, asked)
-    hosts = _wait(store, asked, wanted, timeout_s, tell)
+    try:
+        hosts = _wait(store, asked, wanted, timeout_s, tell)
+    except KeyboardInterrupt as end:
+        end.add_note(_goes_on(asked))
+        raise
     return _outcome(store, asked, hosts)
 
 
@@ -65,9 +69,7 @@ def _wait(
     """Wait until the workers have moved; the host of each worker seen, and the generation."""
     hosts: dict[str, str] = {}
     story, seen_at = Story(tell), time.monotonic()
-    back = f"edl migrate {asked.job} --from {asked.target} --to {asked.source} --np {asked.np}"
-    late = f"it goes on; `{back}` takes it back"
-    for now in looks(store, timeout_s, f"moving {asked}", story, late):
+    for now in looks(store, timeout_s, f"moving {asked}", story, _goes_on(asked)):
         plan = wanted.of(now)
         stands = standing(asked, now, plan)
         generation = now.generation
@@ -84,6 +86,11 @@ def _wait(
             _take_back(asked, wanted, stands)
         story(f"{stands.told}: {now.status.get('reason', '')}".rstrip(": "))
     raise AssertionError("looks() ends with an error")
+
+
+def _goes_on(asked: Move) -> str:
+    back = f"edl migrate {asked.job} --from {asked.target} --to {asked.source} --np {asked.np}"
+    return f"the migration goes on; `{back}` takes it back"
 
 
 def _is_short(asked: Move, plan: Plan, stands: Standing) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from edl.client.scaling import Plan, Wanted
 from edl.client.waiting import POLL_S, Story, Tell, looks, running
 from edl.coordination.store import JobStore
+from edl.core.decision import workers_train
 from edl.core.facts import Event, Host, Snapshot
 from edl.core.placement import check_scale, place, workers
 from edl.core.profile import Curve, Point, Reading, in_order, measured
@@ -38,6 +39,8 @@ def profile(
     order = in_order(sizes)
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
+    if timeout_s <= 0:
+        raise UsageError(f"nothing can be measured in {timeout_s:g} s; give a longer time-out")
     what = f"profile job {store.name}"
     now = running(store, what)
     for np in order:
@@ -127,13 +130,14 @@ def _measure(
             if point is not None:
                 return point, reading
         reason = now.status.get("reason", "")
-        story(f"{ring} of {workers(np)} train, in step {now.status.get('step', 0)}: {reason}")
+        step = now.status.get("step", 0)
+        story(f"step {step} with {workers(ring)}: {reason}")
     raise AssertionError("looks() ends with an error")
 
 
 def _log(store: JobStore, point: Point, last: Reading) -> None:
     reason = (
-        f"{workers(point.np)} train {point.throughput:.1f} {point.unit}/s, "
+        f"{workers_train(point.np)} {point.throughput:.1f} {point.unit}/s, "
         f"{point.step_s:.3g} s a step over {point.steps} steps"
     )
     store.add_event(

@@ -64,6 +64,16 @@ def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
     return member.stage is Stage.PREPARING and age >= limits.prepare_s
 
 
+def verb(count: int, one: str = "is", several: str = "are") -> str:
+    """What ``count`` of something do."""
+    return one if count == 1 else several
+
+
+def workers_train(count: int) -> str:
+    """ "1 worker trains", "2 workers train"."""
+    return f"{count} {verb(count, 'worker trains', 'workers train')}"
+
+
 def names(workers: Sequence[int]) -> str:
     """ "w1, w3"."""
     return ", ".join(f"w{worker}" for worker in workers)

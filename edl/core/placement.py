@@ -5,8 +5,10 @@ Pure: the answer depends on nothing but the arguments, and never on an order of 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import SupportsIndex
 
 from edl.core.facts import Host, Job, Snapshot
 from edl.errors import UsageError
@@ -29,6 +31,18 @@ def check_limits(np: int, min_np: int, max_np: int) -> None:
         raise UsageError(
             f"-np is {np}; it must lie between --min-np {min_np} and --max-np {max_np}"
         )
+
+
+def whole(number: SupportsIndex) -> int:
+    """A number of workers that a program gives, as an int: NumPy's integers are whole, 2.0 is not.
+
+    Raises:
+        UsageError: it is not whole; in the job's plan it would end every agent.
+    """
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise UsageError(f"{number!r} is no whole number; give an int") from None
 
 
 def check_scale(job: Job, np: int) -> None:

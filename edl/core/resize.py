@@ -16,7 +16,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from edl.core.decision import Ages, Decision, Limits, end, is_stuck, names, seat_of
+from edl.core.decision import (
+    Ages,
+    Decision,
+    Limits,
+    end,
+    is_stuck,
+    names,
+    seat_of,
+    verb,
+    workers_train,
+)
 from edl.core.facts import Generation, Member, Request, Seat, Snapshot, Stage
 
 
@@ -131,8 +141,9 @@ def _requests(
         elif min(sum(plan.values()), len(active) - len(drained)) <= now.job.min_np:
             accepted = False
             outcome = (
-                f"cannot drain w{seat.id}: {len(active) - len(drained)} workers train, "
-                f"{sum(plan.values())} are wanted and min_np is {now.job.min_np}; scale out first"
+                f"cannot drain w{seat.id}: {workers_train(len(active) - len(drained))}, "
+                f"{sum(plan.values())} {verb(sum(plan.values()))} wanted and min_np is "
+                f"{now.job.min_np}; scale out first"
             )
         else:
             accepted, outcome = True, f"w{seat.id} leaves with the next switch"
@@ -286,13 +297,17 @@ def _standstill(
 ) -> str:
     """Why there is nothing to change now."""
     if held:
-        return f"{names(held)} leave when their replacements are ready"
+        when = verb(
+            len(held), "leaves when its replacement is", "leave when their replacements are"
+        )
+        return f"{names(held)} {when} ready"
     mute = [w for w in coming if alive[w].stage is Stage.READY]
     if mute:
-        return f"{names(mute)} do not answer; {train} of {wanted} train"
+        do = verb(len(mute), "does", "do")
+        return f"{names(mute)} {do} not answer; {train} of {wanted} train"
     if coming:
-        return f"{names(coming)} are preparing; {train} of {wanted} train"
-    return f"{train} workers train; {wanted} are wanted"
+        return f"{names(coming)} {verb(len(coming))} preparing; {train} of {wanted} train"
+    return f"{workers_train(train)}; {wanted} {verb(wanted)} wanted"
 
 
 def _generation(

@@ -18,6 +18,8 @@ from edl.errors import HostLost, JobEnded, TimedOut, UnknownJob, UsageError
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
 
+GOES_ON = "the migration goes on; `edl migrate j --from b --to a --np 1` takes it back"
+
 
 @contextmanager
 def two_hosts(shell: Shell, np: int = 2, slots: int = 2, *options: str) -> Iterator[Running]:
@@ -92,6 +94,7 @@ REFUSED = [
     ((*PROFILE, "--np", "4"), "its hosts have 3 slots"),
     ((*PROFILE, "--np", "many"), "'many' are no numbers of workers; write 1..4"),
     ((*PROFILE, "--np", "2", "--steps", "0"), "0 steps cannot be measured"),
+    ((*PROFILE, "--np", "2", "--timeout", "0"), "nothing can be measured in 0 s"),
     (PROFILE, "give the sizes to measure, like --np 1..4, or --show"),
     ((*PROFILE, "--show"), "the job was never profiled"),
     ((*PROFILE, "--show", "--np", "2"), "--show measures nothing"),
@@ -134,7 +137,7 @@ def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
     assert (
         "moving 1 worker of j from a to b is not done after 1 s; 0 of 1 moved; 1 to be started: "
     ) in done.stderr
-    assert "it goes on; `edl migrate j --from b --to a --np 1` takes it back" in done.stderr
+    assert GOES_ON in done.stderr
     taken_back = shell.edl("migrate", "j", "--from", "b", "--to", "a")
     assert "moved 1 worker of j from b to a without a switch" in taken_back.stdout
     assert shell.status()["plan"] == {"a": 2, "b": 0}
@@ -143,7 +146,7 @@ def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
     until(lambda: shell.status()["plan"] == {"a": 1, "b": 1}, WAIT_S)
     waits.signal(signal.SIGINT)
     assert waits.wait() == 130
-    assert "the migration goes on; `edl migrate j --from b --to a` takes it back" in waits.output
+    assert f"edl: {GOES_ON}" in waits.output
     assert hosts(shell.status())[:2] == ["a", "a"]
     (shell.directory / "go").touch()
     until(lambda: hosts(shell.until_size(2)) == ["a", "b"], WAIT_S)

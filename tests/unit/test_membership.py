@@ -454,7 +454,7 @@ def test_migrate_is_join_and_leave_in_one_switch() -> None:
 
 def test_migrating_workers_wait_for_their_replacements() -> None:
     now = job_of(A, worker(1, "b"), plan={"a": 1, "b": 0, "c": 1})
-    waits(decided(now), "w1 leave when their replacements are ready")
+    waits(decided(now), "w1 leaves when its replacement is ready")
 
 
 def test_one_old_member_brings_the_state_when_all_are_replaced() -> None:
@@ -539,7 +539,7 @@ def test_a_dead_host_is_no_spare_worker() -> None:
     """min_np is 2 of the two that train: a replacement is needed, in the same place."""
     now = with_a_dead_host(worker(0, "a"), leaving(worker(1, "b")))
     now = replace(now, plan={"a": 1, "b": 1, "d": 1}, job=replace(JOB, min_np=2))
-    waits(decided(now, ages(w1=0)), "w1 leave when their replacements are ready")
+    waits(decided(now, ages(w1=0)), "w1 leaves when its replacement is ready")
     ready = replace(now, members=(*now.members, newcomer(3, "b")))
     assert made(decided(ready, ages(w1=0))).members == (0, 3)
 
@@ -584,7 +584,7 @@ def test_a_drain_that_waits_leaves_the_plan_as_it_was() -> None:
 
 def test_a_newcomer_that_hangs_is_given_up() -> None:
     now = job_of(A, newcomers=(newcomer(1, stage=Stage.PREPARING),), plan={"a": 2})
-    waits(decided(now, ages(w1=299)), "w1 are preparing; 1 of 2 train")
+    waits(decided(now, ages(w1=299)), "w1 is preparing; 1 of 2 train")
     decision = decided(now, ages(w1=300))
     assert decision.evict == {1: "it was not ready after 300 s"}
     assert decision.generation is None
@@ -597,13 +597,13 @@ def test_a_newcomer_that_is_not_wanted_any_more_is_given_up() -> None:
 
 def test_a_newcomer_that_died_does_not_count() -> None:
     now = job_of(A, newcomers=(newcomer(1),), plan={"a": 2})
-    waits(decided(now, dead=(1,)), "1 workers train; 2 are wanted")
+    waits(decided(now, dead=(1,)), "1 worker trains; 2 are wanted")
 
 
 def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
     """It may be frozen; its session tells soon."""
     now = job_of(A, newcomers=(newcomer(1),), plan={"a": 2})
-    waits(decided(now, silent=(1,)), "w1 do not answer; 1 of 2 train")
+    waits(decided(now, silent=(1,)), "w1 does not answer; 1 of 2 train")
     assert made(decided(now)).members == (0, 1)
     both = job_of(A, newcomers=(newcomer(1), newcomer(2)), plan={"a": 3})
     waits(decided(both, ages(w2=2.9), silent=(1,)), "w2 are ready and wait for w1")
@@ -613,8 +613,8 @@ def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
 def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat() -> None:
     """The others had to go on without it, so it may be stuck; it is given up if it stays so."""
     now = job_of(A, newcomers=(newcomer(1, known=6),), plan={"a": 2})
-    waits(decided(now, ages(generation_s=59)), "w1 do not answer; 1 of 2 train")
-    waits(decided(now, ages(w1=59)), "w1 do not answer; 1 of 2 train")
+    waits(decided(now, ages(generation_s=59)), "w1 does not answer; 1 of 2 train")
+    waits(decided(now, ages(w1=59)), "w1 does not answer; 1 of 2 train")
     decision = decided(now, ages(generation_s=60))
     assert decision.generation is None
     assert decision.evict == {1: "it was ready and takes no note of what goes on for 60 s"}
@@ -690,7 +690,7 @@ def test_every_leaver_lowers_the_plan_for_itself() -> None:
 def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
     job = replace(JOB, min_np=2)
     now = job_of(A, leaving(B), job=job)
-    waits(decided(now, ages(w1=29)), "w1 leave when their replacements are ready")
+    waits(decided(now, ages(w1=29)), "w1 leaves when its replacement is ready")
     now = job_of(A, leaving(B), newcomers=(newcomer(2),), job=job, plan={"a": 2})
     new = made(decided(now, ages(w1=29)))
     assert (new.members, new.joined, new.left) == ((0, 2), (2,), (1,))

@@ -1,5 +1,6 @@
 """Where workers go: keep, fill by name, take from the last."""
 
+import numpy
 import pytest
 
 from edl.core.facts import Generation, Host, Job, Seat, Snapshot
@@ -11,6 +12,7 @@ from edl.core.placement import (
     keep_a_host,
     move,
     place,
+    whole,
     workers,
 )
 from edl.errors import UsageError
@@ -170,3 +172,10 @@ def test_the_driver_of_horovodrun_keeps_a_host() -> None:
 
 def test_workers_are_counted_in_english() -> None:
     assert [workers(n) for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+
+
+def test_a_number_from_a_program_is_a_whole_one() -> None:
+    assert type(whole(numpy.int64(3))) is int
+    for number in (1.5, 2.0, "2", None):
+        with pytest.raises(UsageError, match="is no whole number"):
+            whole(number)  # type: ignore[arg-type]
