@@ -10,6 +10,7 @@ from edl.core.facts import JobState, Snapshot
 from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
 
 POLL_S = 0.2
+OFFER_S = 5.0  # horovodrun calls its discovery script once a second
 Tell = Callable[[str], None]  # called with sentences about how far it is
 
 
@@ -32,13 +33,19 @@ class Story:
 def running(store: JobStore, what: str) -> Snapshot:
     """The job as it stands. ``what``: "scale job digits", for the message.
 
+    Under horovodrun it may just have begun: then the first word of `edl-discover` is waited for.
+
     Raises:
         UsageError: it does not run.
     """
-    now = store.snapshot()
-    if now.job.state is not JobState.RUNNING:
-        raise UsageError(f"cannot {what}: it is {now.job.state}")
-    return now
+    deadline = time.monotonic() + OFFER_S
+    while True:
+        now = store.snapshot()
+        if now.job.state is not JobState.RUNNING:
+            raise UsageError(f"cannot {what}: it is {now.job.state}")
+        if not now.job.driver or now.job.offer or time.monotonic() >= deadline:
+            return now
+        time.sleep(POLL_S)
 
 
 def looks(

@@ -126,8 +126,15 @@ def _switched(now: Snapshot, current: Generation) -> bool:
 
 
 def _start(
-    now: Snapshot, wanted: int, alive: Mapping[int, Member], term: int, ages: Ages, limits: Limits
+    now: Snapshot,
+    wanted: int,
+    alive: Mapping[int, Member],
+    term: int,
+    ages: Ages,
+    limits: Limits,
+    before: Sequence[str] = (),
 ) -> Decision:
+    """``before``: the hosts in the order that they had in the ring before."""
     ready = [m for m in alive.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
     if count < wanted and not (count >= job.min_np and ages.leading_s >= limits.start_s):
@@ -139,6 +146,7 @@ def _start(
     chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[: job.max_np]
     # Host by host, for a ring's neighbours send each other every gradient.
     first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
+    first |= {host: place - len(before) for place, host in reversed([*enumerate(before)])}
     chosen.sort(key=lambda m: (first[m.host], m.id))
     seats = tuple(seat_of(m) for m in chosen)
     reason = f"the job starts with {len(seats)} of {wanted} workers"
@@ -163,7 +171,8 @@ def _restart(
             "may be training; no change until they come back or are proven dead"
         )
     wanted = max(now.job.min_np, min(now.planned, now.job.max_np))
-    start = _start(now, wanted, alive, term, ages, limits)
+    hosts = [seat.host for seat in ring]
+    start = _start(now, wanted, alive, term, ages, limits, before=hosts)
     lost = f"all {len(ring)} workers of generation {current.number} died"
     if start.generation is None:
         return replace(start, reason=f"{lost}; {start.reason}")

@@ -47,7 +47,8 @@ class Ring:
         self.witness = Witness(config, self.mailbox, 2, lambda: WAITS)
 
     def health(self) -> dict[str, object]:
-        progress = Progress(7, 2, self.step, 1, 30, 90, 500, 0.01, time.monotonic() - self.quiet_s)
+        quiet_at = time.monotonic() - self.quiet_s
+        progress = Progress(7, 2, self.step, 1, 30, 90, 500, 0.01, updated_at=quiet_at)
         return {"worker": "w0", **progress.told(), "activity": BUSY.to_json()}
 
     def snapshot(self, *members: int) -> Snapshot:

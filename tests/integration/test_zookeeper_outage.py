@@ -58,7 +58,7 @@ def test_a_standalone_server_restarts(tmp_path: Path) -> None:
         train_on(job, process)
         server.start()
         nothing_changed(job, before)
-        assert "ZooKeeper is back" in job.output()
+        job.until(lambda: "ZooKeeper is back" in job.output(), "word of its return")
         job.prove(workers=2)
 
 

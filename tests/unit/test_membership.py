@@ -143,6 +143,14 @@ def test_the_ranks_of_a_start_go_host_by_host() -> None:
     assert made(decided(starting(*members, np=4))).members == (0, 2, 1, 3)
 
 
+def test_a_restart_keeps_the_order_of_the_hosts() -> None:
+    dead = ring(worker(0, "b"), worker(1, "a"))
+    fresh = (newcomer(2, "a"), newcomer(3, "c"), newcomer(4, "b"))
+    job = replace(JOB, np=3, saved_step=40)
+    now = Snapshot(job, members=fresh, plan={"a": 1, "b": 1, "c": 1}, generation=dead)
+    assert made(decided(now, dead=(0, 1))).members == (4, 2, 3)
+
+
 def test_a_start_waits_for_the_last_of_np() -> None:
     now = starting(newcomer(0), newcomer(1, stage=Stage.PREPARING))
     waits(decided(now, ages(119.9, w1=119.0)), "1 of 2 workers are ready to start")
