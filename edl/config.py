@@ -85,6 +85,12 @@ class Config:
                 f"EDL_SECRET has {len(self.secret)} characters and needs {LEAST_SECRET}: who "
                 "guesses it owns the job; take `openssl rand -hex 32`, or leave it to `edl run`",
             )
+        if self.secret is not None and self.secret.split() != [self.secret]:
+            raise ConfigError(
+                "secret",
+                "EDL_SECRET has white space in it, and the files that keep secrets take one word; "
+                "take `openssl rand -hex 32`, without a newline at its end",
+            )
         if _is_every_interface(self.address):
             raise ConfigError(
                 "address",

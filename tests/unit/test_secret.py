@@ -88,6 +88,10 @@ def test_the_setting_is_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="EDL_SECRET has 5 characters and needs 32") as told:
         load({"EDL_SECRET": "abcde"})
     assert "abcde" not in str(told.value)
+    for no_word in (f"{SECRET}\n", f"{SECRET} {SECRET}"):  # kept, it would be another one
+        with pytest.raises(ConfigError, match="EDL_SECRET has white space in it") as told:
+            load({"EDL_SECRET": no_word})
+        assert SECRET not in str(told.value)
 
 
 def test_no_address_means_every_network() -> None:
