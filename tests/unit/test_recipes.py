@@ -225,6 +225,20 @@ def test_systemd_can_load_the_unit(tmp_path: Path) -> None:
     assert "KillMood" in verify(tmp_path, text.replace("KillMode", "KillMood"))
 
 
+def test_the_lines_that_install_the_agent_do(tmp_path: Path) -> None:
+    """Those of docs/clusters.md, into a root that has no /etc/edl; without `useradd`."""
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    assert "useradd" in text
+    for line in re.findall(r"^install .*", text, flags=re.MULTILINE):
+        words = shlex.split(line.replace(" /etc/", f" {tmp_path}/etc/"), comments=True)
+        subprocess.run(words, cwd=ROOT, check=True, timeout=60)
+    kept = tmp_path / "etc/edl/agent.env"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert f"EnvironmentFile=/{kept.relative_to(tmp_path)}" in UNIT.read_text()
+    assert (tmp_path / "etc/systemd/system" / UNIT.name).exists()
+
+
 def verify(directory: Path, text: str) -> str:
     unit = directory / UNIT.name
     unit.write_text(text)
