@@ -141,3 +141,17 @@ def test_a_job_that_lost_a_node_and_was_cancelled_is_submitted_again(tmp_path: P
         assert resumed["step"] == newest.step
         job.prove(workers=2)
         assert slurm.state(job.number) == "COMPLETED"
+
+
+def test_a_job_that_is_told_to_end_has_succeeded_with_a_checkpoint(tmp_path: Path) -> None:
+    with (
+        Slurm(tmp_path / "slurm", ("n1", "n2")) as slurm,
+        trial(tmp_path, "", np=2, max_np=4, kind=SlurmTrial, slurm=slurm) as job,
+    ):
+        job.wait_for_size(2)
+        before = job.wait_for_progress()
+        slurm.run("scancel", "--batch", "--signal=TERM", str(job.number))
+        assert job.end() == 0, job.story("sbatch --wait says that it failed")
+        assert slurm.state(job.number) == "COMPLETED"
+        newest = files.read_manifest(files.listed(job.checkpoints)[0])
+        assert newest.step >= before["step"]

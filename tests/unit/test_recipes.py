@@ -6,8 +6,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +160,83 @@ def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+# What stands for Slurm and edl. The agents end with CODE, while `edl stop` still waits for that.
+STANDINS = {
+    "srun": 'echo $$ >pid; mv pid up; until [ -e leave ]; do sleep 0.05; done; exit "$CODE"',
+    "edl": 'case $1 in stop) touch leave; sleep 1 ;; join) trap "touch leave" TERM; . srun ;; esac',
+    "scontrol": 'echo "$@" >>requeued',
+}
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("script", "sent", "end"),
+    [
+        ("train", "TERM", "own"),
+        ("train", "USR1", 0),
+        ("join", "USR1", "own"),
+        ("join", "both", "own"),
+    ],
+)
+def test_a_batch_script_ends_with_the_code_of_its_agents(
+    script: str, sent: str, end: str | int, code: int, tmp_path: Path
+) -> None:
+    """A signal ends bash's `wait` with 128 and more: that is not how the agents ended."""
+    for program, text in STANDINS.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    for file in ("secret", "job", "zookeeper"):
+        (tmp_path / file).write_text("x")
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CODE": str(code),
+        "ADDRESS": "127.0.0.1",
+        "EDL_ZOOKEEPER": "127.0.0.1:1",
+        "RUN": str(tmp_path),
+        "SLURM_JOB_ID": "1",
+        "SLURM_NNODES": "1",
+        "SLURMD_NODENAME": "n1",
+    }
+    path = RECIPES / "slurm" / f"{script}.sbatch"
+    batch = subprocess.Popen(
+        ["bash", path, tmp_path], cwd=tmp_path, env=environment, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if sent == "both":  # Slurm tells the agent, too
+            os.kill(int((tmp_path / "up").read_text()), signal.SIGTERM)
+        batch.send_signal(signal.Signals["SIGTERM" if sent == "both" else f"SIG{sent}"])
+        assert batch.wait(20) == (code if end == "own" else end)
+        assert (tmp_path / "requeued").exists() == (sent == "USR1")
+    finally:
+        if batch.poll() is None:
+            os.killpg(batch.pid, signal.SIGKILL)
+            batch.wait(10)
+
+
 def test_systemd_can_load_the_unit(tmp_path: Path) -> None:
     """`verify` wants programs that are there; it tells unknown settings, and ends with 0."""
     program = shutil.which("true")
     text = UNIT.read_text().replace("/opt/edl/bin/edl", str(program))
     assert verify(tmp_path, text) == ""
     assert "KillMood" in verify(tmp_path, text.replace("KillMode", "KillMood"))
+
+
+def test_the_lines_that_install_the_agent_do(tmp_path: Path) -> None:
+    """Those of docs/clusters.md, into a root that has no /etc/edl; without `useradd`."""
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    assert "useradd" in text
+    for line in re.findall(r"^install .*", text, flags=re.MULTILINE):
+        words = shlex.split(line.replace(" /etc/", f" {tmp_path}/etc/"), comments=True)
+        subprocess.run(words, cwd=ROOT, check=True, timeout=60)
+    kept = tmp_path / "etc/edl/agent.env"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert f"EnvironmentFile=/{kept.relative_to(tmp_path)}" in UNIT.read_text()
+    assert (tmp_path / "etc/systemd/system" / UNIT.name).exists()
 
 
 def verify(directory: Path, text: str) -> str:
