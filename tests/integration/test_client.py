@@ -237,7 +237,7 @@ def test_a_profile_is_right_kept_and_leaves_the_size_as_it_was(shell: Shell) -> 
     assert shown.returncode == 0
     assert "efficiency" in shown.stdout
     told = [event["reason"] for event in kinds(shell, "profile")]
-    assert [text.split(" train ")[0] for text in told] == ["3 workers", "2 workers", "1 worker"]
+    assert [text.split(" train")[0] for text in told] == ["3 workers", "2 workers", "1 worker"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
