@@ -188,9 +188,8 @@ class Job:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(self.story(f"the job did not end in {timeout_s:g} s")) from None
-        # A worker's last helper (a loader's process) may need a moment to notice, and the agents of
-        # other hosts end only after their own workers.
-        deadline = time.monotonic() + 15.0
+        # A worker's last helper (a loader's process) may need a moment to notice.
+        deadline = time.monotonic() + 5.0
         while (alive := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not alive, self.story(f"these outlived `edl run`: {alive}")

@@ -23,10 +23,11 @@ class Hosts(Trial):
     options = ("--host", "a", "--slots", "3")
     samples = 1920
     _others: Sequence[subprocess.Popen[str]] = ()
+    _agents: Sequence[subprocess.Popen[str]] = ()
 
     def join(self) -> None:
         words = ["join", "--job", self.name, "--host", "b", "--slots", "3"]
-        self.start(*words)
+        self._agents = [*self._agents, self.start(*words)]
         self.wait(lambda now: "b" in now["hosts"], "host b")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -43,6 +44,12 @@ class Hosts(Trial):
         )
         self._others = [*self._others, started]
         return started
+
+    def end(self, timeout_s: float = 120.0) -> int:
+        """Of host a's agent, which need not be the last: that of b waits for its own workers."""
+        for agent in self._agents:
+            assert agent.wait(timeout_s) == 0, self.story("edl join failed")
+        return super().end(timeout_s)
 
     def close(self) -> None:
         super().close()
