@@ -82,9 +82,9 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
     try:
         with progress() as tell:
             return job.profile(order, steps, timeout_s, tell)
-    except KeyboardInterrupt:
-        told = "interrupted; the job has the size back that it had, and what was measured is kept"
-        print(f"edl: {told} (`edl profile --show`)", file=sys.stderr)
+    except KeyboardInterrupt as end:
+        told = getattr(end, "__notes__", ["nothing was changed"])
+        print(f"edl: {'; '.join(['interrupted', *told])}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():

@@ -58,6 +58,11 @@ def profile(
         sizes_done = ", ".join(str(point.np) for point in curve.points) or "no size"
         kept = f"measured with {sizes_done} workers" if curve.points else "nothing was measured"
         raise type(error)(store.name, f"{error}; {kept}") from error
+    except KeyboardInterrupt as end:
+        kept = f"what was measured is kept (`edl profile {store.name} --show`)"
+        told = kept if curve.points else "nothing was measured"
+        end.add_note(f"the job has the size back that it had; {told}")  # see below
+        raise
     finally:
         hold.give_back()
     return curve
@@ -94,22 +99,32 @@ class _Hold:
             raise Superseded(self._store.name, f"{told} {size}")
 
     def give_back(self) -> None:
-        """Want the workers again that were wanted at first."""
+        """Want the workers again that were wanted at first.
+
+        Raises:
+            RequestError: they are not; the message says how to, as does the note of a
+                KeyboardInterrupt.
+        """
         deadline = time.monotonic() + RESTORE_S
-        while True:
-            try:
-                self._wanted.change(lambda p: dict(self._before) if p in self._ours else p)
-                return
-            except UnknownJob:  # it is gone, and its plan with it
-                return
-            except CoordinationError as error:
-                if time.monotonic() >= deadline:
-                    name, np = self._store.name, sum(self._before.values())
-                    message = (
-                        f"job {name} does not have its size back; `edl scale {name} --np {np}`"
-                    )
-                    raise RequestError(name, f"{message}: {error}") from error
-            time.sleep(POLL_S)
+        name, np = self._store.name, sum(self._before.values())
+        lost = f"job {name} does not have its size back; `edl scale {name} --np {np}`"
+        try:
+            while not self._is_given_back(deadline, lost):
+                time.sleep(POLL_S)
+        except KeyboardInterrupt as end:
+            end.add_note(lost)
+            raise
+
+    def _is_given_back(self, deadline: float, lost: str) -> bool:
+        try:
+            self._wanted.change(lambda p: dict(self._before) if p in self._ours else p)
+        except UnknownJob:  # it is gone, and its plan with it
+            return True
+        except CoordinationError as error:
+            if time.monotonic() >= deadline:
+                raise RequestError(self._store.name, f"{lost}: {error}") from error
+            return False
+        return True
 
 
 def _measure(

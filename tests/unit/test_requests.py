@@ -201,6 +201,41 @@ def test_a_size_that_somebody_else_has_changed_stays() -> None:
     assert store.plan == {"a": 2, "b": 2}
 
 
+def test_an_interrupted_profile_says_what_is_left_of_it() -> None:
+    store = Store()
+
+    def interrupt(store: Store) -> None:
+        if store.step == 40:
+            raise KeyboardInterrupt
+
+    store.before_look = interrupt
+    with pytest.raises(KeyboardInterrupt) as told:
+        measure(store, 3, 1)
+    assert store.plan == {"a": 2}
+    (note,) = told.value.__notes__
+    assert note.startswith("the job has the size back that it had; what was measured is kept")
+
+
+class Interrupted(Store):
+    """Ctrl-C while the plan is changed for the second time."""
+
+    changes = 0
+
+    def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+        self.changes += 1
+        if self.changes == 2:
+            raise KeyboardInterrupt
+        return super().change_plan(change)
+
+
+def test_an_interrupt_while_the_size_is_given_back_tells_how_to() -> None:
+    with pytest.raises(KeyboardInterrupt) as told:
+        measure(Interrupted(), 3)
+    assert told.value.__notes__ == [
+        "job digits does not have its size back; `edl scale digits --np 2`"
+    ]
+
+
 def test_a_size_that_is_not_reached_in_time_is_told_and_given_back() -> None:
     store = Store()
     with pytest.raises(
