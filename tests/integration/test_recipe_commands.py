@@ -46,7 +46,7 @@ raise SystemExit(len(signals))
 
 
 @contextmanager
-def on_spot(provider: str, url: str, *command: str | Path, **options: object) -> Iterator[Running]:
+def on_spot(provider: str, url: str, *command: str | Path, **options: Any) -> Iterator[Running]:
     """notice.py around a command; ``options``: of Popen."""
     words = [sys.executable, NOTICE, "--provider", provider, "--url", url, "--every", "0.1", "--"]
     with _running([*words, *command], **options) as running:
@@ -54,10 +54,10 @@ def on_spot(provider: str, url: str, *command: str | Path, **options: object) ->
 
 
 @contextmanager
-def _running(words: Sequence[str | Path], cwd: Path, **options: object) -> Iterator[Running]:
+def _running(words: Sequence[str | Path], cwd: Path, **options: Any) -> Iterator[Running]:
     log = cwd / f"{time.monotonic_ns()}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(  # type: ignore[call-overload]
+        process = subprocess.Popen(
             words, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, **options
         )
     running = Running(process, log)

@@ -1,5 +1,7 @@
 """A host that comes gets what it brings, within max_np, and the dead take no place."""
 
+from typing import Any
+
 import pytest
 
 from edl.core.arrival import arrive, is_last, withdrawn
@@ -10,9 +12,9 @@ A, B = Host("a", 2, "127.0.0.1"), Host("b", 4, "127.0.0.1")
 RING = Generation(1, 1, (Seat(0, "a", 0, "127.0.0.1", 1),), 0, (), (), "")
 
 
-def facts(**values: object) -> Snapshot:
-    some = {"hosts": (A, B), "generation": RING, **values}
-    return Snapshot(job=JOB, **some)  # type: ignore[arg-type]
+def facts(**values: Any) -> Snapshot:
+    some: dict[str, Any] = {"hosts": (A, B), "generation": RING, **values}
+    return Snapshot(job=JOB, **some)
 
 
 @pytest.mark.parametrize(

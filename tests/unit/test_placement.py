@@ -1,5 +1,7 @@
 """Where workers go: keep, fill by name, take from the last."""
 
+from typing import Any
+
 import numpy
 import pytest
 
@@ -176,6 +178,7 @@ def test_workers_are_counted_in_english() -> None:
 
 def test_a_number_from_a_program_is_a_whole_one() -> None:
     assert type(whole(numpy.int64(3))) is int
-    for number in (1.5, 2.0, "2", None):
+    wrong: list[Any] = [1.5, 2.0, "2", None]
+    for number in wrong:
         with pytest.raises(UsageError, match="is no whole number"):
-            whole(number)  # type: ignore[arg-type]
+            whole(number)

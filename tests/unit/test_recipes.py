@@ -32,7 +32,8 @@ UNIT = RECIPES / "systemd" / "edl-agent@.service"
 
 VERB = re.compile(r"(?<![\w/.-])(?:/opt/edl/bin/)?edl ([a-z][a-z-]+)\b([^\n]*)")
 END = re.compile(r"`|\s(?:&|\|\||;|\|)|;|\)\s*$|(?<=\S)#|\s#")
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+GROUP: Any = typer.main.get_command(app)
+COMMANDS: dict[str, Any] = GROUP.commands
 
 
 def name(path: Path) -> str:

@@ -12,6 +12,7 @@ from edl.client import profiling, waiting
 from edl.client.profiling import _Hold, profile
 from edl.client.scaling import Wanted, resize, wait_for_size
 from edl.client.waiting import Story, looks
+from edl.coordination.store import JobStore
 from edl.core.facts import Generation, Host, Job, JobState, Member, Seat, Snapshot, Stage
 from edl.core.profile import Curve, Reading
 from edl.errors import (
@@ -34,7 +35,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "POLL_S", 0.0)
 
 
-class Store:
+class Store(JobStore):
     """A job whose workers follow the plan at once, and make a step of 0.1 s between two looks.
 
     ``away``: numbers of the calls that ZooKeeper does not answer.
@@ -87,7 +88,7 @@ class Store:
 
 
 def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
-    return profile(store, sizes, 20, timeout_s, lambda _told: None)  # type: ignore[arg-type]
+    return profile(store, sizes, 20, timeout_s, lambda _told: None)
 
 
 # --- waiting ---
@@ -96,14 +97,14 @@ def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
 def test_a_look_that_is_not_answered_is_made_again() -> None:
     store = Store()
     store.away = {1, 2, 4}
-    seen = looks(store, 5.0, "this", Story())  # type: ignore[arg-type]
+    seen = looks(store, 5.0, "this", Story())
     assert [next(seen).status["step"] for _ in range(3)] == [1, 2, 3]
 
 
 def test_who_is_late_is_told_what_was_told_last_and_what_stands() -> None:
     story = Story()
     story("w3 is preparing")
-    seen = looks(Store(), 0.0, "moving it", story, "it goes on")  # type: ignore[arg-type]
+    seen = looks(Store(), 0.0, "moving it", story, "it goes on")
     next(seen)
     with pytest.raises(TimedOut) as caught:
         next(seen)
@@ -115,23 +116,23 @@ def test_who_is_late_because_of_zookeeper_is_told_so() -> None:
     store = Store()
     store.away = {1}
     with pytest.raises(TimedOut, match=r"not done after 0 s; ZooKeeper is away"):
-        next(looks(store, 0.0, "it", Story()))  # type: ignore[arg-type]
+        next(looks(store, 0.0, "it", Story()))
 
 
 def test_nobody_waits_for_a_job_that_has_ended() -> None:
     store = Store(state=JobState.FAILED, reason="w0 died")
     with pytest.raises(JobEnded, match="scaling job digits to 3 is not done: job digits is failed"):
-        wait_for_size(store, 3, 5.0)  # type: ignore[arg-type]
+        wait_for_size(store, 3, 5.0)
     with pytest.raises(UsageError, match="cannot scale job digits: it is failed"):
-        resize(store, lambda now: now + 1)  # type: ignore[arg-type]
+        resize(store, lambda now: now + 1)
 
 
 def test_the_hosts_of_horovodrun_must_be_those_of_edl_discover() -> None:
     driven = replace(JOB, driver="10.0.0.1:9000")
     with pytest.raises(UsageError, match="cannot migrate: it is for the host discovery script"):
-        Wanted(Store(), driven, "migrate")  # type: ignore[arg-type]
+        Wanted(Store(), driven, "migrate")
     offered = Snapshot(replace(driven, offer={"c": 2}, wish={"c": 1}), HOSTS, plan={"a": 2})
-    wanted = Wanted(Store(), offered.job, "migrate")  # type: ignore[arg-type]
+    wanted = Wanted(Store(), offered.job, "migrate")
     assert wanted.of(offered) == {"c": 1}
     assert [(host.name, host.slots) for host in wanted.hosts(offered)] == [("c", 2)]
 
@@ -181,7 +182,7 @@ def test_the_size_is_given_back_when_zookeeper_is_back() -> None:
 def test_a_size_that_cannot_be_given_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "RESTORE_S", 0.0)
     store = Store()
-    hold = _Hold(store, Wanted(store, JOB, "profile"), store.snapshot())  # type: ignore[arg-type]
+    hold = _Hold(store, Wanted(store, JOB, "profile"), store.snapshot())
     hold.take(1)
     store.away = {store.calls + 1}
     with pytest.raises(RequestError, match="does not have its size back; `edl scale digits --np 2"):
