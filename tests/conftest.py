@@ -6,6 +6,7 @@ Profiles: `ci` repeats the same examples every time, `quick` is for the desk.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,12 @@ settings.register_profile(
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "quick")
 )
+
+
+def pytest_configure() -> None:
+    """Let what the tests start hear Ctrl-C, also where `nohup` or a shell's & made us ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

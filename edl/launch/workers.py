@@ -87,7 +87,7 @@ class Workers:
         """The processes that have ended since the last call."""
         exits = []
         for launch, process in list(self._running.items()):
-            code = process.poll() if isinstance(process, Found) else _wait(process)
+            code = process.poll() if isinstance(process, Found) else exit_code(process)
             if code is not None:
                 exits.append(Exit(launch, code))
                 del self._running[launch]
@@ -97,7 +97,7 @@ class Workers:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
         process = self._running.get(launch)
         if process is not None and (isinstance(process, subprocess.Popen) or _lives(process)):
-            _signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
+            signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float = 5.0) -> list[Exit]:
         """Kill every worker at once, and wait until they are gone."""
@@ -140,14 +140,14 @@ def _prune(jobs: Path) -> None:
             shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a child that has ended; then its helpers are killed.
+def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """That of a child that has ended; then what is left of its process group is killed.
 
     Until then it stays a zombie, so that its number is not given away.
     """
     if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         return None
-    _signal_group(child.pid, signal.SIGKILL)
+    signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 
 
@@ -156,7 +156,7 @@ def _lives(orphan: Found) -> bool:
     return orphan.poll() is None
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
+def signal_group(pid: int, number: signal.Signals) -> None:
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
