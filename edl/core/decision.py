@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.core.facts import Generation, Member, Request, Seat, Snapshot, Stage
@@ -62,18 +62,3 @@ def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
     """Whether a newcomer has used up its time to prepare."""
     age = ages.stage_s.get(member.id, 0.0)
     return member.stage is Stage.PREPARING and age >= limits.prepare_s
-
-
-def verb(count: int, one: str = "is", several: str = "are") -> str:
-    """What ``count`` of something do."""
-    return one if count == 1 else several
-
-
-def workers_train(count: int) -> str:
-    """ "1 worker trains", "2 workers train"."""
-    return f"{count} {verb(count, 'worker trains', 'workers train')}"
-
-
-def names(workers: Sequence[int]) -> str:
-    """ "w1, w3"."""
-    return ", ".join(f"w{worker}" for worker in workers)

@@ -39,9 +39,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from edl.core.decision import Ages, Decision, Limits, end, is_stuck, names, seat_of
+from edl.core.decision import Ages, Decision, Limits, end, is_stuck, seat_of
 from edl.core.facts import Generation, JobState, Member, Seat, Snapshot, Stage
 from edl.core.resize import change
+from edl.core.wording import names, workers
 
 
 def decide(
@@ -149,7 +150,7 @@ def _start(
     first |= {host: place - len(before) for place, host in reversed([*enumerate(before)])}
     chosen.sort(key=lambda m: (first[m.host], m.id))
     seats = tuple(seat_of(m) for m in chosen)
-    reason = f"the job starts with {len(seats)} of {wanted} workers"
+    reason = f"the job starts with {len(seats)} of {workers(wanted)}"
     members = tuple(seat.id for seat in seats)
     return Decision(reason, Generation(1, term, seats, seats[0].id, members, (), reason))
 

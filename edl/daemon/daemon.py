@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edl.config import Config
@@ -21,9 +21,10 @@ from edl.coordination.election import Election
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.death import gone
-from edl.core.facts import Broken, Generation, JobState, Leader, Member, Seat, Stage
+from edl.core.facts import Broken, Event, Generation, JobState, Leader, Member, Seat, Stage
 from edl.daemon import chaos
 from edl.daemon.activity import Watch
+from edl.daemon.eventlog import EventLog
 from edl.daemon.leading import Lead
 from edl.daemon.mailbox import Mailbox
 from edl.errors import ConfigError, CoordinationError, Deposed, UnknownJob
@@ -38,6 +39,15 @@ PERIOD_S = 0.5  # how often facts are read although no watch has fired
 GATHER_S = 0.005  # news comes in bursts: one look for all of it
 BREAKING_PERIOD_S = 0.05  # the same while the ring is broken
 PROBE_TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True)
+class _End:
+    """How the job ended, to be written."""
+
+    state: JobState
+    reason: str
+    event: Event | None
 
 
 class Daemon:
@@ -63,6 +73,7 @@ class Daemon:
             Access(config.job, config.secret),
         )
         self._store = JobStore(self._session, config.job)
+        self._events = EventLog(self._store, mailbox)
         self._guard = Guard(http_key(config.secret, config.job))
         self._server = DaemonServer(config.own_address, health=self._health, guard=self._guard)
         if config.chaos:
@@ -76,7 +87,7 @@ class Daemon:
         self._thread = threading.Thread(target=self._run, name="edl-daemon", daemon=True)
         self._member: Member | None = None
         self._saved: tuple[str, int] | None = None  # a checkpoint not yet made known
-        self._end: tuple[JobState, str] | None = None  # how the job ended, to be written
+        self._end: _End | None = None
         self._election: Election | None = None
         self._lead: Lead | None = None
         self._period_s = PERIOD_S
@@ -184,10 +195,13 @@ class Daemon:
         """The last step that a leader has told of; at most what the job had reached."""
         return int(self._store.status().get("step", 0))
 
-    def end_job(self, state: JobState, reason: str) -> None:
-        """Make known how the job ended. Every worker says so; the first one counts."""
+    def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
+        """Make known how the job ended. Every worker says so; the first one counts.
+
+        ``event``: logs it, if we are the first.
+        """
         with self._lock:
-            self._end = (state, reason)
+            self._end = _End(state, reason, event)
         self._wake.set()
 
     def flush(self, timeout_s: float) -> bool:
@@ -250,6 +264,11 @@ class Daemon:
             self._conclude_stop()
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
+
+    def _conclude(self, end: _End) -> None:
+        exit_code = 1 if end.state is JobState.FAILED else 0
+        if self._store.set_job_state(end.state, end.reason, exit_code) and end.event is not None:
+            self._mailbox.log(end.event)
 
     def _conclude_stop(self) -> None:
         """Say that the job has stopped, when this was its last worker and no agent is left."""
@@ -357,6 +376,7 @@ class Daemon:
                 self._mailbox,
                 self._member.id,
                 self._watch.look,
+                self._events.write,
             )
             self._mailbox.leads(Leader(leadership.term, self._member.id))
 
@@ -376,9 +396,8 @@ class Daemon:
         if saved is not None:
             self._store.put_saved(*saved)
         if end is not None:
-            self._store.set_job_state(*end, only_from=(JobState.RUNNING,))
-        for event in self._mailbox.take_events():
-            self._store.add_event(event)
+            self._conclude(end)
+        self._events.write()
         with self._written:
             if self._member is member:
                 self._dirty = False

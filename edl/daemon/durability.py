@@ -183,7 +183,9 @@ class Durability:
         """Let the job have failed, so that nobody waits for it or starts it again."""
         if self._daemon is None:
             return
-        self._daemon.end_job(JobState.FAILED, reason)
+        step = self._position.step
+        event = Event(time.time(), "job_failed", self._generation, step, reason)
+        self._daemon.end_job(JobState.FAILED, reason, event)
         if not self._daemon.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: %s", reason)
 

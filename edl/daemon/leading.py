@@ -41,12 +41,14 @@ class Lead:
         mailbox: Mailbox,
         worker: int,
         activity: Callable[[], Activity],
+        write_events: Callable[[], None],
     ) -> None:
         self._config = config
         self._store = store
         self._leadership = leadership
         self._mailbox = mailbox
         self._witness = Witness(config, mailbox, worker, activity)
+        self._write_events = write_events
         self._stall = ""
         self._named: set[int] | None = None  # in this stall; None: the ring trains
         self._since = time.monotonic()
@@ -74,6 +76,7 @@ class Lead:
             Deposed: another worker leads; nothing was written.
             CoordinationError: ZooKeeper is away; the next turn tries again.
         """
+        self._write_events()
         snapshot = self._store.snapshot(wake)
         ages = self._ages(snapshot, self._witness.look(snapshot))
         dead, silent = self._witness.dead(snapshot)
@@ -122,7 +125,7 @@ class Lead:
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
     def _tell(self, decision: Decision) -> None:
-        """Log a decision that was carried out."""
+        """Log all of a decision that was carried out, now or as soon as ZooKeeper is back."""
         if decision.generation is not None:
             new = decision.generation
             self._log(
@@ -141,13 +144,15 @@ class Lead:
             self._log(
                 answer.kind, answer.outcome, worker=f"w{answer.worker}", accepted=answer.accepted
             )
+        self._write_events()
 
     def _log(
         self, kind: str, reason: str, generation: int | None = None, **details: object
     ) -> None:
+        """Into the mailbox; it is written before this leader decides again."""
         progress = self._witness.heard.progress
         number = progress.generation if generation is None else generation
-        self._store.add_event(Event(time.time(), kind, number, progress.step, reason, details))
+        self._mailbox.log(Event(time.time(), kind, number, progress.step, reason, details))
 
     def _put_status(self, snapshot: Snapshot) -> None:
         now = time.monotonic()

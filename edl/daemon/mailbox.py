@@ -171,10 +171,15 @@ class Mailbox:
         with self._lock:
             self._events.append(event)
 
-    def take_events(self) -> list[Event]:
+    def next_event(self) -> Event | None:
+        """The oldest event that is not written; it stays until :meth:`event_is_written`."""
         with self._lock:
-            events, self._events = self._events, []
-            return events
+            return self._events[0] if self._events else None
+
+    def event_is_written(self) -> None:
+        """Drop the oldest event."""
+        with self._lock:
+            self._events.pop(0)
 
     @property
     def has_events(self) -> bool:

@@ -24,6 +24,7 @@ from typing import NoReturn, Protocol
 from edl.config import Config
 from edl.core.facts import Generation, JobState, Seat, Stage
 from edl.core.steprecord import StepRecord, SwitchTimes, agreed_generation, repair_times, us
+from edl.core.wording import workers
 from edl.daemon import points
 from edl.daemon.checkpoint import Durable
 from edl.daemon.daemon import Daemon
@@ -264,7 +265,7 @@ class Switching:
             elif self._ring.place.rank == 0 and time.monotonic() > deadline:
                 self._durability.save_last()
                 self._durability.fail(
-                    f"{size} workers are left, min_np is {min_np}, and nobody joined within "
+                    f"only {workers(size)} left, min_np is {min_np}, and nobody joined within "
                     f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
                 )
             else:

@@ -446,7 +446,7 @@ def test_scale_in_takes_the_highest_ranks() -> None:
     now = job_of(worker(5), worker(3), worker(4), plan={"a": 1})
     new = made(decided(now))
     assert (new.members, new.left, new.joined) == ((5,), (3, 4), ())
-    assert new.reason == "w3, w4 left: 3 -> 1 workers, 1 wanted"
+    assert new.reason == "w3, w4 left: 3 -> 1 worker, 1 wanted"
 
 
 def test_scale_in_never_goes_below_min_np() -> None:
@@ -600,7 +600,7 @@ def test_a_newcomer_that_hangs_is_given_up() -> None:
 
 def test_a_newcomer_that_is_not_wanted_any_more_is_given_up() -> None:
     decision = decided(job_of(A, newcomers=(newcomer(1),)))
-    assert decision.evict == {1: "host a is planned for 1 workers and has them"}
+    assert decision.evict == {1: "host a is planned for 1 worker and has them"}
 
 
 def test_a_newcomer_that_died_does_not_count() -> None:
