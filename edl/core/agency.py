@@ -6,9 +6,10 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
 2. The job is stopping: the leader lets the ring end. Who is not in a ring, or has nobody to lead
    it, is ended at once; the rest after a time limit. When no worker is left the job is STOPPED.
 3. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`.
-4. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. It goes on
-   when they were killed and a checkpoint is there: rule 6 brings new workers, which continue from
-   it. Not when the script itself ended with errors, or when this happens again without progress.
+4. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. Of the workers
+   of other hosts that is certain only after a while without them. It goes on when they were killed
+   and a checkpoint is there: rule 6 brings new workers, which continue from it. Not when the script
+   itself ended with errors, or when this happens again without progress.
 5. A worker that the leader has given up is ended, and so is one that was never in a ring and has
    left ZooKeeper for long: it is frozen, and no leader knows of it. So is one that has not joined
    yet when its host leaves the job.
@@ -25,7 +26,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from edl.core.facts import Job, JobState, Member, Snapshot, Stage
+from edl.core.facts import Generation, Job, JobState, Member, Snapshot, Stage
 
 SETTLE_S = 1.0  # a place left by a worker stays free this long before somebody else gets it
 KILL_S = 5.0  # from SIGTERM to SIGKILL
@@ -33,10 +34,10 @@ STOP_S = 30.0  # for a ring to end after `edl stop`
 LEADERLESS_S = 10.0  # the same without a leader; longer than an election by session expiry
 FINISH_S = 600.0  # for what a script does after its training: evaluate, save, upload
 BACKOFF_MAX_S = 30.0
-SAVE_S = 60.0  # for the last checkpoint before the end; as save_timeout_s of the workers
 RESTARTS = 3  # how often a job may lose all its workers without a new checkpoint in between
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
+LOST_S = 10.0  # the same for those of other hosts, when all of ours have died
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
 
 
@@ -68,6 +69,16 @@ class Process:
         if self.exit_code is None or self.told is not None:
             return False
         return self.exit_code != 0 or self.worker is None
+
+    @property
+    def crashed(self) -> bool:
+        """A signal killed it that was not the agent's, whether or not the leader has seen it, too.
+
+        The leader may have given it up for that before the agent knew: then it has not ``failed``.
+        """
+        code = self.exit_code or 0
+        ours = self.told is not None and self.told < (self.exited or 0.0)
+        return code < 0 and code != UNKNOWN_EXIT and not ours
 
     def failed_late(self, finished: float) -> bool:
         """It ended with an error after the job had ``finished``, or was about to.
@@ -173,12 +184,16 @@ def record_loss(
     token: str,
     now: float,
 ) -> tuple[Loss, ...]:
-    """``losses``, with that of the present generation when it is a new one."""
+    """``losses``, with that of the present generation; without it when somebody is back."""
     generation = snapshot.generation
-    if generation is None or (losses and losses[-1].generation == generation.number):
+    if generation is None:
         return losses
-    if not _dead_ring(snapshot, processes, token):
+    known = bool(losses) and losses[-1].generation == generation.number
+    lost = bool(_dead_ring(snapshot, processes, token))
+    if lost == known:
         return losses
+    if known:
+        return losses[:-1]
     return (*losses, Loss(generation.number, snapshot.job.saved_step, now))
 
 
@@ -269,6 +284,11 @@ def _wind_down(snapshot: Snapshot, own: Own, now: float) -> Decision:
     return Decision(reason, endings=_end(late, now, reason), warnings=warnings)
 
 
+def stop_limit(job: Job) -> float:
+    """How long a ring may take to end after `edl stop`, in seconds; it may save before."""
+    return STOP_S + (job.save_timeout_s if job.checkpoint else 0.0)
+
+
 def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
     living = [p for p in own.processes if p.alive]
     others = _others(snapshot, own)
@@ -276,7 +296,7 @@ def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
     if not living and not others:
         return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
     waited = now - own.state_since
-    patience = STOP_S + (SAVE_S if snapshot.job.checkpoint else 0.0)
+    patience = stop_limit(snapshot.job)
     if snapshot.generation is None:
         ending, why = living, "the job stops before it began"
     elif waited >= patience:
@@ -304,8 +324,9 @@ def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     if failed and first_died and not others:
         died = failed[0]
         code = died.exit_code or 1
-        who = "the only worker" if len(processes) == 1 else f"all {len(processes)} workers"
-        reason = f"{who} {_all_how(failed)} before joining the job; {_last(died)}"
+        several = len(processes) > 1
+        who = f"all {len(processes)} workers" if several else "the only worker"
+        reason = f"{who} {_all_how(failed, several)} before joining the job; {_last(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(code))
     usable = sum(p.alive and p.worker is not None for p in processes) + len(others)
     late = [p for p in processes if p.started + own.start_timeout_s <= now]
@@ -335,7 +356,7 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     if not generation.seats:
         return None if snapshot.members else Outcome(JobState.STOPPED, generation.reason)
     mine = _dead_ring(snapshot, own.processes, own.token)
-    if not mine:
+    if not mine or not _others_are_dead(generation, mine, own.losses, now):
         return None
     failed = [p for p in mine if p.exit_code]
     if failed:
@@ -344,8 +365,9 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
             return None
         own_errors = [p for p in failed if p.told is None and (p.exit_code or 0) > 0]
         died = (own_errors or failed)[0]
-        who = "the last worker" if len(generation.seats) == 1 else "all workers"
-        reason = f"{who} {_all_how(failed)}{hopeless}; {_last(died)}"
+        several = len(generation.seats) > 1
+        who = "all workers" if several else "the last worker"
+        reason = f"{who} {_all_how(failed, several)}{hopeless}; {_last(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     if all(now - (p.exited or 0.0) >= SETTLE_S for p in mine):
         return Outcome(JobState.FINISHED, "all workers have exited with code 0")
@@ -358,6 +380,19 @@ def _dead_ring(snapshot: Snapshot, processes: Sequence[Process], token: str) -> 
     mine = tuple(p for p in processes if p.worker in members)
     others = {m.id for m in _foreign(snapshot, processes, token)}
     return () if any(p.alive for p in mine) or others & set(members) else mine
+
+
+def _others_are_dead(
+    generation: Generation, mine: Sequence[Process], losses: Sequence[Loss], now: float
+) -> bool:
+    """Whether the workers of other hosts have been out of ZooKeeper for so long that they are dead.
+
+    Of them nothing else is known here, and who only lost its session trains on, and is soon back.
+    """
+    if {p.worker for p in mine} >= {*generation.members}:
+        return True
+    lost = [loss.at for loss in losses if loss.generation == generation.number]
+    return bool(lost) and now - lost[0] >= LOST_S
 
 
 def _hopeless(job: Job, own: Own, failed: Sequence[Process], now: float) -> str | None:
@@ -427,10 +462,12 @@ def _starts(
     then: the slot is the number of a device, and there are no more of them.
     """
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
-    free = [slot for slot in range(max(0, lacking) + len(occupied)) if slot not in occupied]
-    within = [slot for slot in free if slots is None or slot < slots]
-    shared = sorted(s for s, p in last.items() if p.alive and p.departing is not None)
-    order = within + (shared if slots is not None else []) + free[len(within) :]
+    order = [slot for slot in range(max(0, lacking) + len(occupied)) if slot not in occupied]
+    if slots is not None:
+        living = [p for p in own.processes if p.alive]
+        staying = {p.slot for p in living if p.departing is None}
+        order = [slot for slot in order if slot < slots]
+        order += sorted({p.slot for p in living} - staying)
     starts = []
     for slot in order[: max(0, lacking)]:
         before = last.get(slot)
@@ -471,9 +508,10 @@ def _foreign(snapshot: Snapshot, processes: Iterable[Process], token: str) -> li
     ]
 
 
-def _all_how(failed: Sequence[Process]) -> str:
+def _all_how(failed: Sequence[Process], several: bool) -> str:
     codes = sorted({p.exit_code or 0 for p in failed})
-    return " or ".join(how(code) for code in codes)
+    told = " or ".join(how(code) for code in codes)
+    return told.replace("was killed", "were killed") if several else told
 
 
 def _last(process: Process) -> str:

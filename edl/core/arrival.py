@@ -25,6 +25,7 @@ def arrive(
     gone: what somebody has given up on purpose (`edl scale`, `edl drain`) is not for the asking.
 
     Args:
+        plan: newer than that of ``snapshot``, perhaps.
         got: workers that the plan had for ``host`` when it asked before; None: it never did.
         late: all have had the time to register, also the one that has just created the job. Before
             the first ring the others are not gone until then.
@@ -33,7 +34,7 @@ def arrive(
     if withdrawn(has, got):
         return dict(plan)
     starting = snapshot.generation is None and not late
-    there = snapshot.present | {host} | (set(plan) if starting else set())
+    there = snapshot.present_in(plan) | {host} | (set(plan) if starting else set())
     kept = {name: count for name, count in sorted(plan.items()) if name in there}
     gone = {name: count for name, count in sorted(plan.items()) if name not in there}
     room = max(0, snapshot.job.max_np - sum(kept.values()) + has)

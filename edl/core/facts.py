@@ -85,6 +85,7 @@ class Job(Record):
     exit_code: int = 0
     resume: str = ""  # as Config.resume; "" begins afresh
     elastic_timeout_s: float = 600.0  # as in Config
+    save_timeout_s: float = 60.0  # as in Config
     stall_limit_s: float = 0.0  # as in Config; 0: none
     checkpoint: str = ""
     saved_step: int = -1
@@ -246,6 +247,10 @@ class Snapshot:
     def planned(self) -> int:
         """How many workers are wanted over all hosts."""
         return sum(self.plan.values())
+
+    def present_in(self, plan: Mapping[str, int]) -> frozenset[str]:
+        """The same when ``plan`` is newer: who got more in it meanwhile has come meanwhile."""
+        return self.present | {name for name, n in plan.items() if n > self.plan.get(name, 0)}
 
     @property
     def present(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsIndex
 
 from edl.core.facts import Host, Job, Snapshot
+from edl.core.wording import workers
 from edl.errors import UsageError
 
 
@@ -33,16 +34,19 @@ def check_limits(np: int, min_np: int, max_np: int) -> None:
         )
 
 
-def whole(number: SupportsIndex) -> int:
+def whole(number: SupportsIndex, least: int | None = None) -> int:
     """A number of workers that a program gives, as an int: NumPy's integers are whole, 2.0 is not.
 
     Raises:
-        UsageError: it is not whole; in the job's plan it would end every agent.
+        UsageError: it is not whole (in the job's plan it would end every agent), or below least.
     """
     try:
-        return operator.index(number)
+        count = operator.index(number)
     except TypeError:
         raise UsageError(f"{number!r} is no whole number; give an int") from None
+    if least is not None and count < least:
+        raise UsageError(f"{count} workers cannot be added or taken away; give {least} or more")
+    return count
 
 
 def check_scale(job: Job, np: int) -> None:
@@ -51,7 +55,7 @@ def check_scale(job: Job, np: int) -> None:
     Raises:
         UsageError: np is below min_np or above max_np.
     """
-    refusal = f"cannot scale job {job.name} to {np} workers"
+    refusal = f"cannot scale job {job.name} to {workers(np)}"
     if np < job.min_np:
         raise UsageError(
             f"{refusal}: min_np is {job.min_np}; start it with a lower --min-np, "
@@ -157,11 +161,6 @@ def keep_a_host(job: str, now: Mapping[str, int], wish: Mapping[str, int]) -> No
         )
 
 
-def workers(count: int) -> str:
-    """ "1 worker", "2 workers"."""
-    return f"{count} worker" if count == 1 else f"{count} workers"
-
-
 def give_back(plan: Mapping[str, int], host: str, here: Mapping[str, int]) -> dict[str, int]:
     """The plan in which who was to move to ``host`` and is not there stays on its own host.
 
@@ -194,12 +193,12 @@ def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, i
     job = now.job
     here = Counter(seat.host for seat in (now.generation.seats if now.generation else ()))
     new = dict(plan)
-    for name in (*sorted(set(plan) - now.present - {host}), host):
+    for name in (*sorted(set(plan) - now.present_in(plan) - {host}), host):
         new = {**give_back(new, name, here), name: 0}
     left = sum(new.values())
     if left < job.min_np:
         raise UsageError(
-            f"host {host} cannot leave job {job.name}: {left} workers would be left and min_np is "
+            f"host {host} cannot leave job {job.name}: {workers(left)} would be left and min_np is "
             f"{job.min_np}; scale out on other hosts first, or run `edl stop {job.name}`"
         )
     return new
@@ -211,6 +210,6 @@ def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int
     capacity = sum(max(count, plan.get(name, 0)) for name, count in slots.items())
     capacity += sum(count for name, count in plan.items() if name not in slots)
     return (
-        f"cannot scale job {job} to {np} workers: its hosts have {capacity} slots "
+        f"cannot scale job {job} to {workers(np)}: its hosts have {capacity} slots "
         f"({', '.join(parts) or 'no host'}); add a host with `edl join --job {job}`"
     )

@@ -16,18 +16,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from edl.core.decision import (
-    Ages,
-    Decision,
-    Limits,
-    end,
-    is_stuck,
-    names,
-    seat_of,
-    verb,
-    workers_train,
-)
+from edl.core.decision import Ages, Decision, Limits, end, is_stuck, seat_of
 from edl.core.facts import Generation, Member, Request, Seat, Snapshot, Stage
+from edl.core.wording import names, verb, workers, workers_train
 
 
 def change(
@@ -234,7 +225,7 @@ def _newcomers(
         for member in sorted(here, key=lambda m: (m.id not in able, m.id)):
             if lacking == 0:
                 wanted = plan.get(host, 0)
-                evict[member.id] = f"host {host} is planned for {wanted} workers and has them"
+                evict[member.id] = f"host {host} is planned for {workers(wanted)} and has them"
                 continue
             lacking -= 1
             if is_stuck(member, ages, limits):
@@ -327,7 +318,7 @@ def _generation(
         parts.append(f"{names(sorted(joining))} joined")
     if leaving:
         parts.append(f"{names(sorted(leaving))} left")
-    reason = f"{' and '.join(parts)}: {len(active)} -> {len(seats)} workers, {wanted} wanted"
+    reason = f"{' and '.join(parts)}: {len(active)} -> {workers(len(seats))}, {wanted} wanted"
     return Generation(
         number=current.number + 1,
         term=term,

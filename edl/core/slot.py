@@ -9,7 +9,8 @@ one. The rules, in order:
 2. The job is stopping: as in :mod:`edl.core.agency`.
 3. The driver has taken the slot back, or this process was told to end: the worker leaves, and
    nothing is started again. Who was told gives up one slot of its host; the driver takes back the
-   highest, so another one may go, and then this one starts again.
+   highest, so another one may go, and then this one starts again. A worker whose slot was taken
+   back is taken out of the ring by the leader; who is in none, or was given up, is ended here.
 4. A script that fails before the job could begin, with nobody else there, has failed the job.
 5. So has the last one of a ring that died, unless a checkpoint is there to go on from.
 6. A worker that was given up, or that left ZooKeeper for long without ever training, is ended.
@@ -32,8 +33,8 @@ from edl.core.agency import (
     BACKOFF_MAX_S,
     FINISH_S,
     KILL_S,
+    LOST_S,
     RESTARTS,
-    SAVE_S,
     SETTLE_S,
     STOP_S,
     Ending,
@@ -43,13 +44,14 @@ from edl.core.agency import (
     backoff_s,
     exit_status,
     how,
+    stop_limit,
 )
-from edl.core.facts import JobState, Snapshot
+from edl.core.facts import Job, JobState, Snapshot
 
-DEAD_S = 3.0  # nobody of the ring in ZooKeeper for this long: they are not just opening a session
 RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
 REMOVAL_S = 30.0  # for a removal to be complete before the driver may decide about the next
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
+ROUND_S = 60.0  # for the driver to answer who has asked, once the job is over
 ABANDONED_S = 5.0  # a slot without its edl-worker for this long: that one is not just coming back
 
 Slots = Collection[tuple[str, int]]  # (host, number)
@@ -91,7 +93,7 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
     if snapshot.generation is not None and not snapshot.generation.seats:
         return _end_with_the_ring(snapshot)
     if own.removed or own.told is not None:
-        return _leave(own, living, now)
+        return _leave(snapshot, own, living, now)
     outcome = _cannot_begin(snapshot, own) or _nobody_left(snapshot, own, now)
     if outcome is not None:
         return Decision(outcome.reason, outcome=outcome)
@@ -216,11 +218,36 @@ def released(wish: Mapping[str, int], host: str, min_np: int) -> dict[str, int]:
     return {**wish, host: wish[host] - 1}
 
 
+def last_round(job: Job, slot: int, answers: bool, lost: str, waited: float) -> Decision:
+    """What to do at the end of the job while the driver waits until every slot has asked it.
+
+    The driver counts a question and a success of the same slot as two slots', so that the end of
+    the job would be lost on it; a failure takes the place of the question. So who has asked stays
+    until it is answered, which ssh of a lost host may put off, and who cannot ask again fails.
+
+    Args:
+        answers: the driver has not left a question of ``slot`` without an answer.
+        lost: the slots whose edl-workers have died, in words.
+        waited: for how long this has been so, in seconds.
+    """
+    over = f"job {job.name} is {job.state}"
+    if waited < ROUND_S:
+        return Decision(f"{over}, and the driver of horovodrun places the slots anew")
+    if not answers:
+        reason = f"{over}, but the driver of horovodrun has not answered slot {slot}"
+        return Decision(f"{reason}; it ends with an error, or all would wait", exit_code=1)
+    whom = f"{lost}, whose edl-worker has died" if lost else "an edl-worker that does not ask it"
+    return Decision(
+        f"{over}, but horovodrun waits for {whom}. If its host is lost, ssh has not "
+        "noticed: end horovodrun by Ctrl-C, and set ServerAliveInterval in ~/.ssh/config"
+    )
+
+
 def _wind_down(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
     job = snapshot.job
     reason = f"job {job.name} is {job.state}"
     if living is None:
-        code = job.exit_code or 1 if job.state is JobState.FAILED else 0
+        code = job.exit_code if job.state is JobState.FAILED else 0
         last = own.process
         if job.state is JobState.FINISHED and last is not None:
             code = exit_status(last.exit_code or 1) if last.failed_late(own.state_since) else 0
@@ -237,7 +264,7 @@ def _stop(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> D
         stopped = Outcome(JobState.STOPPED, reason) if not snapshot.members else None
         return Decision(reason, outcome=stopped)
     waited = now - own.state_since
-    patience = STOP_S + (SAVE_S if snapshot.job.checkpoint else 0.0)
+    patience = stop_limit(snapshot.job)
     if snapshot.generation is None or living.worker is None or waited >= patience:
         return Decision(reason, ending=_end(living, now, reason))
     return Decision(reason)
@@ -251,9 +278,11 @@ def _end_with_the_ring(snapshot: Snapshot) -> Decision:
     return Decision(reason, outcome=stopped)
 
 
-def _leave(own: Own, living: Process | None, now: float) -> Decision:
+def _leave(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
     if living is not None:
+        if own.removed and (not living.seated or living.worker in snapshot.evicted):
+            return Decision(reason, ending=_end(living, now, reason))
         if own.told is None:  # the leader takes it out of the ring: its slot is beyond the plan
             return Decision(reason)
         return Decision(reason, ending=_end(living, now, reason, patience_s=RELEASE_S))
@@ -281,7 +310,7 @@ def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:
 def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     """FAILED, when the whole ring has died and there is nothing to go on from."""
     process, job = own.process, snapshot.job
-    if own.lost_since is None or now - own.lost_since < DEAD_S or process is None or process.alive:
+    if own.lost_since is None or now - own.lost_since < LOST_S or process is None or process.alive:
         return None
     code = process.exit_code or 0
     if job.saved_step < 0:
@@ -310,7 +339,7 @@ def _start(own: Own, now: float) -> Decision:
     last = own.process
     if last is None:
         return Decision("the driver wants it", Start(own.slot, 0, "the driver wants it"))
-    if own.lost_since is not None and now - own.lost_since < DEAD_S:
+    if own.lost_since is not None and now - own.lost_since < LOST_S:
         return Decision("nobody of the ring is in ZooKeeper")
     told = f"{last.name} {how(last.exit_code or 0)}"
     pause = backoff_s(last.failures_now, own.backoff_max_s) if last.failed else SETTLE_S

@@ -13,8 +13,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -38,11 +37,13 @@ from edl.core.agency import exit_status as status_of
 from edl.core.arrival import arrive, is_last, withdrawn
 from edl.core.facts import Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
+from edl.core.wording import workers
 from edl.errors import CoordinationError, JobFailed, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
 from edl.launch.output import Output
 from edl.launch.record import conclude, worker_failed
+from edl.launch.signals import handled
 from edl.launch.story import tell
 from edl.launch.workers import Workers
 
@@ -119,6 +120,7 @@ class Agent:
         self._state_since = 0.0
         self._read_at = 0.0
         self._epoch = 0  # of the ZooKeeper session that has our host node
+        self._written: Host | None = None  # what that node says
         self._away_since: float | None = None
         self._last_event = -1
         self._wake = threading.Event()  # somebody wants a turn
@@ -139,7 +141,7 @@ class Agent:
         self._store.session.add_listener(lambda state: self._on_change())
         clean = False
         try:
-            with self._signal_handlers(), self._output:
+            with handled(_SIGNALS, self._on_signal), self._output:
                 self._await_former()
                 while (code := self._turn(time.monotonic())) is None:
                     self._wake.wait(POLL_S)
@@ -197,6 +199,7 @@ class Agent:
             self._arrive(snapshot, now)
             self._attend(snapshot)
             self._heed(snapshot)
+            self._stay_away(snapshot)
             decision = decide(snapshot, self._own(), now)
             self._act(decision, snapshot, now)
         except UnknownJob as error:
@@ -239,11 +242,13 @@ class Agent:
             # The workers have to come back, too, before their absence means anything.
             self._processes = tuple(replace(p, absent=None) for p in self._processes)
             self._output.note("ZooKeeper is back")
-        if self._epoch != session.epoch:
+        if self._epoch != session.epoch or self._written is not self._host:
             epoch = session.epoch
             self._put_host()
             if not self._epoch:
                 self._adopt(now)
+                if self._guest:  # what happened before it came is for `edl events`
+                    self._last_event = max((n for n, _ in self._store.events()), default=-1)
             self._epoch = epoch
             self._note_once(self._greeting)
         if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:
@@ -310,7 +315,7 @@ class Agent:
         for warning in decision.warnings:
             self._note_once(warning)
         for process in self._processes:
-            if process.failed:
+            if process.failed or process.crashed:
                 self._report_failure(process, snapshot)
         for ending in decision.endings:
             self._end(ending, now)
@@ -382,22 +387,9 @@ class Agent:
             return
         self._got_np = has
         limit = "" if has >= asked else f", not {asked}: max_np is {snapshot.job.max_np}"
-        self._note_once(f"host {name} has a place for {has} workers{limit}")
+        self._note_once(f"host {name} has a place for {workers(has)}{limit}")
 
     # --- signals
-
-    @contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        """Count signals instead of dying of them. Python allows this in the main thread only."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only count: the interrupted thread may hold any lock, also that of an event.
@@ -450,8 +442,22 @@ class Agent:
         self._put_host()
         self._changed.set()
 
+    def _stay_away(self, snapshot: Snapshot) -> None:
+        """Leave again: who did not know that this host leaves has planned workers here."""
+        name = self._host.name
+        if not self._draining or snapshot.job.state.over or not snapshot.plan.get(name):
+            return
+        try:
+            self._store.change_plan(lambda plan: drain_host(snapshot, name, plan))
+        except UsageError as error:
+            self._note_once(str(error))
+        else:
+            self._changed.set()
+
     def _put_host(self) -> None:
-        self._store.put_host(self._host)
+        host = self._host
+        self._store.put_host(host)
+        self._written = host
 
     def _kill(self) -> int:
         """A second signal."""
@@ -485,7 +491,7 @@ class Agent:
         self._show_events()
         self._output.note(f"job {job.name} {job.state}: {job.reason or 'no reason given'}")
         if job.state is JobState.FAILED:
-            return job.exit_code or 1
+            return job.exit_code
         late = [p for p in self._processes if p.failed_late(self._state_since)]
         if job.state is JobState.FINISHED and late:
             code = late[0].exit_code or 1

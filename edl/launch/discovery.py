@@ -124,7 +124,7 @@ def _ask(memory: Memory, offered: Mapping[str, int], settings: Config) -> Memory
 def _file(state: Path, launcher: Launcher) -> Path:
     directory = state / "horovodrun"
     directory.mkdir(parents=True, exist_ok=True)
-    return directory / f"{launcher.pid}-{launcher.started:.0f}.json"
+    return directory / f"{launcher.pid}-{launcher.started}.json"
 
 
 def _read(file: Path) -> Memory | None:

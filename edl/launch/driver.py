@@ -32,6 +32,7 @@ POLL_S = 0.25
 POLLS_PER_S = 50  # that all slots together may make: the driver serves each with a thread
 REQUEST_S = 2.0
 GONE_S = 3.0  # nobody listens where the driver did
+REFUSE_S = 5.0  # for a driver that is busy to take note of a refusal
 ANSWER_S = 86400.0  # the driver answers when all have asked, which has no limit of its own
 ASKED = "/edl/asked"
 IDENTITY = "/edl/job"
@@ -57,11 +58,13 @@ class Driver:
         self._wake: Callable[[], None] = lambda: None
         self._told = threading.Event()  # the hosts have changed
         self._may_ask = threading.Event()
+        self._answering = threading.Lock()  # the newest answer, and whether to ask again after it
+        self._untold = threading.Event()  # the driver's store may not have the identity
         self._stop = threading.Event()
         self._identity: dict[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
         self._refused_since: float | None = None
-        self._answers = True  # it has not left a question of ours without an answer
+        self.answers = True  # it has not left a question of ours without an answer
         self.newest = Assigned(slot.rank, slot.local_size, slot.size)
         self.asking = False  # the driver owes an answer, and counts on this process until then
 
@@ -94,9 +97,14 @@ class Driver:
         """Let all slots ask the driver for a new placement."""
         self._told.set()
 
-    def allow(self, allowed: bool) -> None:
-        """Whether a question may be asked now: what the last answer said must be done first."""
-        (self._may_ask.set if allowed else self._may_ask.clear)()
+    def allow(self, allowed: bool, answer: Assigned) -> None:
+        """Whether a question may be asked now: what the last answer said must be done first.
+
+        ``answer``: the one that this was decided for; nothing is allowed if it is not the newest.
+        """
+        with self._answering:
+            allowed = allowed and answer is self.newest
+            (self._may_ask.set if allowed else self._may_ask.clear)()
 
     @property
     def gone(self) -> bool:
@@ -111,14 +119,19 @@ class Driver:
     # --- which job this driver's is
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """Let all other processes of this driver know the job."""
+        """Let all other processes of this driver know the job; again and again until it has it."""
         self._identity = dict(identity)
-        self._put(IDENTITY, json.dumps(self._identity).encode())
+        self._untold.set()
+        self._tell()
 
     def refuse(self, reason: str) -> None:
         """There will be no job: let nobody wait for it."""
-        if self._identity is None:
-            self._put(IDENTITY, json.dumps({"refused": reason}).encode())
+        if self._identity is not None:
+            return
+        body = json.dumps({"refused": reason}).encode()
+        deadline = time.monotonic() + REFUSE_S
+        while not self._put(IDENTITY, body) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
         """What :meth:`identify` was told in another process; None: nothing in time.
@@ -141,11 +154,19 @@ class Driver:
 
     def _run(self) -> None:
         while not self._stop.wait(max(POLL_S, self._slot.size / POLLS_PER_S)):
+            if not self._tell():
+                continue  # who cannot find the job does not ask: no question would be answered
             if self._told.is_set() and self._put(ASKED, b"1"):
                 self._told.clear()
             asked = self._get(ASKED) is not None
-            if asked and self._may_ask.is_set() and self._answers:
-                self._answers = self._ask()  # to ask again would count twice
+            if asked and self._may_ask.is_set() and self.answers:
+                self.answers = self._ask()  # to ask again would count twice
+
+    def _tell(self) -> bool:
+        """Put the identity into the driver's store unless it is there; whether it is."""
+        if self._untold.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
+            self._untold.clear()
+        return not self._untold.is_set()
 
     def _ask(self) -> bool:
         slot = self._slot
@@ -161,8 +182,9 @@ class Driver:
             return False
         finally:
             self.asking = False
-        self._may_ask.clear()
-        self.newest = Assigned(rank, local_size if rank >= 0 else None, size)
+        with self._answering:
+            self._may_ask.clear()
+            self.newest = Assigned(rank, local_size if rank >= 0 else None, size)
         if self._identity is not None:
             self.identify(self._identity)
         self._wake()

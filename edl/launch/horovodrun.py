@@ -27,7 +27,7 @@ class Launcher:
     """The process of horovodrun."""
 
     pid: int
-    started: float  # wall clock; tells it from an earlier process of that number
+    started: str  # tells it from another process of that number, here or on another machine
     command: tuple[str, ...]
 
     def limits(self) -> Limits | None:
@@ -59,13 +59,23 @@ def find_launcher() -> Launcher | None:
     """The horovodrun above this process; None: there is none on this machine."""
     for process in psutil.Process().parents():
         try:
-            command = tuple(process.cmdline())
-        except psutil.Error:
+            command, started = tuple(process.cmdline()), _started(process.pid)
+        except (psutil.Error, OSError):
             continue
         # Not the shell whose one word holds the whole command of a worker.
         if any(_is_horovodrun(word) for word in command[:3]):
-            return Launcher(process.pid, process.create_time(), command)
+            return Launcher(process.pid, started, command)
     return None
+
+
+def _started(pid: int) -> str:
+    """When a process began: the boot of its machine, and clock ticks since then.
+
+    The wall clock, which psutil.Process.create_time() follows, may be set while the process runs.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().partition("-")[0]
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{boot}-{after_name[19]}"  # proc(5): starttime is field 22, the name field 2
 
 
 def _is_horovodrun(word: str) -> bool:

@@ -12,10 +12,9 @@ from edl.core.facts import Event, Snapshot
 
 def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:
     """End the job as ``outcome`` says, unless its state is no longer that of ``snapshot``."""
-    before = snapshot.job.state
-    job = store.set_job_state(outcome.state, outcome.reason, outcome.exit_code, only_from=(before,))
-    if (job.state, job.reason) == (outcome.state, outcome.reason):
-        _add(store, f"job_{outcome.state}", outcome.reason, snapshot, {})
+    state, before = outcome.state, snapshot.job.state
+    if store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,)):
+        _add(store, f"job_{state}", outcome.reason, snapshot, {})
 
 
 def worker_failed(
@@ -23,7 +22,7 @@ def worker_failed(
 ) -> None:
     """Log that a worker's process on ``host`` has ended with an error."""
     details = {
-        "worker": process.worker,
+        "worker": None if process.worker is None else process.name,
         "host": host,
         "slot": process.slot,
         "exit_code": process.exit_code,

@@ -8,18 +8,15 @@ does, so horovodrun shows its output as it always does.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 
@@ -28,12 +25,14 @@ from edl.core.agency import Ending, Outcome, Process, Start, how, observe
 from edl.core.facts import JobState, KeptSlot, Snapshot
 from edl.core.slot import (
     REMOVAL_S,
+    ROUND_S,
     AfterLoss,
     Own,
     assigned,
     awaits_others,
     decide,
     forgotten,
+    last_round,
     released,
     removal_pending,
     ring_lost,
@@ -43,7 +42,10 @@ from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
 from edl.launch.driver import Assigned, Driver
 from edl.launch.losses import Losses
+from edl.launch.parent import die_with_parent, is_unread
 from edl.launch.record import conclude, worker_failed
+from edl.launch.signals import handled
+from edl.launch.workers import exit_code, signal_group
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +58,9 @@ ORPHAN_S = 10.0  # nobody reads our output; when horovodrun ends, that is notice
 MOVE_S = 10.0  # for the edl-workers that the driver starts on other hosts to say so
 GONE_S = 1.0  # after a slot that was taken back is free: for the driver to see its process end
 GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the driver's own
+KILLED_S = 10.0  # for a process that was killed to end
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ORPHANED = Assigned(-1, None, 0)  # what the driver thinks of a slot whose ssh has ended
 
 
@@ -116,6 +118,8 @@ class Keeper:
         self._told: float | None = None
         self._released = False  # the wish is lowered for a signal
         self._unread_since: float | None = None
+        self._waits_since: float | None = None  # for the driver, with nothing else to do
+        self._waits_said = False
         self._reason = ""
         self._reported: set[str] = set()
 
@@ -124,7 +128,7 @@ class Keeper:
         self._state_since = self._word_since = time.monotonic()
         self._store.session.add_listener(lambda state: self.on_change())
         try:
-            with self._signal_handlers():
+            with handled(_TO_END, self._on_signal):
                 while (code := self._turn(time.monotonic())) is None:
                     self._wake.wait(POLL_S)
                     self._wake.clear()
@@ -158,10 +162,8 @@ class Keeper:
                 self._start(decision.start, now)
             if decision.outcome is not None:
                 self._conclude(decision.outcome, snapshot)
-            # While the driver waits for all slots, the end of this one would not count as one.
-            waits = snapshot.job.state.over and self._driver.asked()
-            if decision.exit_code is not None and not waits:
-                return self._say_end(snapshot, decision.exit_code)
+            if decision.exit_code is not None:
+                return self._leave(snapshot, decision.exit_code, now)
         except UnknownJob as error:
             self._say(str(error))
             return 1
@@ -174,7 +176,7 @@ class Keeper:
 
     def _reap(self, now: float) -> None:
         child, process = self._child, self._process
-        if child is None or process is None or (code := child.poll()) is None:
+        if child is None or process is None or (code := exit_code(child)) is None:
             return
         self._child = None
         self._process = replace(process, exit_code=code, exited=now)
@@ -210,7 +212,8 @@ class Keeper:
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
         """Write what the driver has said into the plan; let it decide again when that is done."""
-        said = _ORPHANED if self._orphaned(now) else self._driver.newest
+        newest = self._driver.newest
+        said = _ORPHANED if self._orphaned(now) else newest
         if said is not self._word:
             if self._moves(said, snapshot, now):
                 return
@@ -229,7 +232,7 @@ class Keeper:
             self._pending_at = now
         done = said.local_size is not None and now - self._pending_at >= GONE_S
         fatal = self._losses.best is AfterLoss.HOLD
-        self._driver.allow(snapshot.job.state.over or (done and not fatal))
+        self._driver.allow(snapshot.job.state.over or (done and not fatal), newest)
         self._remind_driver(snapshot, now)
 
     def _moves(self, said: Assigned, snapshot: Snapshot, now: float) -> bool:
@@ -306,7 +309,7 @@ class Keeper:
 
     def _orphaned(self, now: float) -> bool:
         """Whether the ssh that began this process has ended: the driver takes that for our end."""
-        if not _is_unread(STDOUT):
+        if not is_unread(STDOUT):
             self._unread_since = None
             return False
         if self._unread_since is None:
@@ -335,7 +338,7 @@ class Keeper:
                 env={**self._environment, "EDL_LAUNCH": launch},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,  # the driver may kill edl-worker at any time
             )
         except OSError as error:
             assert self._snapshot is not None
@@ -354,18 +357,20 @@ class Keeper:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child.pid, number)
+            signal_group(self._child.pid, number)
 
     def _kill(self) -> None:
         """Nothing of the training process outlives this one."""
         self._signal(signal.SIGKILL)
         if self._child is not None:
-            self._child.wait(10.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver of the kernel holds it
+                self._child.wait(KILLED_S)
 
     def _report_failure(self, snapshot: Snapshot) -> None:
         process = self._process
-        if process is None or not process.failed or process.launch in self._reported:
+        if process is None or process.launch in self._reported:
+            return
+        if not process.failed and not process.crashed:
             return
         assert process.exit_code is not None
         reason = f"{process.name} on {self._host} {how(process.exit_code)}"
@@ -375,6 +380,20 @@ class Keeper:
     def _conclude(self, outcome: Outcome, snapshot: Snapshot) -> None:
         conclude(self._store, outcome, snapshot)
         self._changed.set()
+
+    def _leave(self, snapshot: Snapshot, code: int, now: float) -> int | None:
+        """The exit code for the driver, from ``code``; None: its end would not count as one yet."""
+        if not (snapshot.job.state.over and self._driver.asked()):
+            return self._say_end(snapshot, code)
+        before = self._waits_since
+        self._waits_since = before if before is not None else now
+        waited, lost = now - self._waits_since, str(self._losses)
+        decision = last_round(snapshot.job, self._slot, self._driver.answers, lost, waited)
+        first = not self._waits_said and waited >= ROUND_S
+        if first and (decision.exit_code is not None or self._losses.turn(snapshot) == 0):
+            self._waits_said = True
+            self._say(decision.reason)
+        return decision.exit_code
 
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
         """Say how the job has ended; the exit code for the driver, from ``code``."""
@@ -397,29 +416,5 @@ class Keeper:
 
     # --- signals
 
-    @contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        def handler(number: int, frame: FrameType | None) -> None:
-            self._signalled = True
-
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        before: dict[signal.Signals, Callable[..., object] | int | None] = {
-            number: signal.signal(number, handler) for number in numbers
-        }
-        try:
-            yield
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
-
-
-def _is_unread(output: int) -> bool:
-    """Whether nobody can read any more what is written to a pipe or a socket."""
-    look = select.poll()
-    look.register(output, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
-
-
-def _die_with_parent() -> None:
-    """In the child, before its program begins. The driver may kill edl-worker at any time."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True

@@ -9,8 +9,8 @@ from edl.core.agency import (
     FINISH_S,
     KILL_S,
     LEADERLESS_S,
+    LOST_S,
     RESTARTS,
-    SAVE_S,
     SETTLE_S,
     STOP_S,
     TRAINED_S,
@@ -112,6 +112,18 @@ def test_the_replacement_shares_the_device_of_who_leaves_when_no_slot_is_free() 
     (start,) = decide(now, own(trainer(0), trainer(1, departing=NOW - SETTLE_S)), NOW).starts
     assert (start.slot, start.failures) == (1, 0)
     assert start.reason == "w1 leaves and the plan wants a worker"
+
+
+def test_after_a_replacement_that_shared_a_device_the_next_one_shares_it_too() -> None:
+    """There is no other device; and the pause is that of the one that died."""
+    now = replace(snapshot(1, generation(0)), hosts=(Host("a", 1, "127.0.0.1"),))
+    leaves = trainer(0, departing=NOW - 60.0)
+    dead = replace(died(0), launch="t-9", started=NOW - 5.0)
+    assert slots(decide(now, own(leaves, dead), NOW)) == []
+    (start,) = decide(now, own(leaves, dead), NOW + 1.0).starts
+    assert (start.slot, start.failures) == (0, 1)
+    other = replace(process(0), launch="t-10")
+    assert slots(decide(replace(now, plan={"a": 2}), own(leaves, dead, other), NOW + 9)) == []
 
 
 @pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [1])])
@@ -369,7 +381,7 @@ def test_without_a_checkpoint_killed_workers_are_the_end() -> None:
     outcome = killed(Loss(1, -1, NOW), saved=JOB).outcome
     assert outcome is not None
     assert outcome.reason == (
-        "all workers was killed by SIGKILL; there is no checkpoint to resume from "
+        "all workers were killed by SIGKILL; there is no checkpoint to resume from "
         "(edl.checkpoint); the last line of w0: Boom"
     )
 
@@ -407,15 +419,40 @@ def test_a_loss_is_recorded_once_for_a_generation() -> None:
     elsewhere = replace(facts, members=(member(1, "other-0", host="b"),))
     assert record_loss((), dead[:1], elsewhere, "t", NOW) == ()
     assert record_loss((), dead, snapshot(2), "t", NOW) == ()
+    back = replace(facts, members=(member(1, "t-1"),))
+    assert record_loss(losses, dead[:1], replace(back, members=elsewhere.members), "t", NOW) == ()
+
+
+def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
+    """Their nodes are gone with it, and they train on."""
+    facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=-9, exited=NOW)
+    losses = (Loss(1, -1, NOW),)
+    for seconds, ends in ((0.0, False), (LOST_S - 0.1, False), (LOST_S, True)):
+        decision = decide(facts, own(mine, losses=losses), NOW + seconds)
+        assert (decision.outcome is not None) == ends
+    earlier = (Loss(0, -1, NOW),)
+    assert decide(facts, own(mine, losses=earlier), NOW + LOST_S).outcome is None
+
+
+def test_who_was_killed_has_crashed_though_the_leader_gave_it_up_first() -> None:
+    killed_one = trainer(0, exit_code=-9, exited=NOW)
+    given_up = snapshot(1, generation(1), evicted={0: "its process is gone"})
+    (seen,) = observe((killed_one,), given_up, NOW)
+    assert (seen.failed, seen.crashed) == (False, True)
+    (ours,) = observe((replace(killed_one, told=NOW - 1.0),), given_up, NOW)
+    assert not ours.crashed
+    (obeyed,) = observe((replace(killed_one, exit_code=1),), given_up, NOW)
+    assert (obeyed.failed, obeyed.crashed) == (False, False)
 
 
 # --- stopping
 
 
 def test_a_ring_that_saves_has_more_time_to_end() -> None:
-    facts = snapshot(2, generation(0), job=replace(SAVED, state=JobState.STOPPING))
-    assert decide(facts, own(trainer(0)), NOW + STOP_S + SAVE_S - 1).endings == ()
-    assert ended(decide(facts, own(trainer(0)), NOW + STOP_S + SAVE_S)) == [("t-0", False)]
+    job = replace(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
+    facts = snapshot(2, generation(0), job=job)
+    assert decide(facts, own(trainer(0)), NOW + STOP_S + 199).endings == ()
+    assert ended(decide(facts, own(trainer(0)), NOW + STOP_S + 200)) == [("t-0", False)]
 
 
 def test_a_ring_ends_by_its_leader() -> None:

@@ -48,13 +48,19 @@ def test_a_host_without_an_agent_is_not_gone_while_anything_of_it_is_there() -> 
     member = Member(0, "c", 0, "127.0.0.1", 1, 100, "t-0")
     assert arrive(facts(generation=seat), plan, "b", 2) == kept
     assert arrive(facts(members=(member,)), plan, "b", 2) == kept
-    assert arrive(facts(), plan, "b", 2) == {"a": 2, "b": 2, "c": 0}
+    assert arrive(facts(plan=plan), plan, "b", 2) == {"a": 2, "b": 2, "c": 0}
+
+
+def test_who_has_come_since_the_facts_were_read_keeps_its_share() -> None:
+    """Many hosts come at once, and each changes a plan that is newer than what it knows."""
+    plan = {"a": 2, "d": 2}
+    assert arrive(facts(plan={"a": 2}), plan, "b", 2) == {"a": 2, "b": 0, "d": 2}
 
 
 def test_before_the_first_ring_nobody_is_gone_until_all_could_register() -> None:
     """Who has created the job a moment ago has no agent yet, or no worker."""
     plan = {"new": 2, "a": 1}
-    start = facts(generation=None)
+    start = facts(generation=None, plan=plan)
     assert arrive(start, plan, "b", 2) == {"a": 1, "b": 1, "new": 2}
     assert arrive(start, plan | {"b": 1}, "b", 2, got=1) == {"a": 1, "b": 1, "new": 2}
     assert arrive(start, plan, "b", 2, got=0, late=True) == {"a": 1, "b": 2, "new": 0}

@@ -1,5 +1,6 @@
 """Where workers go: keep, fill by name, take from the last."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -15,8 +16,8 @@ from edl.core.placement import (
     move,
     place,
     whole,
-    workers,
 )
+from edl.core.wording import workers
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
@@ -62,7 +63,7 @@ def test_too_few_slots_is_a_sentence_with_the_numbers() -> None:
 
 @pytest.mark.parametrize("np", [0, 1, 7])
 def test_scale_outside_the_limits_is_refused(np: int) -> None:
-    with pytest.raises(UsageError, match=f"cannot scale job digits to {np} workers: m"):
+    with pytest.raises(UsageError, match=f"cannot scale job digits to {workers(np)}: m"):
         check_scale(JOB, np)
 
 
@@ -97,7 +98,7 @@ def training(*agents: str, **here: int) -> Snapshot:
 
 def test_a_host_leaves_only_if_enough_workers_stay() -> None:
     assert drain_host(training("a", "b", a=2, b=4), "b", {"a": 2, "b": 4}) == {"a": 2, "b": 0}
-    with pytest.raises(UsageError, match="1 workers would be left and min_np is 2"):
+    with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
         drain_host(training("a", "b", a=1, b=4), "b", {"a": 1, "b": 4})
 
 
@@ -109,14 +110,21 @@ def test_a_host_that_leaves_gives_back_who_had_not_moved_to_it() -> None:
 
 def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
     """Else it would wait for them to come and replace its workers."""
+
+    def drained(now: Snapshot, **plan: int) -> dict[str, int]:
+        return drain_host(replace(now, plan=plan), "b", plan)
+
     plan = {"a": 2, "b": 1, "dead": 3}
-    assert drain_host(training("a", "b", a=2, b=1), "b", plan) == {"a": 2, "b": 0, "dead": 0}
-    with pytest.raises(UsageError, match="1 workers would be left and min_np is 2"):
-        drain_host(training("a", "b", a=1, b=1), "b", {"a": 1, "b": 1, "dead": 3})
+    assert drained(training("a", "b", a=2, b=1), **plan) == {"a": 2, "b": 0, "dead": 0}
+    with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
+        drained(training("a", "b", a=1, b=1), a=1, b=1, dead=3)
     moving = {"a": 1, "b": 1, "dead": 2}  # two of a were to move to it
-    assert drain_host(training("a", "b", a=3, b=1), "b", moving) == {"a": 3, "b": 0, "dead": 0}
+    assert drained(training("a", "b", a=3, b=1), **moving) == {"a": 3, "b": 0, "dead": 0}
     alive = training("b", a=2, b=1)  # only the agent is away
-    assert drain_host(alive, "b", {"a": 2, "b": 1}) == {"a": 2, "b": 0}
+    assert drained(alive, a=2, b=1) == {"a": 2, "b": 0}
+    # Who has come since the facts were read is not dead.
+    before = replace(training("a", "b", a=2, b=1), plan={"a": 2, "b": 1})
+    assert drain_host(before, "b", {"a": 2, "b": 1, "c": 1}) == {"a": 2, "b": 0, "c": 1}
 
 
 @pytest.mark.parametrize(
@@ -172,13 +180,11 @@ def test_the_driver_of_horovodrun_keeps_a_host() -> None:
         keep_a_host("digits", {"a": 2, "b": 0}, {"a": 0, "b": 2})
 
 
-def test_workers_are_counted_in_english() -> None:
-    assert [workers(n) for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
-
-
 def test_a_number_from_a_program_is_a_whole_one() -> None:
     assert type(whole(numpy.int64(3))) is int
     wrong: list[Any] = [1.5, 2.0, "2", None]
     for number in wrong:
         with pytest.raises(UsageError, match="is no whole number"):
             whole(number)
+    with pytest.raises(UsageError, match="-1 workers cannot be added or taken away; give 1 or"):
+        whole(-1, least=1)

@@ -18,6 +18,7 @@ from edl.core.slot import (
     awaits_others,
     decide,
     forgotten,
+    last_round,
     released,
     removal_pending,
     ring_lost,
@@ -75,6 +76,25 @@ def test_a_slot_that_the_driver_took_back_ends_with_success() -> None:
     assert decide(NOW, replace(own, process=KILLED), 100.0).exit_code == 0
 
 
+def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> None:
+    """The leader does not know it, or has given it up; the driver may soon start another one."""
+    starts = Process(1, "l1", 0.0)
+    prepares = replace(starts, worker=1)
+    for living, evicted in ((starts, {}), (prepares, {}), (LIVES, {1: "frozen"})):
+        now = replace(NOW, evicted=evicted)
+        own = replace(OWN, process=living, removed=True)
+        ending = decide(now, own, 100.0).ending
+        assert ending is not None
+        assert not ending.kill
+        told = replace(own, process=replace(living, told=100.0))
+        assert decide(now, told, 104.0).ending is None
+        killing = decide(now, told, 105.0).ending
+        assert killing is not None
+        assert killing.kill
+    joined = replace(LIVES, told=100.0)  # it got its seat meanwhile, and leaves it by itself
+    assert decide(NOW, replace(OWN, process=joined, removed=True), 110.0).ending is None
+
+
 def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
     own = replace(OWN, told=50.0)
     ending = decide(NOW, own, 50.0).ending
@@ -97,6 +117,19 @@ def test_the_end_of_the_job_is_the_end_for_the_driver(
     ended = replace(OWN, process=replace(LIVES, exit_code=0, exited=99.0))
     assert decide(now, ended, 100.0).exit_code == code
     assert decide(now, replace(OWN, process=None), 100.0).exit_code == code
+
+
+def test_after_the_end_the_driver_is_waited_for_and_that_is_said() -> None:
+    """A success would count beside the question; a failure takes its place."""
+    job = replace(JOB, state=JobState.FINISHED)
+    assert last_round(job, 1, False, "", 59.0).exit_code is None
+    waits = last_round(job, 1, True, "slot 0 on b", 60.0)
+    assert waits.exit_code is None
+    assert "digits is finished, but horovodrun waits for slot 0 on b" in waits.reason
+    assert "waits for an edl-worker that does not ask" in last_round(job, 1, True, "", 60.0).reason
+    fails = last_round(job, 1, False, "", 60.0)
+    assert fails.exit_code == 1
+    assert "has not answered slot 1" in fails.reason
 
 
 def test_an_error_after_the_job_has_finished_is_passed_on() -> None:
@@ -135,8 +168,8 @@ def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
     assert not ring_lost(lost, LIVES)
     assert not ring_lost(NOW, KILLED)
     own = replace(OWN, process=KILLED, lost_since=100.0)
-    assert decide(lost, own, 102.0).start is None
-    outcome = decide(lost, own, 103.0).outcome
+    assert decide(lost, own, 109.0).start is None
+    outcome = decide(lost, own, 110.0).outcome
     assert outcome is not None
     assert "no checkpoint" in outcome.reason
 
@@ -144,8 +177,8 @@ def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
 def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not() -> None:
     lost = replace(with_job(saved_step=40), members=())
     own = replace(OWN, lost_since=100.0)
-    assert decide(lost, replace(own, process=KILLED), 103.0).start is not None
-    outcome = decide(lost, replace(own, process=ERROR), 103.0).outcome
+    assert decide(lost, replace(own, process=KILLED), 110.0).start is not None
+    outcome = decide(lost, replace(own, process=ERROR), 110.0).outcome
     assert outcome is not None
     assert outcome.exit_code == 3
 

@@ -1,0 +1,93 @@
+"""What `edl-worker` says to the driver of horovodrun, also when that is slow."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from edl.config import HorovodSlot
+from edl.errors import RendezvousFailed
+from edl.launch.driver import ASKED, IDENTITY, Driver
+
+SLOT = HorovodSlot("10.0.0.1", 1, "a", 1, 1, 2, 2, "lo")
+THE_JOB = {"job": "digits", "secret": "s", "zookeeper": "zk:2181"}
+Store = dict[str, bytes]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The driver's store; as many PUTs as "silent" says get no answer."""
+    held: Store = {}
+
+    def put(address: str, port: int, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        if (left := int(held.get("silent", b"0"))) > 0:
+            held["silent"] = b"%d" % (left - 1)
+            raise RendezvousFailed(0, "PUT from 10.0.0.1:1 failed: TimeoutError")
+        held[path] = body
+        return 200, b""
+
+    def fetch(address: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
+        if path.startswith("/rank_and_size/"):
+            held["questions"] = held.get("questions", b"") + b"?"
+            return 200, b"1,3,1,3,0,1"
+        return (200, held[path]) if path in held else (404, b"")
+
+    monkeypatch.setattr("edl.launch.driver.POLL_S", 0.001)
+    monkeypatch.setattr("edl.launch.driver.POLLS_PER_S", 10_000)
+    monkeypatch.setattr("edl.launch.driver.put", put)
+    monkeypatch.setattr("edl.launch.driver.fetch", fetch)
+    return held
+
+
+def listen(driver: Driver, until: Callable[[], bool]) -> bool:
+    """Let the thread of ``driver`` work until then; whether that came within a second."""
+    driver._thread.start()
+    deadline = time.monotonic() + 1.0
+    while not (reached := until()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    driver.close()
+    driver._thread.join(5.0)
+    return reached
+
+
+def test_the_identity_is_told_until_the_driver_has_taken_it(store: Store) -> None:
+    store["silent"] = b"3"
+    driver = Driver(SLOT)
+    driver.identify(THE_JOB)
+    assert IDENTITY not in store
+    assert listen(driver, lambda: IDENTITY in store)
+    assert json.loads(store[IDENTITY]) == THE_JOB
+
+
+def test_nobody_asks_before_the_others_can_find_the_job(store: Store) -> None:
+    """The driver would wait for their questions."""
+    store["silent"], store[ASKED] = b"1000000", b"1"
+    driver = Driver(SLOT)
+    driver.allow(True, driver.newest)
+    driver.identify(THE_JOB)
+    assert not listen(driver, lambda: "questions" in store)
+
+
+def test_a_refusal_is_repeated(store: Store) -> None:
+    store["silent"] = b"3"
+    Driver(SLOT).refuse("ZooKeeper is away")
+    assert json.loads(store[IDENTITY]) == {"refused": "ZooKeeper is away"}
+
+
+def test_a_question_is_not_allowed_for_an_answer_that_is_not_the_newest(store: Store) -> None:
+    """The removals that the newest one says must be carried out before."""
+    driver = Driver(SLOT)
+    earlier = driver.newest
+    driver.allow(True, earlier)
+    store[ASKED] = b"1"
+    driver._wake = lambda: driver.allow(True, earlier)  # as if decided just before the answer
+    assert not listen(driver, lambda: len(store.get("questions", b"")) > 1)
+    assert store["questions"] == b"?"
+    assert driver.newest.size == 3
+    again = Driver(SLOT)
+    again.allow(True, again.newest)
+    again._wake = lambda: again.allow(True, again.newest)
+    assert listen(again, lambda: len(store["questions"]) > 2)
