@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from edl.cli.common import ZooKeeperOption, worker_number
 from edl.client import Job
-from edl.client.job import ANSWER_S
+from edl.client.job import ANSWER_S, TIMEOUT_S
 from edl.errors import UsageError
 
 
@@ -27,8 +28,13 @@ def drain(
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait for it.")
-    ] = ANSWER_S,
+        float | None,
+        typer.Option(
+            "--timeout",
+            help=f"Seconds to wait for it. Default: {ANSWER_S:g}, with --host {TIMEOUT_S:g}.",
+            show_default=False,
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Let one worker leave, or all of a host; the others train on.
@@ -42,8 +48,15 @@ def drain(
             "as `edl drain digits --host node1`"
         )
     if host is not None:
-        answer = Job(named[0] if named else None, zookeeper).drain_host(host, timeout_s)
+        job = Job(named[0] if named else None, zookeeper)
+        answer = job.drain_host(host, TIMEOUT_S if timeout_s is None else timeout_s)
     else:
         worker = worker_number(named.pop())
-        answer = Job(named[0] if named else None, zookeeper).drain(worker, timeout_s)
+        job = Job(named[0] if named else None, zookeeper)
+        try:
+            answer = job.drain(worker, ANSWER_S if timeout_s is None else timeout_s)
+        except KeyboardInterrupt as end:
+            told = "; ".join(["interrupted", *getattr(end, "__notes__", [])])
+            print(f"edl: {told}", file=sys.stderr)
+            raise typer.Exit(130) from None
     typer.echo(answer)

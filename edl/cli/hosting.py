@@ -118,6 +118,7 @@ def worker_environment(
         "EDL_ADDRESS": here.address,
         "EDL_RESUME": job.resume,
         "EDL_ELASTIC_TIMEOUT_S": repr(job.elastic_timeout_s),
+        "EDL_SAVE_TIMEOUT_S": repr(job.save_timeout_s),
         "EDL_STALL_LIMIT_S": repr(job.stall_limit_s) if job.stall_limit_s else "",
         "EDL_CHAOS": "1" if job.chaos else "0",
         "PYTHONUNBUFFERED": "1",

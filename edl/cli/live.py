@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from edl.core.facts import Snapshot
+from edl.core.wording import workers
 
 _BAR = 16  # characters
 
@@ -28,12 +29,12 @@ class LiveLine:
         snapshot = self._snapshot
         if snapshot is None or snapshot.generation is None:
             ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
-            return Text(f"{self._job}  starting, {ready} workers are ready", style="dim")
+            return Text(f"{self._job}  starting, {workers(ready)} ready", style="dim")
         told: Mapping[str, Any] = snapshot.status
         done, total = int(told.get("epoch_done", 0)), int(told.get("epoch_total", 0))
         filled = min(_BAR, _BAR * done // total) if total else 0
         size = len(snapshot.generation.seats)
-        wanted = "" if size == snapshot.planned else f" of {snapshot.planned}"
+        wanted = "" if size == snapshot.planned else f"{size} of "
         epoch: tuple[str | tuple[str, str], ...] = (
             f"  epoch {told.get('epoch', 0)} ",
             ("━" * filled, "green"),
@@ -44,7 +45,7 @@ class LiveLine:
             (self._job, "bold"),
             *(epoch if total else ()),  # a script may keep its own place in its data
             f"  {float(told.get('samples_per_s', 0.0)):.0f} samples/s  "
-            f"{size}{wanted} workers  generation {snapshot.generation.number}  "
+            f"{wanted}{workers(snapshot.planned)}  generation {snapshot.generation.number}  "
             f"step {told.get('step', 0)}",
             no_wrap=True,
             overflow="ellipsis",

@@ -19,6 +19,7 @@ from edl.client import Curve, Job
 from edl.client.job import TIMEOUT_S
 from edl.core.profile import STEPS, sizes
 from edl.errors import UsageError
+from edl.launch.signals import handled
 
 _BAR = 20  # characters of an efficiency of 1
 
@@ -75,20 +76,14 @@ def _kept(job: Job) -> Curve:
 
 def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
     """The size is given back on every way out, so also when we are told to end."""
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+    to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
-        with progress() as tell:
+        with handled(to_end, signal.default_int_handler), progress() as tell:
             return job.profile(order, steps, timeout_s, tell)
     except KeyboardInterrupt as end:
         told = getattr(end, "__notes__", ["nothing was changed"])
         print(f"edl: {'; '.join(['interrupted', *told])}", file=sys.stderr)
         raise typer.Exit(130) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def table(curve: Curve) -> Table:

@@ -30,9 +30,16 @@ from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.facts import Job, JobState
 from edl.core.placement import check_limits
+from edl.core.wording import workers
 from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 from edl.launch.secret import announce, candidates, new_secret
+
+# What all hosts with --or-join have to ask for alike. --resume is for who starts the job.
+_ALIKE = (
+    *("command", "cwd", "min_np", "max_np"),
+    *("elastic_timeout_s", "save_timeout_s", "stall_limit_s", "chaos"),
+)
 
 
 def run(
@@ -151,6 +158,7 @@ def run(
         cwd=str(cwd),
         resume=settings.resume,
         elastic_timeout_s=settings.elastic_timeout_s,
+        save_timeout_s=settings.save_timeout_s,
         stall_limit_s=settings.stall_limit_s or 0.0,
         chaos=chaos or settings.chaos,
     )
@@ -160,14 +168,13 @@ def run(
     earlier = [Access(name, one) for one in candidates(state, name, None)]
     with open_session(hosts, settings) as session:
         if or_join and _is_finished(session, own):
-            console().print(f"edl: job {name} has finished; another --job would start anew")
-            raise typer.Exit(0)
+            raise _finished(name)
         announce(state, name, secret)
         session.identify(*earlier, own)  # an earlier job is replaced
         store = JobStore(session, name)
         try:
             store.create(job_record, {here.name: np})
-            greeting = f"job {name} starts with {np} workers; ZooKeeper is at {hosts}"
+            greeting = f"job {name} starts with {workers(np)}; ZooKeeper is at {hosts}"
             agent = host_agent(
                 store, settings, job_record, here, secret, greeting,
                 np=np if or_join else 0, guest=or_join, ends_last=or_join, fresh=True,
@@ -178,7 +185,12 @@ def run(
             store = choose_job(session, name, secret=secret)
             _check_ours(session, own)
             _check_same(store.snapshot().job, job_record)
-            agent = guest(store, settings, slots, np, ends_last=True)
+            try:
+                agent = guest(store, settings, slots, np, ends_last=True)
+            except UsageError:
+                if not _is_finished(session, own):  # a moment ago it was not
+                    raise
+                raise _finished(name) from None
         code = agent.run()
     raise typer.Exit(code)
 
@@ -215,7 +227,7 @@ def _check_ours(session: Session, own: Access) -> None:
 
 def _check_same(running: Job, asked: Job) -> None:
     """Refuse to join a job that was not started by this very command, in this directory."""
-    for what in ("command", "cwd", "min_np", "max_np"):
+    for what in _ALIKE:
         theirs, mine = getattr(running, what), getattr(asked, what)
         if theirs != mine:
             raise UsageError(
@@ -224,7 +236,12 @@ def _check_same(running: Job, asked: Job) -> None:
             )
 
 
-def _told(value: tuple[str, ...] | str | int) -> str:
+def _finished(name: str) -> typer.Exit:
+    console().print(f"edl: job {name} has finished; another --job would start anew")
+    return typer.Exit(0)
+
+
+def _told(value: tuple[str, ...] | str | float) -> str:
     return repr(shlex.join(value)) if isinstance(value, tuple) else str(value)
 
 

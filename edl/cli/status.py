@@ -80,7 +80,11 @@ def table(facts: Mapping[str, Any]) -> RenderableType:
         if total
         else ""
     )
-    planned = ", ".join(f"{host}: {count}" for host, count in facts["plan"].items())
+    planned = ", ".join(
+        f"{host}: {count}"
+        for host, count in facts["plan"].items()
+        if count or host in facts["hosts"]  # not one that has left
+    )
     rows = {
         "job": facts["job"],
         "state": state,

@@ -134,6 +134,7 @@ def _create(
         cwd=str(Path.cwd()),
         resume=settings.resume,
         elastic_timeout_s=settings.elastic_timeout_s,
+        save_timeout_s=settings.save_timeout_s,
         stall_limit_s=settings.stall_limit_s or 0.0,
         chaos=settings.chaos,
         driver=slot.driver,

@@ -56,7 +56,11 @@ def choose_job(
     names = job_names(session)
     store = None if name is None else JobStore(session, name)
     meant = names if name is None else tuple({name} & set(names))
-    known = [access for one in meant for access in _known(one, secret or config.load().secret)]
+    given = secret or config.load().secret
+    if store is not None and not meant:
+        session.identify(*_known(store.name, given))  # somebody may create it just now
+        return store
+    known = [access for one in meant for access in _known(one, given)]
     mine = unlock(session, known)
     if store is None:
         store = JobStore(session, _only(list_jobs(session, mine), set(names) - set(mine), ended))

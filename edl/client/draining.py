@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from edl.client.waiting import Story, looks, running
 from edl.coordination.store import JobStore
 from edl.core.facts import Request, Snapshot
 from edl.core.placement import drain_host as plan_without
-from edl.errors import TimedOut, UsageError
+from edl.errors import CoordinationError, TimedOut, UsageError
 
 
 def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
@@ -16,25 +17,50 @@ def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
 
     Raises:
         UsageError: the job does not run, or the leader refuses.
-        TimedOut: no leader answered; the request is taken back.
+        TimedOut: no leader answered; the request is taken back, or the message says that it is not.
+            So does the note of a KeyboardInterrupt.
         JobEnded: the job ended before.
     """
     running(store, f"drain w{worker} of job {store.name}")
-    number = store.add_request(Request("drain", worker))
-    back = f"the request is taken back (see `edl status {store.name}`)"
-    story = Story()
-    story(f"no leader of job {store.name} has answered")
     try:
-        for _ in looks(store, timeout_s, f"draining w{worker}", story, back):
-            request = store.get_request(number)
-            if request.done:
-                break
-    except TimedOut:
-        store.remove_request(number)
+        number = store.add_request(Request("drain", worker))
+    except CoordinationError as error:
+        unsure = f"w{worker} may be asked to leave or not, see `edl status {store.name}`"
+        raise CoordinationError(f"{error}; {unsure}") from error
+    try:
+        request = _answer(store, number, worker, timeout_s)
+    except TimedOut as late:
+        after_all, told = _withdraw(store, number, worker)
+        if after_all is None:
+            raise TimedOut(store.name, f"{late}; {told}") from None
+        request = after_all
+    except BaseException as end:
+        end.add_note(_withdraw(store, number, worker)[1])
         raise
     if not request.accepted:
         raise UsageError(request.outcome)
     return request.outcome
+
+
+def _answer(store: JobStore, number: int, worker: int, timeout_s: float) -> Request:
+    story = Story()
+    story(f"no leader of job {store.name} has answered")
+    for _ in looks(store, timeout_s, f"draining w{worker}", story):
+        with suppress(CoordinationError):  # the next look asks again
+            request = store.get_request(number)
+            if request.done:
+                return request
+    raise AssertionError("looks() ends with an error")
+
+
+def _withdraw(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
+    """The answer, if it came after all; and what then stands."""
+    see = f"see `edl status {store.name}`"
+    try:
+        request = store.withdraw_request(number)
+    except CoordinationError:
+        return None, f"the request cannot be taken back now, and w{worker} may still leave ({see})"
+    return request, request.outcome if request else f"the request is taken back ({see})"
 
 
 def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
@@ -53,9 +79,11 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
         if not now.job.state.over and now.plan.get(name):
             plan_without(now, name, now.plan)  # or says why it cannot leave
         if agent is not None and agent.slots and not agent.leaving:
-            store.ask_host_to_leave(name)
+            with suppress(CoordinationError):  # the next look asks again
+                store.ask_host_to_leave(name)
         elif agent is None and now.plan.get(name):
-            store.change_plan(partial(plan_without, now, name))
+            with suppress(CoordinationError):
+                store.change_plan(partial(plan_without, now, name))
         elif agent is None and not any(member.host == name for member in now.members):
             break
     return f"host {name} has left job {store.name}"

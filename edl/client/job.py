@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -77,13 +77,15 @@ class Job:
         Raises:
             UsageError: the job does not run, or its limits or hosts do not allow that many.
             TimedOut, JobEnded: they do not train yet; they are still wanted.
+            CoordinationError: it may have been written down or not, the message says so: look at
+                :meth:`status` before you ask for more or fewer again.
         """
         wanted = whole(np)
         return self._resize(lambda _: wanted, timeout_s)
 
     def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
         """Let the job have ``n`` workers more than are wanted now; otherwise as :meth:`scale`."""
-        more = whole(n)
+        more = whole(n, least=1)
         return self._resize(lambda now: now + more, timeout_s)
 
     def scale_in(self, n: int = 1, timeout_s: float | None = None) -> Resize:
@@ -91,10 +93,10 @@ class Job:
 
         Those with the highest ranks on the last host by name leave; :meth:`drain` names one.
         """
-        fewer = whole(n)
+        fewer = whole(n, least=1)
         return self._resize(lambda now: now - fewer, timeout_s)
 
-    def _resize(self, size: Any, timeout_s: float | None) -> Resize:
+    def _resize(self, size: Callable[[int], int], timeout_s: float | None) -> Resize:
         with self._store() as store:
             return scaling.resize(store, size, timeout_s)
 
@@ -103,13 +105,14 @@ class Job:
 
         Raises:
             UsageError: the job does not run, or the leader refuses.
-            TimedOut: no leader answered; the request is taken back.
+            TimedOut: no leader answered; the message says that the request is taken back, or why
+                it cannot be.
             JobEnded: the job ended before.
         """
         with self._store() as store:
             return draining.drain_worker(store, whole(worker), timeout_s)
 
-    def drain_host(self, host: str, timeout_s: float = ANSWER_S) -> str:
+    def drain_host(self, host: str, timeout_s: float = TIMEOUT_S) -> str:
         """Let the host leave, with its workers and its agent; that it has left.
 
         Raises:
@@ -166,7 +169,7 @@ class Job:
         """Step the job through ``sizes``, downwards, and measure its throughput in each.
 
         The job trains on all the time; then it has the size back that it had, also after an
-        error or KeyboardInterrupt.
+        error or KeyboardInterrupt. One profile of a job at a time.
 
         Args:
             steps: measured in each size.
@@ -174,8 +177,10 @@ class Job:
             tell: called with sentences about how far it is.
 
         Raises:
-            UsageError: the job does not run, or its limits or hosts do not allow a size.
-            Superseded: somebody else has changed the size; it stays as it is.
+            UsageError: the job does not run, its limits or hosts do not allow a size, or another
+                profile of it is under way.
+            Superseded: somebody has asked for another size, which stays; or hosts or workers came
+                or left, then the others are wanted again.
             TimedOut, JobEnded: what was measured until then is kept, see :meth:`curve`.
         """
         wanted = [whole(np) for np in sizes]

@@ -8,15 +8,18 @@ not moved.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from edl.client.scaling import Plan, Wanted
 from edl.client.waiting import POLL_S, Story, Tell, looks, running
 from edl.coordination.store import JobStore
 from edl.core import migration
-from edl.core.facts import Event, Snapshot
+from edl.core.facts import Event, Generation, Snapshot
 from edl.core.migration import Migration, Move, Standing, standing
-from edl.core.placement import give_back, keep_a_host, move, workers
-from edl.errors import HostLost, Superseded
+from edl.core.placement import give_back, keep_a_host, move
+from edl.core.wording import workers
+from edl.errors import CoordinationError, HostLost, Superseded
 
 AGENT_GONE_S = 10.0  # after its session: for so long an agent may need to open another one
 TOLD_S = 10.0  # for the switch to be in the event log: it is there after two steps
@@ -48,7 +51,7 @@ def migrate(
             keep_a_host(store.name, now.plan, new)
         return new
 
-    after = wanted.change(change)
+    after = wanted.choose(change)
     moved = before[source] - after[source]
     asked = Move(
         store.name, source, target, moved, after, now.generation.number if now.generation else 0
@@ -56,34 +59,48 @@ def migrate(
     tell(f"moving {asked}")
     _log(store, now, asked)
     try:
-        hosts = _wait(store, asked, wanted, timeout_s, tell)
+        seen = _wait(store, asked, wanted, timeout_s, tell)
     except KeyboardInterrupt as end:
         end.add_note(_goes_on(asked))
         raise
-    return _outcome(store, asked, hosts)
+    return _outcome(store, asked, seen)
 
 
-def _wait(
-    store: JobStore, asked: Move, wanted: Wanted, timeout_s: float, tell: Tell
-) -> tuple[dict[str, str], int]:
-    """Wait until the workers have moved; the host of each worker seen, and the generation."""
-    hosts: dict[str, str] = {}
+@dataclass
+class _Seen:
+    """What was seen of a job while workers moved."""
+
+    hosts: dict[str, str] = field(default_factory=dict)  # worker -> its host
+    generations: dict[int, Generation] = field(default_factory=dict)
+
+    def look(self, now: Snapshot) -> None:
+        generation = now.generation
+        if generation is not None:
+            self.generations[generation.number] = generation
+            seats = (*generation.seats, *generation.previous)
+            self.hosts |= {f"w{seat.id}": seat.host for seat in seats}
+        self.hosts |= {member.name: member.host for member in now.members}
+
+
+def _wait(store: JobStore, asked: Move, wanted: Wanted, timeout_s: float, tell: Tell) -> _Seen:
+    """Wait until the workers have moved; what was seen until then."""
+    seen, given = _Seen(), list[Plan]()
     story, seen_at = Story(tell), time.monotonic()
     for now in looks(store, timeout_s, f"moving {asked}", story, _goes_on(asked)):
         plan = wanted.of(now)
         stands = standing(asked, now, plan)
-        generation = now.generation
-        seats = (*generation.seats, *generation.previous) if generation else ()
-        hosts |= {f"w{seat.id}": seat.host for seat in seats}
-        hosts |= {member.name: member.host for member in now.members}
-        if stands.done and not stands.changed and generation is not None:
-            return hosts, generation.number
+        seen.look(now)
+        if stands.done and not stands.changed and now.generation is not None:
+            return seen
+        if plan in given:  # it was taken back, and the answer was lost
+            raise _lost(asked, wanted, plan)
         if stands.changed:
             raise Superseded(asked.job, _superseded(asked, plan, stands))
         if any(host.name == asked.target for host in wanted.hosts(now)):
             seen_at = time.monotonic()
         elif time.monotonic() - seen_at >= AGENT_GONE_S and _is_short(asked, plan, stands):
-            _take_back(asked, wanted, stands)
+            with suppress(CoordinationError):  # the next look tries again
+                raise _lost(asked, wanted, _take_back(asked, wanted, stands, given))
         story(f"{stands.told}: {now.status.get('reason', '')}".rstrip(": "))
     raise AssertionError("looks() ends with an error")
 
@@ -97,14 +114,23 @@ def _is_short(asked: Move, plan: Plan, stands: Standing) -> bool:
     return stands.arrived.get(asked.target, 0) < plan.get(asked.target, 0)
 
 
-def _take_back(asked: Move, wanted: Wanted, stands: Standing) -> None:
-    after = wanted.change(lambda plan: give_back(plan, asked.target, stands.arrived))
+def _take_back(asked: Move, wanted: Wanted, stands: Standing, given: list[Plan]) -> Plan:
+    """Who has not moved stays. ``given`` gets the plan, which may be written without an answer."""
+
+    def change(plan: dict[str, int]) -> dict[str, int]:
+        given.append(give_back(plan, asked.target, stands.arrived))
+        return dict(given[-1])
+
+    return wanted.change(change)
+
+
+def _lost(asked: Move, wanted: Wanted, after: Plan) -> HostLost:
     stays = after.get(asked.source, 0) - asked.plan.get(asked.source, 0)
     gone, again = f"host {asked.target} has had no agent", "start one with `edl join"
     again = f"{again} --job {asked.job} --host {asked.target}`"
     if wanted.driver:
         gone, again = f"edl-discover has not offered host {asked.target}", "let it do so"
-    raise HostLost(
+    return HostLost(
         asked.job,
         f"{gone} for {AGENT_GONE_S:g} s: {stays} of {workers(asked.np)} of job {asked.job} stay "
         f"on {asked.source}; {again}, then migrate again",
@@ -124,17 +150,20 @@ def _log(store: JobStore, now: Snapshot, asked: Move) -> None:
     step = int(now.status.get("step", 0))
     told = {"from": asked.source, "to": asked.target, "np": asked.np}
     reason = f"{workers(asked.np)} shall move from {asked.source} to {asked.target}"
-    store.add_event(Event(time.time(), "migrate", asked.since, step, reason, told))
+    with suppress(CoordinationError):  # the migration has begun all the same
+        store.add_event(Event(time.time(), "migrate", asked.since, step, reason, told))
 
 
-def _outcome(store: JobStore, asked: Move, seen: tuple[dict[str, str], int]) -> Migration:
+def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:
     """Wait until the last switch is in the event log, at most ``TOLD_S``."""
-    hosts, last = seen
-    events = dict(store.events())
+    last = max(seen.generations)
+    events: dict[int, Event] = {}
     deadline = time.monotonic() + (TOLD_S if last > asked.since else 0.0)
     while True:
-        done = migration.outcome(asked, [events[n] for n in sorted(events)], hosts, last)
+        with suppress(CoordinationError):  # they have moved all the same
+            events |= store.events(max(events, default=-1))
+        log, generations = [events[n] for n in sorted(events)], seen.generations.values()
+        done = migration.outcome(asked, log, seen.hosts, last, generations)
         if done.stall_s is not None or time.monotonic() >= deadline:
             return done
         time.sleep(POLL_S)
-        events |= store.events(max(events, default=-1))

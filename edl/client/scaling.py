@@ -10,7 +10,8 @@ from edl.coordination.store import JobStore
 from edl.core.facts import Host, Job, Snapshot
 from edl.core.offer import as_hosts
 from edl.core.placement import check_scale, place
-from edl.errors import UsageError
+from edl.core.wording import workers
+from edl.errors import CoordinationError, UsageError
 
 Plan = Mapping[str, int]
 
@@ -26,7 +27,7 @@ class Resize:
     def __str__(self) -> str:
         where = ", ".join(f"{host}: {count}" for host, count in self.after.items())
         old, new = sum(self.before.values()), sum(self.after.values())
-        return f"job {self.job}: {old} -> {new} workers ({where})"
+        return f"job {self.job}: {old} -> {workers(new)} ({where})"
 
 
 class Wanted:
@@ -41,8 +42,8 @@ class Wanted:
         self.driver = bool(job.driver)
         if job.driver and not job.offer:
             raise UsageError(
-                f"cannot {what}: it is for the host discovery script of horovodrun to "
-                "say how many workers there are; use `--host-discovery-script edl-discover`"
+                f"cannot {what}: it is for the host discovery script of horovodrun to say how "
+                "many workers there are; use `--host-discovery-script edl-discover`, without --file"
             )
 
     def of(self, now: Snapshot) -> Plan:
@@ -56,6 +57,16 @@ class Wanted:
     def change(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
         """Compare and set; what then stands."""
         return (self._store.change_wish if self.driver else self._store.change_plan)(change)
+
+    def choose(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+        """As :meth:`change`, for what somebody has asked for: a profile lets that stand."""
+
+        def asked(plan: dict[str, int]) -> dict[str, int]:
+            new = change(plan)
+            self._store.ask_over_profile()
+            return new
+
+        return self.change(asked)
 
 
 def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None = None) -> Resize:
@@ -72,6 +83,7 @@ def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None 
     now = running(store, what)
     wanted = Wanted(store, now.job, what)
     before: dict[str, int] = {}
+    unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
 
     def change(plan: dict[str, int]) -> dict[str, int]:
         before.clear()
@@ -80,7 +92,10 @@ def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None 
         check_scale(now.job, np)
         return place(store.name, np, plan, wanted.hosts(now))
 
-    done = Resize(store.name, before, wanted.change(change))
+    try:
+        done = Resize(store.name, before, wanted.choose(change))
+    except CoordinationError as error:
+        raise CoordinationError(f"{error}; {unsure}" if before else str(error)) from error
     if timeout_s is not None:
         wait_for_size(store, sum(done.after.values()), timeout_s)
     return done

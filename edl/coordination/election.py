@@ -243,7 +243,8 @@ class Leadership:
 
         Raises:
             Deposed: the term is over; nothing was written.
-            CoordinationError: the generation is not the current one + 1, or the plan changed
+            CoordinationError: the generation is not the current one + 1, or the plan changed, or
+                a request that it grants was withdrawn
                 (nothing was written: decide again), or ZooKeeper is away (unknown: read again).
         """
         for _ in range(ATTEMPTS):
@@ -292,6 +293,8 @@ class Leadership:
         for path, request in zip(answered, decision.answers, strict=True):
             if present[path] is not None:
                 writes.append(Write(path, request.to_json()))
+            elif request.accepted:  # what is decided is for it: who withdrew it was told so
+                raise CoordinationError("a request was withdrawn meanwhile; decide again")
         return writes
 
     def _check_number(self, new: Generation, current: Mapping[str, Any]) -> None:

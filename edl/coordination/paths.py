@@ -9,6 +9,7 @@
         leader         Leader, empty until the first term; written when a term starts
         status         the leader's summary for people and tools
         profile        Curve, empty until the job is profiled; whoever profiles it writes it
+        profile/hold   Hold, ephemeral, while somebody profiles the job
         hosts/<host>   Host, ephemeral, an agent's
         slots/<host>.<slot>   KeptSlot, ephemeral, an edl-worker's
         members/<id>   Member, ephemeral, a worker's own
@@ -91,6 +92,10 @@ class JobPaths:
     @property
     def profile(self) -> str:
         return f"{self.root}/profile"
+
+    @property
+    def profile_hold(self) -> str:
+        return f"{self.profile}/hold"
 
     @property
     def hosts(self) -> str:

@@ -8,6 +8,7 @@ Writes of the leader are not here but in ``election``, where they are fenced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ from edl.core.facts import (
     Request,
     Snapshot,
 )
-from edl.core.profile import Curve
+from edl.core.profile import Curve, Hold
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 __all__ = ["JobStore", "job_names", "list_jobs", "unlock"]
@@ -136,16 +137,20 @@ class JobStore:
         reason: str,
         exit_code: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
-    ) -> Job:
-        """Move the job to ``state`` if it is in one of ``only_from``; the job as it then stands."""
+    ) -> bool:
+        """Move the job to ``state`` if it is in one of ``only_from``; whether it was."""
+        moved = False
 
         def change(values: dict[str, Any]) -> dict[str, Any]:
+            nonlocal moved
             job = Job.from_json(values)
-            if job.state not in only_from:
+            moved = job.state in only_from
+            if not moved:
                 return values
             return replace(job, state=state, reason=reason, exit_code=exit_code).to_json()
 
-        return Job.from_json(self._compare_and_set(self.paths.job, change))
+        self._compare_and_set(self.paths.job, change)
+        return moved
 
     def put_saved(self, directory: str, step: int) -> None:
         """Record that a checkpoint of ``step`` is in ``directory``."""
@@ -305,6 +310,26 @@ class JobStore:
         """Forget a request; nothing happens when there is none."""
         self.session.read_all("remove a request", [delete(self.paths.request(number))])
 
+    def withdraw_request(self, number: int) -> Request | None:
+        """Take a request back: then nobody acts on it. Else its answer, which came before."""
+        path = self.paths.request(number)
+        for _ in range(ATTEMPTS):
+            answer = self.session.read_all("read a request", [get(path)])[0]
+            if answer is None:
+                return None
+            request = replace(Request.from_json(decode(path, answer[0])), number=number)
+            if request.done:
+                return request
+            issue = partial(_delete, path=path, version=answer[1].version)
+            try:
+                self.session.call("withdraw a request", issue)
+            except BadVersionError:
+                continue
+            except NoNodeError:
+                pass
+            return None
+        raise CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
+
     # --- events and status
 
     def add_event(self, event: Event) -> int:
@@ -354,6 +379,29 @@ class JobStore:
         if answer is None:
             raise self._unknown()
         return _optional(Curve, self.paths.profile, answer)
+
+    def hold_profile(self, hold: Hold) -> bool:
+        """Profile the job from now on, as long as this session lives; False: another one does."""
+        return self._put(
+            self.paths.profile_hold, hold, lambda values: values["token"] == hold.token
+        )
+
+    def profile_hold(self) -> Hold | None:
+        """Who profiles the job now, if anybody does."""
+        return _optional(Hold, self.paths.profile_hold, self._read(get(self.paths.profile_hold))[0])
+
+    def ask_over_profile(self) -> None:
+        """Before a plan that somebody has asked for is written: who profiles shall let it stand."""
+        if self.profile_hold() is None:
+            return
+        with suppress(UnknownJob):  # it has just ended
+            self._compare_and_set(self.paths.profile_hold, lambda hold: {**hold, "asked": True})
+
+    def release_profile(self, token: str) -> None:
+        """Profile the job no longer; nothing happens when it was another one."""
+        hold = self.profile_hold()
+        if hold is not None and hold.token == token:
+            self.session.read_all("end a profile", [delete(self.paths.profile_hold)])
 
     # --- how it is done
 
@@ -449,6 +497,10 @@ class JobStore:
 
 def _set(client: Any, path: str, data: bytes, version: int) -> Any:
     return client.set_async(path, data, version)
+
+
+def _delete(client: Any, path: str, version: int) -> Any:
+    return client.delete_async(path, version)
 
 
 def _values(path: str, answer: Any) -> dict[str, Any]:

@@ -8,11 +8,11 @@ those who leave the source until the newcomers are ready, and lets all change pl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.facts import Event, Snapshot, Stage
-from edl.core.placement import workers
+from edl.core.facts import Event, Generation, Snapshot, Stage
+from edl.core.wording import workers
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,21 @@ class Standing:
 
 @dataclass(frozen=True)
 class Migration:
-    """A migration that is over. ``stall_s``: how long it held up those who stayed, if known."""
+    """A migration that is over.
+
+    Attributes:
+        stall_s: how long it held up those who stayed, if known.
+        known: ``generations`` are all that there were.
+    """
 
     move: Move
     generations: tuple[int, ...]
     stall_s: float | None
+    known: bool = True
 
     def __str__(self) -> str:
+        if not self.generations and not self.known:
+            return f"moved {self.move}; in which switch, the event log does not say"
         if not self.generations:
             return f"moved {self.move} without a switch: nobody had begun to move away"
         numbers = ", ".join(str(number) for number in self.generations)
@@ -87,28 +95,39 @@ def standing(move: Move, now: Snapshot, plan: Mapping[str, int]) -> Standing:
     )
 
 
-def outcome(move: Move, events: Sequence[Event], hosts: Mapping[str, str], last: int) -> Migration:
-    """What the migration was, by the job's event log.
+def outcome(
+    move: Move,
+    events: Sequence[Event],
+    hosts: Mapping[str, str],
+    last: int,
+    seen: Iterable[Generation] = (),
+) -> Migration:
+    """What the migration was, by the job's event log and what was seen of it.
 
     Args:
         hosts: worker ("w3") -> its host.
         last: the generation in which the migration was done.
+        seen: generations; the log lacks one whose leader died before it could tell.
     """
+    told = {e.generation: e.details for e in events if e.kind == "generation"}
+    for one in seen:
+        joined, left = ([f"w{worker}" for worker in ids] for ids in (one.joined, one.left))
+        told[one.number] = {"joined": joined, "left": left, "repair": one.repairs}
+    between = range(move.since + 1, last + 1)
     numbers = tuple(
-        e.generation
-        for e in events
-        if e.kind == "generation"
-        and move.since < e.generation <= last
-        and not e.details.get("repair")  # those who left died
+        number
+        for number in between
+        if number in told
+        and not told[number].get("repair")  # those who left died
         and (
-            any(hosts.get(w) == move.target for w in e.details.get("joined", ()))
-            or any(hosts.get(w) == move.source for w in e.details.get("left", ()))
+            any(hosts.get(w) == move.target for w in told[number].get("joined", ()))
+            or any(hosts.get(w) == move.source for w in told[number].get("left", ()))
         )
     )
     stalls = {e.generation: stall_s(e) for e in events if e.kind == "switch"}
     known = [stalls[number] for number in numbers if number in stalls]
     whole = numbers and len(known) == len(numbers)
-    return Migration(move, numbers, sum(known) if whole else None)
+    return Migration(move, numbers, sum(known) if whole else None, told.keys() >= {*between})
 
 
 def stall_s(switch: Event) -> float:

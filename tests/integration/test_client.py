@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
-from edl.client import Job
+from edl.client import Job, connection
+from edl.client.connection import choose_job, connected
 from edl.errors import HostLost, JobEnded, TimedOut, UnknownJob, UsageError
 
 pytestmark = pytest.mark.integration
@@ -180,6 +181,34 @@ def test_a_target_that_leaves_gives_back_what_had_not_moved(shell: Shell) -> Non
     assert job.wait() == 0
 
 
+def test_a_host_that_leaves_is_not_held_by_who_did_not_know(shell: Shell, client: Job) -> None:
+    """Who plans from facts a moment old may give it workers again."""
+    (shell.directory / "train.py").write_text(
+        "import os, runpy, signal, sys, time\n"
+        "while os.environ['EDL_HOST'] == 'b':\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(60)\n"
+        f"sys.argv[0] = {STANDIN!r}\n"
+        f"runpy.run_path({STANDIN!r}, run_name='__main__')\n"
+    )
+    job = shell.start(
+        *("run", "-np", "1", "--max-np", "2", "--job", "j", "--host", "a"),
+        *(sys.executable, "train.py"),
+    )
+    shell.until_size(1)
+    guest = shell.start("join", "--job", "j", "--host", "b", "--slots", "1", "-np", "1")
+    guest.expect("up")
+    guest.signal(signal.SIGINT)
+    guest.expect("Ctrl-C: host b leaves the job")
+    with connected(None) as session:
+        choose_job(session, "j").change_plan(lambda plan: {**plan, "b": 1})
+    assert guest.wait() == 0
+    assert shell.status()["plan"] == {"a": 1, "b": 0}
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0
+
+
 def test_scaling_by_and_to_a_number(shell: Shell, client: Job) -> None:
     with two_hosts(shell), client as job:
         resize = job.scale_out(2, timeout_s=WAIT_S)
@@ -191,11 +220,27 @@ def test_scaling_by_and_to_a_number(shell: Shell, client: Job) -> None:
             job.scale_in()
         with pytest.raises(UsageError, match="to 5 workers: max_np is 4"):
             job.scale_out(4)
+        for change in (job.scale_out, job.scale_in):
+            with pytest.raises(UsageError, match="-1 workers cannot be added or taken away"):
+                change(-1)
         shell.until_size(1)
         with pytest.raises(UsageError, match="cannot drain w0"):
             job.drain(0)
         job.scale(2, timeout_s=WAIT_S)
         assert job.drain(0) == "w0 leaves with the next switch"
+
+
+def test_a_job_that_is_created_just_now_is_open_to_who_has_its_secret(
+    shell: Shell, client: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look which jobs there are and the look into this one."""
+    job = shell.start("run", "-np", "1", "--job", "j", sys.executable, STANDIN)
+    shell.until_size(1)
+    with monkeypatch.context() as moment_ago:
+        moment_ago.setattr(connection, "job_names", lambda session: ())
+        assert client.status()["state"] == "running"
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0
 
 
 def test_a_deadline_passes_and_jobs_end(shell: Shell, client: Job) -> None:
@@ -262,6 +307,25 @@ def test_a_profile_ends_when_somebody_else_scales(shell: Shell) -> None:
         assert "somebody has changed the plan of job j to 3 workers" in profile.output
         assert "nothing was measured" in profile.output
         assert shell.until_size(3)["plan"] == {"a": 2, "b": 1}
+
+
+def test_a_host_that_comes_during_a_profile_adds_to_the_size_that_the_job_had(
+    shell: Shell,
+) -> None:
+    with two_hosts(shell):
+        profile = shell.start("profile", "j", "--np", "1", "--steps", "100000")
+        until(lambda: shell.status()["plan"]["a"] == 1, WAIT_S)
+        second = shell.edl("profile", "j", "--np", "2")
+        assert second.returncode == 2
+        assert f"job j is profiled by process {profile.process.pid} on" in second.stderr
+        late = shell.start("join", "--job", "j", "--host", "c", "--slots", "1", "-np", "1")
+        assert profile.wait() == 1
+        assert "hosts or workers came or left while job j was profiled: 3 work" in profile.output
+        assert shell.until_size(3)["plan"] == {"a": 2, "c": 1}
+        (began,) = kinds(shell, "profiling")
+        assert (began["np"], began["plan"]) == (2, {"a": 2})
+        assert shell.edl("profile", "j", "--np", "3", "--steps", "10").returncode == 0
+    assert late.wait() == 0
 
 
 def test_a_job_that_ends_keeps_what_was_measured(shell: Shell) -> None:

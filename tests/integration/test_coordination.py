@@ -239,14 +239,17 @@ class TestLifecycle:
 
 class TestStates:
     def test_a_state_is_left_only_from_where_it_may_be_left(self, store: JobStore) -> None:
-        job = store.set_job_state(JobState.STOPPING, "edl stop")
-        assert (job.state, job.reason) == (JobState.STOPPING, "edl stop")
-        job = store.set_job_state(JobState.FAILED, "late", 1, only_from=(JobState.RUNNING,))
-        assert (job.state, job.exit_code) == (JobState.STOPPING, 0)
+        def stands() -> tuple[JobState, str, int]:
+            job = store.snapshot().job
+            return job.state, job.reason, job.exit_code
+
+        assert store.set_job_state(JobState.STOPPING, "edl stop")
+        assert stands() == (JobState.STOPPING, "edl stop", 0)
+        assert not store.set_job_state(JobState.FAILED, "late", 1, only_from=(JobState.RUNNING,))
+        assert stands() == (JobState.STOPPING, "edl stop", 0)
         stopping = (JobState.RUNNING, JobState.STOPPING)
-        job = store.set_job_state(JobState.STOPPED, "done", 3, only_from=stopping)
-        assert store.snapshot().job == job
-        assert job.exit_code == 3
+        assert store.set_job_state(JobState.STOPPED, "done", 3, only_from=stopping)
+        assert stands() == (JobState.STOPPED, "done", 3)
 
     def test_concurrent_changes_of_the_plan_are_all_kept(
         self, other: Session, store: JobStore

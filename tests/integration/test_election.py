@@ -276,6 +276,27 @@ class TestDecisions:
         now = store.snapshot()
         assert (now.evicted, now.generation) == ({7: "first"}, generation(1, 1))
 
+    def test_a_request_that_is_withdrawn_is_not_granted(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        number = store.add_request(Request("drain", 0))
+        seen = store.snapshot()
+        assert store.withdraw_request(number) is None
+        answer = Request("drain", 0, number, True, True, "w0 leaves")
+        with pytest.raises(CoordinationError, match="withdrawn meanwhile; decide again"):
+            leadership.carry_out(Decision("x", generation(1, 1), None, {}, (answer,)), seen)
+        assert store.snapshot().generation is None
+        assert store.withdraw_request(number) is None
+
+    def test_a_request_that_is_answered_cannot_be_withdrawn(
+        self, store: JobStore, leadership: Leadership
+    ) -> None:
+        number = store.add_request(Request("drain", 0))
+        answer = Request("drain", 0, number, True, True, "w0 leaves")
+        leadership.carry_out(Decision("x", answers=(answer,)))
+        assert store.withdraw_request(number) == answer
+        assert store.get_request(number) == answer
+
     def test_a_decision_to_do_nothing_writes_nothing(
         self, store: JobStore, leadership: Leadership
     ) -> None:

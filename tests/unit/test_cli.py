@@ -81,7 +81,7 @@ def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
         job=Job("digits", ("python", "train.py"), 2, 1, 4, state),
         hosts=(Host("a", 4, "127.0.0.1"),),
         members=members,
-        plan={"a": 3},
+        plan={"a": 3, "gone": 0},
         generation=Generation(5, 3, seats, 1, (), (), ""),
         leader=Leader(3, 1),
         status={
@@ -288,7 +288,10 @@ def test_status_as_json() -> None:
         128,
     )
     assert (facts["samples_per_s"], facts["zookeeper"]) == (99.6, "127.0.0.1:2181")
-    assert (facts["plan"], facts["reason"]) == ({"a": 3}, "w2 is preparing; 2 of 3 train")
+    assert (facts["plan"], facts["reason"]) == (
+        {"a": 3, "gone": 0},
+        "w2 is preparing; 2 of 3 train",
+    )
     assert facts["members"][0] == {
         "id": "w0",
         "host": "a",
@@ -334,7 +337,7 @@ def test_status_for_people() -> None:
 
 def test_the_live_line() -> None:
     line = LiveLine("digits")
-    assert "starting, 0 workers are ready" in line.render().plain
+    assert "starting, 0 workers ready" in line.render().plain
     line.update(snapshot())
     text = line.render().plain
     assert text.startswith("digits  epoch 2 ━")

@@ -144,3 +144,26 @@ def test_nobody_had_to_move() -> None:
 def test_the_longest_stall_is_that_of_an_old_worker() -> None:
     assert stall_s(switched(4, w0=0.1, w1=0.2, w3=0.9)) == 0.2
     assert stall_s(event("switch", 4)) == 0.0
+
+
+def test_a_switch_that_the_log_lacks_was_seen() -> None:
+    """Its leader died between writing the generation and telling of it."""
+    ring = tuple(Seat(w, h, 0, "::1", 1) for w, h in NEW.items())
+    seen = Generation(4, 1, ring, 0, (3, 4), (1, 2), "so", previous=ring[:1])
+    log = [*BEFORE, switched(4, w0=0.21)]
+    done = outcome(MOVE, log, HOSTS, last=4, seen=[seen])
+    assert done == Migration(MOVE, (4,), 0.21)
+    repair = replace(seen, previous=())
+    assert outcome(MOVE, log, HOSTS, last=4, seen=[repair]).generations == ()
+
+
+def test_what_nobody_knows_is_not_called_no_switch() -> None:
+    done = outcome(MOVE, BEFORE, HOSTS, last=4)
+    assert str(done) == (
+        "moved 2 workers of digits from a to b; in which switch, the event log does not say"
+    )
+
+
+def test_an_event_that_was_written_twice_counts_once() -> None:
+    both = made(4, ("w3", "w4"), ("w1", "w2"))
+    assert outcome(MOVE, [both, both], HOSTS, last=4).generations == (4,)

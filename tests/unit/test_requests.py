@@ -8,15 +8,30 @@ from typing import Any
 
 import pytest
 
-from edl.client import profiling, waiting
+from edl.cli import stop
+from edl.client import migrating, profiling, waiting
+from edl.client.draining import drain_host, drain_worker
+from edl.client.migrating import migrate
 from edl.client.profiling import _Hold, profile
 from edl.client.scaling import Wanted, resize, wait_for_size
 from edl.client.waiting import Story, looks
 from edl.coordination.store import JobStore
-from edl.core.facts import Generation, Host, Job, JobState, Member, Seat, Snapshot, Stage
-from edl.core.profile import Curve, Reading
+from edl.core.facts import (
+    Generation,
+    Host,
+    Job,
+    JobState,
+    KeptSlot,
+    Member,
+    Request,
+    Seat,
+    Snapshot,
+    Stage,
+)
+from edl.core.profile import Curve, Hold, Reading
 from edl.errors import (
     CoordinationError,
+    HostLost,
     JobEnded,
     RequestError,
     Superseded,
@@ -31,7 +46,7 @@ AWAY = CoordinationError("ZooKeeper is away")
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (waiting, profiling):
+    for module in (waiting, profiling, migrating, stop):
         monkeypatch.setattr(module, "POLL_S", 0.0)
 
 
@@ -45,11 +60,16 @@ class Store(JobStore):
         self.name = "digits"
         self.job = replace(JOB, **job)
         self.plan: dict[str, int] = {"a": 2}
+        self.hosts = HOSTS
+        self.slots: tuple[KeptSlot, ...] = ()
+        self.request: Request | None = None
+        self.where: list[str] = []  # hosts of the workers, if they do not follow the plan
+        self.hold: Hold | None = None
         self.away: set[int] = set()
         self.calls = self.step = self.samples = 0
         self.sizes: list[int] = []
         self.curves: list[Curve] = []
-        self.events: list[Any] = []
+        self.log: list[Any] = []
         self.before_look: Callable[[Store], None] = lambda _store: None
 
     def _call(self) -> None:
@@ -67,24 +87,94 @@ class Store(JobStore):
         self.samples += 8 * size
         number = len(self.sizes)
         counted = Reading(0, number, size, 0, self.step, self.samples, 0.1 * self.step)
+        where = self.where or [host for host, count in self.plan.items() for _ in range(count)]
         members = tuple(
-            Member(i, "a", i, "::1", 1, 1, f"t-{i}", Stage.ACTIVE, number) for i in range(size)
+            Member(i, host, i, "::1", 1, 1, f"t-{i}", Stage.ACTIVE, number)
+            for i, host in enumerate(where)
         )
         seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
         status = {"step": self.step, "reason": "they train", "counted": counted.to_json()}
         generation = Generation(number, 1, seats, 0, (), (), "")
-        return Snapshot(self.job, HOSTS, members, dict(self.plan), generation, status=status)
+        return Snapshot(
+            self.job,
+            self.hosts,
+            members,
+            dict(self.plan),
+            generation,
+            status=status,
+            slots=self.slots,
+        )
 
     def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
         self._call()
         self.plan = change(dict(self.plan))
         return self.plan
 
+    def add_request(self, request: Request) -> int:
+        self._call()
+        self.request = request
+        return 0
+
+    def get_request(self, number: int) -> Request:
+        self._call()
+        assert self.request is not None
+        return self.request
+
+    def withdraw_request(self, number: int) -> Request | None:
+        self._call()
+        request = self.request
+        if request is not None and request.done:
+            return request
+        self.request = None
+        return None
+
+    def set_job_state(
+        self,
+        state: JobState,
+        reason: str,
+        exit_code: int = 0,
+        only_from: tuple[JobState, ...] = (JobState.RUNNING,),
+    ) -> bool:
+        self._call()
+        self.job = replace(self.job, state=state, reason=reason)
+        return True
+
+    def ask_host_to_leave(self, name: str) -> bool:
+        self._call()
+        self.hosts = tuple(host for host in self.hosts if host.name != name)
+        return True
+
+    def hold_profile(self, hold: Hold) -> bool:
+        self._call()
+        if self.hold is not None and self.hold.token != hold.token:
+            return False
+        self.hold = hold
+        return True
+
+    def profile_hold(self) -> Hold | None:
+        self._call()
+        return self.hold
+
+    def ask_over_profile(self) -> None:
+        if self.hold is not None:
+            self.hold = replace(self.hold, asked=True)
+
+    def release_profile(self, token: str) -> None:
+        self._call()
+        if self.hold is not None and self.hold.token == token:
+            self.hold = None
+
     def put_profile(self, curve: Curve) -> None:
         self.curves.append(curve)
 
-    def add_event(self, event: Any) -> None:
-        self.events.append(event)
+    def add_event(self, event: Any) -> int:
+        self._call()
+        self.log.append(event)
+        return len(self.log) - 1
+
+    def events(self, after: int = -1) -> list[tuple[int, Any]]:
+        self._call()
+        return list(enumerate(self.log))[after + 1 :]
 
 
 def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
@@ -137,6 +227,119 @@ def test_the_hosts_of_horovodrun_must_be_those_of_edl_discover() -> None:
     assert [(host.name, host.slots) for host in wanted.hosts(offered)] == [("c", 2)]
 
 
+def test_a_size_that_may_be_written_or_not_is_told() -> None:
+    store = Store()
+    store.away = {2}
+    with pytest.raises(CoordinationError) as caught:
+        resize(store, lambda now: now + 1)
+    assert str(caught.value) == "ZooKeeper is away"  # nothing was read, so nothing is written
+
+    class Deaf(Store):
+        def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+            super().change_plan(change)
+            raise AWAY
+
+    with pytest.raises(CoordinationError, match="may have been written or not, see `edl status di"):
+        resize(Deaf(), lambda now: now + 1)
+
+
+# --- draining and stopping ---
+
+GRANTED = Request("drain", 1, 0, True, True, "w1 leaves with the next switch")
+
+
+def test_a_drain_waits_for_zookeeper() -> None:
+    store = Store()
+    store.away = {3, 4, 6}
+
+    def answer(now: Store) -> None:
+        if now.calls > 6:
+            now.request = GRANTED
+
+    store.before_look = answer
+    assert drain_worker(store, 1, 5.0) == GRANTED.outcome
+
+
+def test_a_request_without_an_answer_is_taken_back() -> None:
+    store = Store()
+    with pytest.raises(TimedOut) as caught:
+        drain_worker(store, 1, 0.0)
+    assert str(caught.value) == (
+        "draining w1 is not done after 0 s; no leader of job digits has answered; the request is "
+        "taken back (see `edl status digits`)"
+    )
+    assert store.request is None
+
+
+def test_a_request_that_cannot_be_taken_back_is_told() -> None:
+    store = Store()
+    store.away = {5}  # running, request, look, answer, withdraw
+    with pytest.raises(TimedOut, match="cannot be taken back now, and w1 may still leave"):
+        drain_worker(store, 1, 0.0)
+
+
+def test_a_request_that_may_be_written_or_not_is_told() -> None:
+    store = Store()
+    store.away = {2}
+    with pytest.raises(CoordinationError, match="; w1 may be asked to leave or not, see `edl st"):
+        drain_worker(store, 1, 5.0)
+
+
+def test_an_answer_at_the_last_moment_counts() -> None:
+    class Late(Store):
+        def withdraw_request(self, number: int) -> Request | None:
+            self.request = GRANTED
+            return super().withdraw_request(number)
+
+    assert drain_worker(Late(), 1, 0.0) == GRANTED.outcome
+
+
+def test_an_interrupted_drain_is_taken_back() -> None:
+    store = Store()
+
+    def interrupt(now: Store) -> None:
+        if now.request is not None:
+            raise KeyboardInterrupt
+
+    store.before_look = interrupt
+    with pytest.raises(KeyboardInterrupt) as told:
+        drain_worker(store, 1, 5.0)
+    assert told.value.__notes__ == ["the request is taken back (see `edl status digits`)"]
+    assert store.request is None
+
+
+def test_a_host_is_drained_though_zookeeper_goes_away() -> None:
+    store = Store()
+    store.plan = {"a": 2, "b": 1}
+    store.away = {2, 3, 5, 7, 8}
+    assert drain_host(store, "b", 5.0) == "host b has left job digits"
+    assert store.plan == {"a": 2, "b": 0}
+
+
+def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stop, "_SETTLE_S", 0.0)
+    store = Store(state=JobState.STOPPING, reason="edl stop")
+    store.plan, store.hosts, store.slots = {}, (), (KeptSlot("a", 0),)
+    store.away = {1, 3, 4}
+    with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
+        stop._wait(store, 0.01)
+    assert store.job.state is JobState.STOPPING
+    store.away = {store.calls + 1}
+    with pytest.raises(CoordinationError):
+        stop._ask(store, 0.0)
+    store.away = {store.calls + 1}
+    stop._ask(store, 5.0)
+    store.slots = ()
+    store.away = {store.calls + 1, store.calls + 4}  # a look, and the end that we write
+    ended = stop._wait(store, 5.0)
+    assert (ended.state, ended.reason) == (
+        JobState.STOPPED,
+        "edl stop; none of its processes is alive",
+    )
+
+
 # --- holding the size ---
 
 
@@ -147,7 +350,9 @@ def test_a_profile_steps_downwards_and_gives_the_size_back() -> None:
     assert store.plan == {"a": 2}
     assert [(p.np, round(p.throughput, 6)) for p in curve.points] == [(1, 80), (2, 160), (3, 240)]
     assert [[p.np for p in kept.points] for kept in store.curves] == [[3], [2, 3], [1, 2, 3]]
-    assert [event.kind for event in store.events] == ["profile"] * 3
+    assert [event.kind for event in store.log] == ["profiling", *["profile"] * 3]
+    assert store.log[0].reason == "2 workers are wanted; profiled with 3, 2, 1"
+    assert store.hold is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
@@ -183,23 +388,139 @@ def test_a_size_that_cannot_be_given_back_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(profiling, "RESTORE_S", 0.0)
     store = Store()
     hold = _Hold(store, Wanted(store, JOB, "profile"), store.snapshot())
+    hold.__enter__()
     hold.take(1)
     store.away = {store.calls + 1}
     with pytest.raises(RequestError, match="does not have its size back; `edl scale digits --np 2"):
         hold.give_back()
+    assert store.hold is None
 
 
 def test_a_size_that_somebody_else_has_changed_stays() -> None:
     store = Store()
 
     def scale(now: Store) -> None:
-        if now.step == 40:
-            now.plan = {"a": 2, "b": 2}
+        if now.plan == {"a": 1}:
+            Wanted(now, JOB, "scale").choose(lambda _plan: {"a": 2, "b": 1})
 
     store.before_look = scale
-    with pytest.raises(Superseded, match=r"to 4 workers while it was profiled; that stays; mea"):
+    with pytest.raises(Superseded) as caught:
         measure(store, 1, 2)
-    assert store.plan == {"a": 2, "b": 2}
+    assert str(caught.value) == (
+        "somebody has changed the plan of job digits to 3 workers while it was profiled; that "
+        "stays; it had 2 before, `edl scale digits --np 2`; measured with 2 workers"
+    )
+    assert store.plan == {"a": 2, "b": 1}
+
+
+def test_a_size_that_somebody_asks_for_stays_also_when_it_is_measured_just_then() -> None:
+    store = Store()
+
+    def scale(now: Store) -> None:
+        if now.plan == {"a": 1}:
+            Wanted(now, JOB, "scale").choose(lambda plan: plan)
+
+    store.before_look = scale
+    measure(store, 1)
+    assert store.plan == {"a": 1}
+
+
+def arrives(plan: dict[str, int]) -> dict[str, int]:
+    return {**plan, "c": 1}
+
+
+def test_a_host_that_comes_is_added_to_the_size_that_the_job_had() -> None:
+    """Its own workers it keeps, as if nobody had profiled."""
+    store = Store(max_np=5)
+    store.plan = {"a": 2, "b": 2}
+
+    def arrive(now: Store) -> None:
+        if now.plan == {"a": 1, "b": 0}:
+            now.hosts = (*HOSTS, Host("c", 1, "::3"))
+            now.plan = arrives(now.plan)
+
+    store.before_look = arrive
+    with pytest.raises(Superseded) as caught:
+        measure(store, 1, 4)
+    assert store.plan == {"a": 2, "b": 2, "c": 1}
+    assert str(caught.value) == (
+        "hosts or workers came or left while job digits was profiled: 5 workers are wanted now; "
+        "it had 4 before, `edl scale digits --np 4`; measured with 4 workers"
+    )
+
+
+def test_a_worker_that_leaves_takes_nobody_with_it() -> None:
+    """SIGTERM while 2 of 4 train: the leader lowers the plan, and 3 are wanted afterwards."""
+    store = Store()
+    store.plan = {"a": 2, "b": 2}
+
+    def leave(now: Store) -> None:
+        if now.plan == {"a": 2, "b": 0}:
+            now.plan = {"a": 1, "b": 0}
+
+    store.before_look = leave
+    with pytest.raises(Superseded, match="3 workers are wanted now; it had 4 before"):
+        measure(store, 2)
+    assert store.plan == {"a": 1, "b": 2}
+
+
+def test_a_host_that_leaves_while_it_has_no_worker_gets_none_back() -> None:
+    store = Store()
+    store.plan = {"a": 2, "b": 2}
+
+    def drain(now: Store) -> None:
+        if now.plan == {"a": 1, "b": 0}:  # its agent has nothing to change in the plan
+            now.hosts = (HOSTS[0], Host("b", 0, "::2"))
+
+    store.before_look = drain
+    assert [point.np for point in measure(store, 1).points] == [1]
+    assert store.plan == {"a": 2, "b": 0}
+
+
+def test_an_answer_that_is_lost_does_not_give_back_twice() -> None:
+    store = Store(max_np=9)
+    store.plan = {"a": 2, "b": 2}
+
+    hold = _Hold(store, Wanted(store, store.job, "profile"), store.snapshot())
+    with hold:
+        hold.take(2)
+        store.hosts = (*HOSTS, Host("c", 2, "::3"))
+        store.plan = arrives(store.plan)
+        store.plan = hold._restored(store.plan)  # written, and then the connection broke
+    assert store.plan == {"a": 2, "b": 2, "c": 1}
+
+
+def test_what_was_changed_while_the_session_was_lost_stays() -> None:
+    """Nobody can know any more whether it was asked for."""
+    store = Store()
+
+    def lose(now: Store) -> None:
+        if now.plan == {"a": 1}:
+            now.hold, now.plan = None, {"a": 1, "b": 2}
+
+    store.before_look = lose
+    with pytest.raises(Superseded, match="to 3 workers while it was profiled; that stays"):
+        measure(store, 1)
+
+
+def test_a_lost_session_alone_does_not_end_a_profile() -> None:
+    store = Store()
+
+    def lose(now: Store) -> None:
+        if now.plan == {"a": 2} and now.step == 10:
+            now.hold = None
+
+    store.before_look = lose
+    assert [point.np for point in measure(store, 1, 2).points] == [1, 2]
+    assert store.plan == {"a": 2}
+
+
+def test_one_profile_at_a_time() -> None:
+    store = Store()
+    store.hold = other = Hold("t", "process 7 on c", {"a": 2})
+    with pytest.raises(UsageError, match="job digits is profiled by process 7 on c; wait until"):
+        measure(store, 1)
+    assert (store.plan, store.hold) == ({"a": 2}, other)
 
 
 def test_an_interrupted_profile_says_what_is_left_of_it() -> None:
@@ -244,3 +565,42 @@ def test_a_size_that_is_not_reached_in_time_is_told_and_given_back() -> None:
     ):
         measure(store, 3, timeout_s=1e-9)
     assert store.plan == {"a": 2}
+
+
+# --- migrating ---
+
+
+def moved(store: Store) -> str:
+    return str(migrate(store, "a", "b", 1, 5.0, lambda _told: None))
+
+
+def test_a_migration_is_done_also_when_its_events_cannot_be_written_or_read() -> None:
+    store = Store()
+    store.away = {3, 5}  # its event; the log
+    assert moved(store).startswith("moved 1 worker of digits from a to b")
+    assert (store.log, store.plan) == ([], {"a": 1, "b": 1})
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(
+    monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    """The target's agent has gone; the first answer of ZooKeeper is lost."""
+    monkeypatch.setattr(migrating, "AGENT_GONE_S", 0.0)
+
+    class Hiccup(Store):
+        changes = 0
+
+        def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+            self.changes += 1
+            self.hosts, self.where = HOSTS[:1], ["a", "a"]  # b has gone, and nobody had moved
+            if self.changes != 2:
+                return super().change_plan(change)
+            new = change(dict(self.plan))
+            self.plan = new if is_written else self.plan
+            raise AWAY
+
+    store = Hiccup()
+    with pytest.raises(HostLost, match="1 of 1 worker of job digits stay on a"):
+        moved(store)
+    assert store.plan == {"a": 2, "b": 0}
