@@ -52,8 +52,6 @@ missing_packages() {
     command -v g++ >/dev/null || echo g++
     command -v make >/dev/null || echo make
     command -v ip >/dev/null || [ -x /usr/sbin/ip ] || [ -x /sbin/ip ] || echo iproute2
-    command -v ssh >/dev/null || echo openssh-client
-    command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || echo openssh-server
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     "$python" -c 'import pathlib, sys, sysconfig
 sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())' || echo python3-dev

@@ -52,7 +52,7 @@ LOST_WITHOUT = {
     FAILED_INIT: "a worker that dies while a ring is being built makes the others abort",
     INIT_AGAIN: "after a failed hvd.init() no further one can succeed in that process",
     GONE: "a rendezvous that was given up is noticed after 1.5 s instead of at once",
-    QUICK_RETRIES: "a leader that dies during a rendezvous is noticed after 1.5 s, not 0.3 s",
+    QUICK_RETRIES: "a rank 0 that dies during a rendezvous is noticed after 1.5 s, not 0.3 s",
     CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
     ONE_MESH: "building a ring takes about three times as long on one host",

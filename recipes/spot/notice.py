@@ -97,20 +97,27 @@ def main() -> int:
     options = parser.parse_args()
     notice, url = PROVIDERS[options.provider], options.url or URLS[options.provider]
 
+    told = threading.Lock()  # taken for good by who tells the agent, be it the handler of a signal
+    agent: subprocess.Popen[bytes] | None = None
+    early = False  # there was no agent yet to tell
+
+    def tell(*_: object) -> None:
+        nonlocal early
+        if agent is None:
+            early = True
+        elif told.acquire(blocking=False):
+            agent.terminate()
+
+    signal.signal(signal.SIGTERM, tell)
     try:
         agent = subprocess.Popen(options.command)
     except OSError as error:
         say(f"{options.command[0]} cannot be started: {error.strerror}; check the words after --")
         return 127
-    told = threading.Lock()  # taken for good by who tells the agent, be it the handler of a signal
-
-    def tell(*_: object) -> None:
-        if told.acquire(blocking=False):
-            agent.terminate()
-
     # On Ctrl-C the terminal tells the agent, too; a second signal would kill its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, tell)
+    if early:
+        tell()
     silent = False
     while True:
         try:

@@ -17,11 +17,11 @@ MACHINE = "spot-7"
 
 
 class Service(ThreadingHTTPServer):
-    """``noticed``: this instance is about to be taken away."""
+    """``noticed``: this instance is about to be taken away. ``broken``: it cannot say."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.noticed = False
+        self.noticed = self.broken = False
         self.asked = 0  # questions that a notice answers
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -71,7 +71,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _notice(self, yes: str, no: str | None) -> None:
         self.server.asked += 1
-        if self.server.noticed:
+        if self.server.broken:
+            self._answer(503)
+        elif self.server.noticed:
             self._answer(200, yes)
         else:
             self._answer(404 if no is None else 200, no or "")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_shell import STANDIN, WAIT_S, Running, Shell, shell
+from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from jobs import EDL, ROOT
 from metadata import Service, service
 from trial import trial
@@ -80,11 +80,8 @@ def test_the_notice_of_each_provider_is_understood(
 ) -> None:
     with on_spot(provider, cloud.url, sys.executable, "-c", DEAF_TO_NOTHING, cwd=tmp_path) as agent:
         agent.expect("up")
-        deadline = time.monotonic() + WAIT_S
-        while cloud.asked < 3:  # it is asked again and again, and the command goes on
-            assert time.monotonic() < deadline, agent.output
-            assert agent.process.poll() is None, agent.output
-            time.sleep(0.02)
+        until(lambda: cloud.asked >= 3, WAIT_S, lambda: agent.output)
+        assert agent.process.poll() is None, agent.output  # asked again and again, it goes on
         cloud.noticed = True
         assert agent.wait() == 7
         assert agent.output.count("the host leaves the job") == 1
@@ -97,9 +94,20 @@ def test_a_silent_metadata_service_ends_nothing(tmp_path: Path) -> None:
     with on_spot("aws", url, *command, cwd=tmp_path) as agent:
         agent.expect("does not tell whether this instance stays")
         agent.expect("up")
-        time.sleep(0.5)  # some more questions
-        assert agent.output.count("does not tell") == 1
         agent.signal(signal.SIGTERM)
+        assert agent.wait() == 7
+
+
+def test_a_metadata_service_that_fails_is_asked_again_and_told_of_once(
+    cloud: Service, tmp_path: Path
+) -> None:
+    cloud.broken = True
+    with on_spot("aws", cloud.url, sys.executable, "-c", DEAF_TO_NOTHING, cwd=tmp_path) as agent:
+        agent.expect("up")
+        until(lambda: cloud.asked >= 5, WAIT_S, lambda: agent.output)
+        assert agent.output.count("does not tell") == 1
+        assert agent.process.poll() is None
+        cloud.noticed, cloud.broken = True, False
         assert agent.wait() == 7
 
 
@@ -177,18 +185,7 @@ def pod(shell: Shell, name: str, command: Sequence[str]) -> Running:
         "EDL_HOST": name,
         "EDL_ADDRESS": "127.0.0.1",
     }
-    log = shell.directory / f"{name}.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=shell.directory,
-            env=shell.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    shell.started.append(Running(process, log))
-    return shell.started[-1]
+    return shell.launch(command, f"{name}.log")
 
 
 def pod_of_job(shell: Shell, name: str, checkpoints: Path) -> Running:
