@@ -89,7 +89,8 @@ class Scene:
     def _pace(self, size: int) -> None:
         sizes = self._told["sizes"]
         epoch = self.epochs_told() if self._epoch is None else self._epoch
-        self._settled = self._settled + 1 if size == sizes[min(epoch, len(sizes) - 1)] else 0
+        wanted = sizes[epoch] if epoch < len(sizes) else None  # horovodrun is to fail meanwhile
+        self._settled = self._settled + 1 if size == wanted else 0
         if self._settled <= SETTLED:
             time.sleep(SETTLING_S if self._settled else SLOW_S)
         self.go_on()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,16 @@ class Shell:
         )
 
     def start(self, *words: str) -> Running:
-        """Run in the background."""
-        log = self.directory / f"edl-{len(self.started)}.log"
-        with log.open("wb") as file:
+        """Run `edl` in the background."""
+        command = [sys.executable, "-m", "edl.cli.main", *words]
+        return self.launch(command, f"edl-{len(self.started)}.log")
+
+    def launch(self, command: Sequence[str], log_name: str) -> Running:
+        """Run any command in the background; its output is added to the log."""
+        log = self.directory / log_name
+        with log.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "edl.cli.main", *words],
+                command,
                 cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -251,9 +251,11 @@ def started(
     max_np: int,
     min_np: int = 1,
     options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """A job that runs; killed at the end of the block if it still does."""
     job = Job(directory, zookeeper)
+    job.environment |= environment or {}
     try:
         job.run(script, *arguments, np=np, min_np=min_np, max_np=max_np, options=options)
         yield job

@@ -151,7 +151,7 @@ def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str
         job.wait_for_step(10)
         os.kill(min(job.workers(COUNTING)), signal.SIGKILL)
         assert job.end() == 1, job.story("it should have failed")
-        assert "1 workers are left, min_np is 2, and nobody joined within 0.5 s" in job.output()
+        assert "only 1 worker left, min_np is 2, and nobody joined within 0.5 s" in job.output()
     saved = trial.newest
     assert saved.step >= 10
     trial.slow.unlink()

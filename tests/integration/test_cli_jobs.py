@@ -79,6 +79,19 @@ def test_a_signal_ends_the_job_cleanly(shell: Shell, number: signal.Signals) -> 
     assert "worker_failed" not in job.output
 
 
+def test_nohup_keeps_a_job_when_its_terminal_ends(shell: Shell) -> None:
+    ours = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does; children inherit it
+    try:
+        job = start(shell)
+    finally:
+        signal.signal(signal.SIGHUP, ours)
+    shell.until_size(2)
+    job.signal(signal.SIGHUP)
+    job.signal(signal.SIGTERM)  # the first one that is heard; two would have killed the workers
+    assert job.wait() == 0
+    assert "SIGTERM: the job ends after this step" in job.output
+
+
 def test_a_signal_before_the_first_ring(shell: Shell) -> None:
     (shell.directory / "train.py").write_text("import time; print('up'); time.sleep(60)")
     job = shell.start(*RUN, sys.executable, "train.py")
@@ -107,6 +120,8 @@ def test_a_second_host_joins_and_leaves(shell: Shell) -> None:
     guest.expect("host b offers 2 slots to job j")
     assert shell.edl("scale", "j", "--np", "4").stdout == "job j: 2 -> 4 workers (a: 2, b: 2)\n"
     facts = shell.until_size(4)
+    guest.expect("-> 4 workers, 4 wanted")
+    assert "the job starts" not in guest.output  # before this host came; `edl events` has it
     assert sorted(m["host"] for m in facts["members"]) == ["a", "a", "b", "b"]
     guest.signal(signal.SIGINT)
     assert guest.wait() == 0

@@ -26,7 +26,9 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", str(num_workers)]
     pace = ["--step-delay", "0.15", "--slow", str(slow)]
     size = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--batch-size", "4"]
-    with started(tmp_path, zk_hosts, *script, *pace, *size, np=SIZES[0], max_np=max(SIZES)) as job:
+    limits = {"np": SIZES[0], "max_np": max(SIZES)}
+    patience = {"EDL_GATHER_TIMEOUT_S": "30"}  # of newcomers with each other: the machine is busy
+    with started(tmp_path, zk_hosts, *script, *pace, *size, **limits, environment=patience) as job:
         now = job.wait_for_step(1)
         for wanted in SIZES[1:]:
             job.wait_for_step(now["step"] + moments.randrange(20))
