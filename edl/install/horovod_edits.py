@@ -40,6 +40,7 @@ INIT_AGAIN = "init-again-after-failure"
 GONE = "gone-is-final"
 QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
+HALF_DONE = "half-done-transfers-fail"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
 GRADIENTS = "gradients-outlive-the-ring"
@@ -55,6 +56,7 @@ LOST_WITHOUT = {
     QUICK_RETRIES: "a rank 0 that dies during a rendezvous is noticed after 1.5 s, not 0.3 s",
     CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
+    HALF_DONE: "a worker that dies in the midst of a transfer is noticed after 30 s, not at once",
     ONE_MESH: "building a ring takes about three times as long on one host",
     ADDRESS: "the host's name must resolve, or workers crash; of an interface with several "
     "addresses the ring takes the first",
@@ -222,6 +224,35 @@ EDITS: tuple[Edit, ...] = (
         "    handleConnected();\n"
         "  } catch (const std::exception& error) {\n"
         '    signalException(GLOO_ERROR_MSG("lost ", peer_.str(), ": ", error.what()));\n'
+        "  }\n",
+    ),
+    Edit(
+        name=HALF_DONE,
+        file=_PAIR,
+        reason="a connection that ends tells the transfers that wait for their turn, but not those "
+        "that have begun: what is being read, and what is queued because the socket did not take "
+        "it. Whoever waits for one of these waits for Gloo's time-out of 30 s",
+        anchor="  // Loop through posted send operations.\n"
+        "  for (auto& op : tx_) {\n"
+        "    if (op.buf != nullptr) {\n"
+        "      op.buf->signalException(ex);\n"
+        "    }\n"
+        "  }\n",
+        replacement="  // Loop through posted send operations.\n"
+        "  for (auto& op : tx_) {\n"
+        "    if (op.buf != nullptr) {\n"
+        "      op.buf->signalException(ex);\n"
+        "    }\n"
+        "    NonOwningPtr<UnboundBuffer> sending(op.ubuf);\n"
+        "    if (sending) {\n"
+        "      sending->signalException(ex);\n"
+        "    }\n"
+        "  }\n"
+        "\n"
+        "  // The operation that is being read.\n"
+        "  NonOwningPtr<UnboundBuffer> receiving(rx_.ubuf);\n"
+        "  if (receiving) {\n"
+        "    receiving->signalException(ex);\n"
         "  }\n",
     ),
     Edit(

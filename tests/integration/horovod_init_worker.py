@@ -1,7 +1,8 @@
-"""One process of test_horovod_build.py: an init that fails, and one that works after it.
+"""One process of test_horovod_build.py: a ring that fails, and one that works after it.
 
-Prints one JSON object: how long the failing init took, what it raised, and what an allreduce
-gave after a second init as a world of one in the same process.
+With arguments the init succeeds, and that collective fails, for so many floats. Prints one JSON
+object: how long what failed took, what it raised, and what an allreduce gave after a second init
+as a world of one in the same process.
 """
 
 import json
@@ -21,6 +22,11 @@ ALONE = {
     "CROSS_RANK": "0",
     "CROSS_SIZE": "1",
 }
+COLLECTIVES = {
+    "allreduce": lambda tensor: hvd.allreduce_(tensor, name="tensor"),
+    "broadcast from 0": lambda tensor: hvd.broadcast_(tensor, 0, name="tensor"),
+    "broadcast from 1": lambda tensor: hvd.broadcast_(tensor, 1, name="tensor"),
+}
 
 
 def main() -> None:
@@ -30,6 +36,12 @@ def main() -> None:
     try:
         hvd.init()
         raised = ""
+        if len(sys.argv) > 1:
+            collective, tensor = COLLECTIVES[sys.argv[1]], torch.ones(int(sys.argv[2]))
+            print("begins", flush=True)
+            while True:
+                start = time.monotonic()
+                collective(tensor)
     except (ValueError, HorovodInternalError) as error:
         raised = type(error).__name__
     elapsed_s = time.monotonic() - start

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +21,11 @@ from edl.install import horovod_edits
 
 WORKER = Path(__file__).with_name("horovod_init_worker.py")
 GLOO_TIMEOUT_S = 3
+LONG_GLOO_TIMEOUT_S = 60  # none of a ring's errors may take this long
 DEADLINE_S = 90
+HALF_WAY_S = 0.3  # somewhere in an allreduce that takes longer
+FULL_S = 0.5
+LARGE = 1 << 26  # floats: what the sockets take at once is a small part of it
 ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
 
 pytestmark = pytest.mark.integration
@@ -91,7 +96,9 @@ def serve() -> Iterator[Callable[[Store], Store]]:
         store.server_close()
 
 
-def start_worker(rank: int, size: int, store: Store) -> subprocess.Popen[str]:
+def start_worker(
+    rank: int, size: int, store: Store, *argv: str, gloo_timeout_s: int = GLOO_TIMEOUT_S
+) -> subprocess.Popen[str]:
     settings = {
         "RANK": rank,
         "SIZE": size,
@@ -101,21 +108,25 @@ def start_worker(rank: int, size: int, store: Store) -> subprocess.Popen[str]:
         "CROSS_SIZE": 1,
         "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
         "GLOO_RENDEZVOUS_PORT": store.server_port,
-        "GLOO_TIMEOUT_SECONDS": GLOO_TIMEOUT_S,
+        "GLOO_TIMEOUT_SECONDS": gloo_timeout_s,
         "GLOO_IFACE": "lo",
         "HOSTNAME": "localhost",
     }
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
     env |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
     return subprocess.Popen(
-        [sys.executable, str(WORKER)], env=env, stdout=subprocess.PIPE, stderr=None, text=True
+        [sys.executable, str(WORKER), *argv],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=None,
+        text=True,
     )
 
 
 def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
     output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, f"the worker ended with {process.returncode}"
-    return dict(json.loads(output))
+    return dict(json.loads(output.splitlines()[-1]))
 
 
 def test_the_installed_horovod_has_every_edit_that_matters() -> None:
@@ -176,4 +187,27 @@ def test_a_peer_that_resets_its_connection_before_it_is_accepted_raises(
     result = outcome(workers[0])
 
     assert result["raised"] == "ValueError"
+    assert result["sum"] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "broadcast from 0", "broadcast from 1"])
+def test_a_peer_that_dies_in_the_midst_of_a_transfer_raises_at_once(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store], collective: str
+) -> None:
+    store = serve(Store())
+    for rank in (0, 1):
+        argv = (collective, str(LARGE))
+        workers.append(start_worker(rank, 2, store, *argv, gloo_timeout_s=LONG_GLOO_TIMEOUT_S))
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "begins\n"
+    time.sleep(HALF_WAY_S)
+    workers[1].send_signal(signal.SIGSTOP)
+    time.sleep(FULL_S)  # the other end has sent and received what it can by then
+    workers[1].kill()
+
+    result = outcome(workers[0])
+
+    assert result["raised"] == "HorovodInternalError"
+    assert float(str(result["elapsed_s"])) < LONG_GLOO_TIMEOUT_S / 2
     assert result["sum"] == [2.0, 2.0, 2.0]
