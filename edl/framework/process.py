@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -230,9 +231,26 @@ def _begin_again_under_edl_worker() -> NoReturn:
 
 
 def hide(error: EdlError) -> None:
-    """``error`` passes through a framework, which will raise something of its own for it."""
+    """``error`` passes through a framework, which may raise something of its own for it."""
     global _hidden
     _hidden = error
+
+
+@contextmanager
+def unhiding() -> Iterator[None]:
+    """What a framework raises in here for an error that passed through it, raised as that error."""
+    try:
+        yield
+    except Exception as error:
+        if (hidden := _hidden_in(error)) is None:
+            raise
+        raise hidden from error
+
+
+def _hidden_in(error: BaseException) -> EdlError | None:
+    """The error that a framework's one stands for: its sentence is in it."""
+    stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
+    return _hidden if stands else None
 
 
 def _speak_in_sentences() -> None:
@@ -240,8 +258,7 @@ def _speak_in_sentences() -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        if _hidden is not None and isinstance(error, Exception):
-            error = _hidden
+        error = _hidden_in(error) or error
         if isinstance(error, EdlError):
             logger.debug("", exc_info=(kind, error, trace))
             print(f"edl: {error}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
 from edl.errors import UsageError
+from edl.framework import process
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.source import Load, signature_of
@@ -59,7 +60,9 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         arriving = super().__iter__()
         try:
             while now.begin_step():
-                yield next(arriving)
+                with process.unhiding():
+                    batch = next(arriving)
+                yield batch
         finally:
             now.feed.end()
 

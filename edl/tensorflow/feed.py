@@ -156,9 +156,13 @@ class PipelineFeed:
             self._tell(error)
 
     def _tell(self, error: EdlError) -> None:
-        """The thread that trains waits for TensorFlow, which waits for us."""
+        """The thread that trains waits for TensorFlow, which waits for us.
+
+        It will first make TensorFlow's own error, of a pipeline that has ended. What reaches it
+        in the midst of that is wrapped once more (by pybind11, in a RuntimeError).
+        """
+        process.hide(error)
         if not raise_in(self._thread, error):
-            process.hide(error)
             raise error
 
     def _take(self, number: int) -> _Entry | None:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from edl.errors import UsageError
+from edl.framework import process
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
 from edl.tensorflow.variables import SessionAccess
@@ -225,7 +226,8 @@ class Session(tf.compat.v1.Session):
         if job is None or not job.trains(fetches):
             return super().run(fetches, feed_dict, options, run_metadata)
         job.begin()
-        result = super().run(fetches, feed_dict, options, run_metadata)
+        with process.unhiding():
+            result = super().run(fetches, feed_dict, options, run_metadata)
         training.current().reduction.raise_pending()
         return result
 

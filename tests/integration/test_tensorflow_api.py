@@ -8,7 +8,7 @@ from wrong import assert_a_sentence, told_of
 pytestmark = pytest.mark.integration
 
 IMPORTS = """
-import tempfile, zipfile
+import tempfile, time, zipfile
 import numpy as np
 import tensorflow as tf
 import edl.tensorflow as edl
@@ -33,9 +33,20 @@ from edl.errors import DataError
 class Damaged:
     def __len__(self): return 8
     def __getitem__(self, index):
-        if index == 5: raise DataError("record 5 is damaged")
+        if index == 5:
+            time.sleep(READS_S)
+            raise DataError("record 5 is damaged")
         return data[0][index], data[1][index]
 """
+PIPELINE = """
+opt, w = graph()
+generator = edl.elastic_shard_generator(Damaged(), batch_size=1)
+two = tf.TensorSpec((None, 1), tf.float32)
+ds = tf.data.Dataset.from_generator(generator, output_signature=(two, two))
+train = opt.minimize(tf.reduce_mean(w * tf.compat.v1.data.make_one_shot_iterator(ds).get_next()[0]))
+"""
+FAST = "READS_S = 0"  # found while earlier steps are trained, and raised in its own
+SLOW = "READS_S = 0.5"  # found while TensorFlow makes the training wait for it
 LOOP = """
 edl.init(); ds = edl.Dataset(data, 4); model = network(); opt = edl.Optimizer(sgd, model)
 def apply():
@@ -43,6 +54,23 @@ def apply():
     weights = model.trainable_variables
     opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
 """
+READS_DAMAGED = {
+    "loop": LOOP.replace("data, 4", "Damaged(), 4")
+    + "for _ in ds.epochs(1):\n for _ in ds: apply()",
+    "fit": "edl.init(); ds = edl.Dataset(Damaged(), 4); model = network(edl.Optimizer(sgd))\n"
+    "model.fit(ds, shuffle=False, verbose=0, callbacks=[edl.KerasCallback()])",
+    "plain session": PIPELINE
+    + """
+with tf.compat.v1.Session() as s:
+    s.run(tf.compat.v1.global_variables_initializer())
+    try:
+        while True:
+            s.run(train)
+            edl.notify_batch_end()
+    except tf.errors.OutOfRangeError:
+        pass
+""",
+}
 WRONG_USES = {
     "rank before init": ("edl.rank()", "call edl.init() first"),
     "optimizer before init": ("edl.Optimizer(sgd)", "call edl.init() first"),
@@ -134,37 +162,6 @@ WRONG_USES = {
             "with ThreadPoolExecutor() as pool: pool.submit(f).result()"
         ),
         "without a batch from edl",
-    ),
-    "damaged data in a loop": (
-        DAMAGED
-        + LOOP.replace("data, 4", "Damaged(), 4")
-        + "for _ in ds.epochs(1):\n for _ in ds: apply()",
-        "record 5 is damaged",
-    ),
-    "damaged data in a fit": (
-        DAMAGED
-        + "edl.init(); ds = edl.Dataset(Damaged(), 4); model = network(edl.Optimizer(sgd))\n"
-        "model.fit(ds, shuffle=False, verbose=0, callbacks=[edl.KerasCallback()])",
-        "record 5 is damaged",
-    ),
-    "damaged data in a plain session": (
-        DAMAGED
-        + """
-opt, w = graph()
-generator = edl.elastic_shard_generator(Damaged(), batch_size=1)
-two = tf.TensorSpec((None, 1), tf.float32)
-ds = tf.data.Dataset.from_generator(generator, output_signature=(two, two))
-train = opt.minimize(tf.reduce_mean(w * tf.compat.v1.data.make_one_shot_iterator(ds).get_next()[0]))
-with tf.compat.v1.Session() as s:
-    s.run(tf.compat.v1.global_variables_initializer())
-    try:
-        while True:
-            s.run(train)
-            edl.notify_batch_end()
-    except tf.errors.OutOfRangeError:
-        pass
-""",
-        "record 5 is damaged",
     ),
     "unknown model": (
         (
@@ -260,6 +257,36 @@ with tf.compat.v1.Session() as s:
 """,
         "",
     ),
+    "damaged data, slow, caught in a loop": (
+        DAMAGED
+        + SLOW
+        + LOOP.replace("data, 4", "Damaged(), 4")
+        + """
+try:
+    for _ in ds.epochs(1):
+        for _ in ds: apply()
+except DataError:
+    assert edl.step() == 1
+else:
+    raise AssertionError("the whole epoch was read")
+""",
+        "",
+    ),
+    "damaged data, slow, caught in a session": (
+        DAMAGED
+        + SLOW
+        + PIPELINE
+        + """
+with edl.Session() as s:
+    try:
+        while not s.Done(): s.run(train)
+    except DataError:
+        assert edl.step() == 5
+    else:
+        raise AssertionError("the whole epoch was read")
+""",
+        "",
+    ),
     "hook": (
         """
 opt, w = graph()
@@ -299,6 +326,12 @@ assert [v.numpy().tolist() for v in again.variables] == [
         "",
     ),
 }
+for _way, _code in READS_DAMAGED.items():
+    for _speed, _setting in {"slow": SLOW, "fast": FAST}.items():
+        WRONG_USES[f"damaged data, {_speed}, in a {_way}"] = (
+            DAMAGED + _setting + "\n" + _code,
+            "record 5 is damaged",
+        )
 
 
 @pytest.fixture(scope="module")
