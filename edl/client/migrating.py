@@ -11,13 +11,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from edl.client.scaling import Plan, Wanted
+from edl.client.scaling import Wanted
 from edl.client.waiting import POLL_S, Story, Tell, looks, running
 from edl.coordination.store import JobStore
 from edl.core import migration
 from edl.core.facts import Event, Generation, Snapshot
 from edl.core.migration import Migration, Move, Standing, standing
-from edl.core.placement import give_back, keep_a_host, move
+from edl.core.placement import Plan, give_back, keep_a_host, move
 from edl.core.wording import workers
 from edl.errors import CoordinationError, HostLost, Superseded
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edl.client.waiting import Story, Tell, looks, running, silent
 from edl.coordination.store import JobStore
 from edl.core.facts import Host, Job, Snapshot
 from edl.core.offer import as_hosts
-from edl.core.placement import check_scale, place
+from edl.core.placement import Plan, check_scale, place
 from edl.core.wording import workers
 from edl.errors import CoordinationError, UsageError
-
-Plan = Mapping[str, int]
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from edl.core.facts import (
     Request,
     Snapshot,
 )
-from edl.core.profile import Curve, Hold
+from edl.core.hold import Hold
+from edl.core.profile import Curve
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 __all__ = ["JobStore", "job_names", "list_jobs", "unlock"]

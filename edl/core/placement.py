@@ -14,6 +14,8 @@ from edl.core.facts import Host, Job, Snapshot
 from edl.core.wording import workers
 from edl.errors import UsageError
 
+Plan = Mapping[str, int]  # workers by host
+
 
 def check_limits(np: int, min_np: int, max_np: int) -> None:
     """Refuse a start that contradicts itself.

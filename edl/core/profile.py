@@ -13,7 +13,7 @@ worker trains the same share between two commits: there the work is commits time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -99,48 +99,6 @@ class Curve(Record):
     def unit(self) -> str:
         """What the throughput counts, a second."""
         return f"{self.points[0].unit if self.points else SAMPLES}/s"
-
-
-@dataclass(frozen=True)
-class Hold(Record):
-    """``profile/hold``: somebody profiles the job, which had ``before`` on each host until then."""
-
-    token: str
-    by: str  # "process 4711 on node1"
-    before: Mapping[str, int]
-    asked: bool = False  # somebody else has said how many workers there shall be: that stays
-
-
-def given_back(
-    plan: Mapping[str, int],
-    before: Mapping[str, int],
-    last: Mapping[str, int],
-    slots: Mapping[str, int],
-    min_np: int,
-    max_np: int,
-) -> dict[str, int]:
-    """The plan without what a profile has changed, and with what hosts that came or left have.
-
-    Each host gets ``before - last`` more, as far as its slots and the job's limits allow.
-
-    Args:
-        plan: that stands, workers by host.
-        before: as it was before the profile.
-        last: as the profile has left it, when somebody else changed it to ``plan``.
-        slots: of the hosts that are there.
-    """
-    new = dict(plan)
-    for host in sorted({*before, *last}):
-        here = plan.get(host, 0)
-        wanted = here + before.get(host, 0) - last.get(host, 0)
-        new[host] = max(0, min(wanted, max(here, slots.get(host, 0))))
-    for host in sorted(new, reverse=True):
-        over = sum(new.values()) - max_np
-        new[host] -= max(0, min(over, new[host] - plan.get(host, 0)))
-    for host in sorted(new):
-        short = min_np - sum(new.values())
-        new[host] += max(0, min(short, plan.get(host, 0) - new[host]))
-    return new
 
 
 def sizes(text: str) -> tuple[int, ...]:

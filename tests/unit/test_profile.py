@@ -10,7 +10,7 @@ import pytest
 
 from edl.cli.figure import check_figure, draw
 from edl.cli.profile import table
-from edl.core.profile import Curve, Hold, Point, Reading, given_back, in_order, measured, sizes
+from edl.core.profile import Curve, Point, Reading, in_order, measured, sizes
 from edl.errors import UsageError
 
 CURVE = (
@@ -177,52 +177,3 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_is_measured(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="--plot needs matplotlib: `pip install matplotlib`"):
         check_figure(tmp_path / "curve.png")
-
-
-SLOTS = {"a": 2, "b": 2, "c": 2}
-GIVEN_BACK = {
-    "nothing was changed": ({"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}),
-    "it shrank, and c came": (
-        {"a": 1, "b": 0, "c": 1},
-        {"a": 2, "b": 1},
-        {"a": 1, "b": 0},
-        {"a": 2, "b": 1, "c": 1},
-    ),
-    "it grew, and c came": (
-        {"a": 2, "b": 1, "c": 1},
-        {"a": 2},
-        {"a": 2, "b": 1},
-        {"a": 2, "b": 0, "c": 1},
-    ),
-    "a worker left": ({"a": 1, "b": 0}, {"a": 2, "b": 2}, {"a": 2, "b": 0}, {"a": 1, "b": 2}),
-    "host d has gone, and has no slots": (
-        {"a": 1, "d": 0, "c": 1},
-        {"a": 2, "d": 2},
-        {"a": 1, "d": 0},
-        {"a": 2, "c": 1, "d": 0},
-    ),
-    "max_np cuts, from the last by name": (
-        {"a": 1, "b": 0, "c": 2},
-        {"a": 2, "b": 2},
-        {"a": 1, "b": 0},
-        {"a": 2, "b": 1, "c": 2},
-    ),
-    "min_np cuts": ({"a": 0, "b": 1}, {"a": 2, "b": 0}, {"a": 2, "b": 1}, {"a": 0, "b": 1}),
-    "never below 0": (
-        {"a": 2, "b": 0, "c": 1},
-        {"a": 1, "b": 1},
-        {"a": 2, "b": 2},
-        {"a": 1, "b": 0, "c": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", GIVEN_BACK)
-def test_what_a_profile_took_is_given_back_to_whoever_is_there(case: str) -> None:
-    plan, before, last, after = GIVEN_BACK[case]
-    assert given_back(plan, before, last, SLOTS, min_np=1, max_np=5) == after
-
-
-def test_a_hold_survives_its_storage() -> None:
-    hold = Hold("t", "process 7 on a", {"a": 2}, asked=True)
-    assert Hold.from_json(hold.to_json()) == hold

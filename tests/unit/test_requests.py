@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from edl.cli import stop
-from edl.client import migrating, profiling, waiting
+from edl.client import holding, migrating, waiting
 from edl.client.draining import drain_host, drain_worker
+from edl.client.holding import HeldPlan
 from edl.client.migrating import migrate
-from edl.client.profiling import _Hold, profile
+from edl.client.profiling import profile
 from edl.client.scaling import Wanted, resize, wait_for_size
 from edl.client.waiting import Story, looks
 from edl.coordination.store import JobStore
@@ -28,7 +29,8 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.profile import Curve, Hold, Reading
+from edl.core.hold import Hold
+from edl.core.profile import Curve, Reading
 from edl.errors import (
     CoordinationError,
     HostLost,
@@ -46,7 +48,7 @@ AWAY = CoordinationError("ZooKeeper is away")
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (waiting, profiling, migrating, stop):
+    for module in (waiting, holding, migrating, stop):
         monkeypatch.setattr(module, "POLL_S", 0.0)
 
 
@@ -385,9 +387,9 @@ def test_the_size_is_given_back_when_zookeeper_is_back() -> None:
 
 
 def test_a_size_that_cannot_be_given_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "RESTORE_S", 0.0)
+    monkeypatch.setattr(holding, "RESTORE_S", 0.0)
     store = Store()
-    hold = _Hold(store, Wanted(store, JOB, "profile"), store.snapshot())
+    hold = HeldPlan(store, Wanted(store, JOB, "profile"), store.snapshot())
     hold.__enter__()
     hold.take(1)
     store.away = {store.calls + 1}
@@ -481,7 +483,7 @@ def test_an_answer_that_is_lost_does_not_give_back_twice() -> None:
     store = Store(max_np=9)
     store.plan = {"a": 2, "b": 2}
 
-    hold = _Hold(store, Wanted(store, store.job, "profile"), store.snapshot())
+    hold = HeldPlan(store, Wanted(store, store.job, "profile"), store.snapshot())
     with hold:
         hold.take(2)
         store.hosts = (*HOSTS, Host("c", 2, "::3"))
