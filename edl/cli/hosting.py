@@ -11,6 +11,7 @@ from edl.cli.live import LiveLine
 from edl.config import Config
 from edl.coordination.store import JobStore
 from edl.core.facts import Host, Job
+from edl.core.wording import counted
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.agent import Agent
@@ -57,7 +58,7 @@ def guest(
     assert session.access is not None
     secret = session.access.secret
     here = this_host(settings, slots, session.hosts)
-    greeting = f"host {here.name} offers {slots} slots to job {record.name}"
+    greeting = f"host {here.name} offers {counted(slots, 'slot')} to job {record.name}"
     if np is None:
         greeting += f"; use them with `edl scale {record.name} --np N`"
     return host_agent(

@@ -30,7 +30,7 @@ from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.facts import Job, JobState
 from edl.core.placement import check_limits
-from edl.core.wording import workers
+from edl.core.wording import counted, workers
 from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 from edl.launch.secret import announce, candidates, new_secret
@@ -133,7 +133,7 @@ def run(
     check_limits(np, min_np, max_np)
     if slots < np:
         raise UsageError(
-            f"-np is {np} and this host has {slots} slots; raise --slots, or start with "
+            f"-np is {np} and this host has {counted(slots, 'slot')}; raise --slots, or start with "
             f"-np {max(slots, 1)} and scale after `edl join` on another host"
         )
     if or_join and (job is None or settings.secret is None):

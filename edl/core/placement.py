@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsIndex
 
 from edl.core.facts import Host, Job, Snapshot
-from edl.core.wording import workers
+from edl.core.wording import counted, verb, workers
 from edl.errors import UsageError
 
 Plan = Mapping[str, int]  # workers by host
@@ -142,8 +142,8 @@ def move(
         )
     if there + np > slots:
         raise UsageError(
-            f"{refusal}: {target} has {slots} slots and {there} of them are taken; "
-            "choose a lower --np, or another host"
+            f"{refusal}: {target} has {counted(slots, 'slot')} and {there} of them "
+            f"{verb(there)} taken; choose a lower --np, or another host"
         )
     return {**plan, source: here - np, target: there + np}
 
@@ -212,6 +212,6 @@ def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int
     capacity = sum(max(count, plan.get(name, 0)) for name, count in slots.items())
     capacity += sum(count for name, count in plan.items() if name not in slots)
     return (
-        f"cannot scale job {job} to {workers(np)}: its hosts have {capacity} slots "
+        f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
         f"({', '.join(parts) or 'no host'}); add a host with `edl join --job {job}`"
     )

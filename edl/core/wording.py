@@ -1,4 +1,4 @@
-"""How numbers of workers are said in reasons and messages: "1 worker", "w1, w3"."""
+"""How numbers are said in reasons and messages: "1 worker", "2 slots", "w1, w3"."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ def verb(count: int, one: str = "is", several: str = "are") -> str:
     return one if count == 1 else several
 
 
+def counted(count: int, what: str) -> str:
+    """ "1 slot", "2 slots"."""
+    return f"{count} {verb(count, what, f'{what}s')}"
+
+
 def workers(count: int) -> str:
     """ "1 worker", "2 workers"."""
-    return f"{count} {verb(count, 'worker', 'workers')}"
+    return counted(count, "worker")
 
 
 def workers_train(count: int) -> str:

@@ -89,7 +89,7 @@ REFUSED = [
     ((*MIGRATE, "a", "--to", "a"), "from host a to itself"),
     ((*MIGRATE, "x", "--to", "b"), "from host x: it has none; the job's workers are on a: 2"),
     ((*MIGRATE, "a", "--to", "x"), "no agent offers x; start one there with `edl join --job j"),
-    ((*MIGRATE, "a", "--to", "b"), "b has 1 slots and 0 of them are taken"),
+    ((*MIGRATE, "a", "--to", "b"), "b has 1 slot and 0 of them are taken"),
     ((*MIGRATE, "a", "--to", "b", "--np", "3"), "--np must lie between 1 and 2"),
     ((*PROFILE, "--np", "1..5"), "cannot scale job j to 5 workers: max_np is 4"),
     ((*PROFILE, "--np", "4"), "its hosts have 3 slots"),

@@ -316,7 +316,7 @@ class TestCommands:
         join = f"join --host b --slots 1 --secret-file {copy}"
         assert f"open to other users; `chmod 600 {copy}`" in quick(join)
         copy.chmod(0o600)
-        shell.start(*join.split()).expect("host b offers 1 slots to job j")
+        shell.start(*join.split()).expect("host b offers 1 slot to job j")
         assert quick("scale j --np 2", 0) == ""  # join has kept the secret
         assert {m["host"] for m in shell.until_size(2)["members"]} == {"a", "b"}
         assert quick("stop j", 0) == ""

@@ -115,7 +115,7 @@ def shown(renderable: object) -> str:
         ("run -np 5 --max-np 4 python x.py", "-np is 5; it must lie between --min-np 1"),
         ("run -np 2 --min-np 3 --max-np 2 python x.py", "--min-np is 3 and --max-np is 2"),
         ("run -np 0 python x.py", "--np is 0; a job needs at least 1 worker"),
-        ("run -np 2 --slots 1 --max-np 4 python x.py", "this host has 1 slots"),
+        ("run -np 2 --slots 1 --max-np 4 python x.py", "this host has 1 slot"),
         ("run -np 2 --max-np 4 --slots 0 python x.py", "this host has 0 slots"),
         ("run --nonsense python x.py", "no such option: --nonsense"),
         ("scale digits", "missing option '-np' / '--np'"),

@@ -158,7 +158,7 @@ def test_moving_changes_nothing_but_two_hosts() -> None:
         (3, "a", "b", 4, "3 workers of job digits from host a to host b: --np must lie between 1"),
         (0, "a", "b", 4, "--np must lie between 1 and 2, which a has"),
         (None, "a", "c", None, "no agent offers c; start one there with `edl join --job digits"),
-        (None, "a", "b", 2, "b has 2 slots and 1 of them are taken; choose a lower --np"),
+        (None, "a", "b", 2, "b has 2 slots and 1 of them is taken; choose a lower --np"),
     ],
 )
 def test_a_move_that_cannot_be(

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from edl.core.wording import names, workers, workers_train
+from edl.core.wording import counted, names, workers, workers_train
 
 
 def test_workers_are_counted_in_english() -> None:
     assert [workers(n) for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+    assert [counted(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
     assert [workers_train(n) for n in (1, 2)] == ["1 worker trains", "2 workers train"]
 
 
