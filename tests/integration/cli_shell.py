@@ -8,15 +8,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from edl.cli.events import flat
+from edl.client.status import summary
+from edl.coordination.access import Access
+from edl.coordination.session import Session
+from edl.coordination.store import JobStore
+from edl.errors import EdlError
+from edl.launch.secret import candidates
+
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0
+SESSION_S, CONNECT_S = 10.0, 5.0
 
 
 class Running:
@@ -94,21 +104,22 @@ class Shell:
         return self.started[-1]
 
     def status(self, job: str = "j") -> dict[str, Any]:
-        done = self.edl("status", job, "--json")
-        assert done.returncode == 0, done.stderr
-        facts: dict[str, Any] = json.loads(done.stdout)
-        return facts
+        """What `edl status --json` prints, without a process that imports edl for each look."""
+        with self._store(job) as store:
+            facts: dict[str, Any] = _as_json(summary(store.snapshot(), store.session.hosts))
+            return facts
 
     def until_size(self, size: int, job: str = "j") -> dict[str, Any]:
         """Wait until the ring has ``size`` workers, which all are in it."""
         facts: dict[str, Any] = {}
 
         def there() -> bool:
-            done = self.edl("status", job, "--json")
-            if done.returncode != 0:  # it has not been created yet
+            try:
+                now = self.status(job)
+            except EdlError:  # it has not been created yet
                 return False
             facts.clear()
-            facts.update(json.loads(done.stdout))
+            facts.update(now)
             if facts["state"] != "running":
                 pytest.fail(f"job {job} is over: {facts}")
             active = [m for m in facts["members"] if m["stage"] == "active"]
@@ -118,9 +129,17 @@ class Shell:
         return facts
 
     def events(self, job: str = "j") -> list[dict[str, Any]]:
-        done = self.edl("events", job, "--json")
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        """What `edl events --json` prints, in the same way."""
+        with self._store(job) as store:
+            return [_as_json(flat(event)) for _, event in store.events()]
+
+    @contextmanager
+    def _store(self, job: str) -> Iterator[JobStore]:
+        state = Path(self.environment["XDG_STATE_HOME"]) / "edl"
+        known = candidates(state, job, self.environment.get("EDL_SECRET"))
+        with Session(self.environment["EDL_ZOOKEEPER"], SESSION_S, CONNECT_S) as session:
+            session.identify(*(Access(job, secret) for secret in known))
+            yield JobStore(session, job)
 
     def processes(self) -> list[psutil.Process]:
         """What lives of this test."""
@@ -134,6 +153,10 @@ class Shell:
             except psutil.Error:
                 continue
         return found
+
+
+def _as_json(facts: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(facts))
 
 
 def until(

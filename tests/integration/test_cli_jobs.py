@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -67,6 +68,9 @@ def test_grow_shrink_drain_stop(shell: Shell) -> None:
     for event in shell.events():
         assert {"time", "kind", "generation", "step", "reason"} <= event.keys()
     assert len(shell.edl("events", "j", "--follow").stdout.splitlines()) == len(shell.events())
+    printed = [json.loads(line) for line in shell.edl("events", "--json").stdout.splitlines()]
+    assert printed == shell.events()
+    assert json.loads(shell.edl("status", "--json").stdout) == shell.status()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -243,7 +247,7 @@ def test_edl_run_starts_a_local_zookeeper_that_the_others_find(shell: Shell) -> 
     try:
         done = shell.edl(*RUN, sys.executable, STANDIN, "--steps", "5")
         assert done.returncode == 0, done.stderr
-        assert shell.status()["state"] == "finished"
+        assert json.loads(shell.edl("status", "j", "--json").stdout)["state"] == "finished"
         assert "ZooKeeper runs at 127.0.0.1:" in shell.edl("zookeeper", "status").stdout
     finally:
         assert shell.edl("zookeeper", "stop").stdout == "the local ZooKeeper is stopped\n"
