@@ -26,7 +26,7 @@ from edl.coordination.reads import Waker, children, delete, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.decision import Decision
-from edl.core.facts import Generation, Leader, Snapshot
+from edl.core.facts import Event, Generation, Leader, Snapshot
 from edl.errors import CoordinationError, Deposed
 
 logger = logging.getLogger(__name__)
@@ -36,12 +36,16 @@ ATTEMPTS = 10  # each is lost only to another writer of the same nodes
 
 @dataclass(frozen=True)
 class Write:
-    """One write of a leader: set the node (with ``version`` >= 0: only that one) or create it."""
+    """One write of a leader: set the node (with ``version`` >= 0: only that one) or create it.
+
+    A ``sequence`` of nodes is continued by one; ``path`` is what their names begin with.
+    """
 
     path: str
     value: Mapping[str, Any]
     version: int = -1
     create: bool = False
+    sequence: bool = False
 
 
 class Election:
@@ -235,11 +239,15 @@ class Leadership:
                 f"expected ({type(refused.error).__name__}); nothing was written"
             ) from refused
 
-    def carry_out(self, decision: Decision, seen: Snapshot | None = None) -> None:
-        """Persist a decision: generation, plan, evictions and answers, all or nothing.
+    def carry_out(
+        self, decision: Decision, seen: Snapshot | None = None, events: Sequence[Event] = ()
+    ) -> None:
+        """Persist a decision: generation, plan, evictions, answers and events, all or nothing.
 
-        With ``seen``, the snapshot that was decided on, a plan that somebody changed since then
-        is not overwritten.
+        Args:
+            seen: the snapshot that was decided on; a plan that somebody changed since then is
+                not overwritten.
+            events: what the event log shall say of it.
 
         Raises:
             Deposed: the term is over; nothing was written.
@@ -251,8 +259,9 @@ class Leadership:
             writes = self._writes(decision, seen)
             if not writes:
                 return
+            told = [Write(f"{self._paths.events}/e-", e.to_json(), sequence=True) for e in events]
             try:
-                self._transact(writes)
+                self._transact([*writes, *told])
             except Refused:
                 continue  # the plan was changed or a request withdrawn after we read it
             return
@@ -317,8 +326,8 @@ class Leadership:
         transaction.check(self.node, -1)
         transaction.check(self._paths.leader, self._leader_version)
         for write in writes:
-            if write.create:
-                transaction.create(write.path, encode(write.value))
+            if write.create or write.sequence:
+                transaction.create(write.path, encode(write.value), sequence=write.sequence)
             else:
                 transaction.set_data(write.path, encode(write.value), write.version)
 

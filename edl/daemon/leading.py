@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from edl.config import Config
@@ -63,7 +63,8 @@ class Lead:
             leave_grace_s=config.leave_grace_s,
             notice_s=config.switch_timeout_s,
         )
-        self._log("leader", f"w{worker} leads in term {leadership.term}", worker=f"w{worker}")
+        leads = f"w{worker} leads in term {leadership.term}"
+        mailbox.log(self._event("leader", leads, worker=f"w{worker}"))
 
     @property
     def term(self) -> int:
@@ -85,9 +86,8 @@ class Lead:
         if decision.acts:
             decision = self._with_scope(decision)
             points.reached("deciding")
-            self._leadership.carry_out(decision, snapshot)
+            self._leadership.carry_out(decision, snapshot, [*self._events_of(decision)])
             points.reached("decided")
-            self._tell(decision)
             wake()
         if decision.reason != self._reason:
             self._reason = decision.reason
@@ -112,7 +112,8 @@ class Lead:
             return {}
         if self._named is None or not self._named.issuperset(stall.culprits):
             logger.warning("%s", stall.reason)
-            self._log("stalled", stall.reason, workers=[f"w{worker}" for worker in stall.culprits])
+            workers = [f"w{worker}" for worker in stall.culprits]
+            self._mailbox.log(self._event("stalled", stall.reason, workers=workers))
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
         return dict(stall.give_up)
 
@@ -124,11 +125,11 @@ class Lead:
         scope = new_scope(decision.generation.number)
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
-    def _tell(self, decision: Decision) -> None:
-        """Log all of a decision that was carried out, now or as soon as ZooKeeper is back."""
+    def _events_of(self, decision: Decision) -> Iterator[Event]:
+        """What the event log shall say of a decision."""
         if decision.generation is not None:
             new = decision.generation
-            self._log(
+            yield self._event(
                 "generation",
                 new.reason,
                 generation=new.number,
@@ -139,20 +140,18 @@ class Lead:
                 repair=new.repairs,
             )
         for worker, reason in sorted(decision.evict.items()):
-            self._log("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
+            yield self._event("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
         for answer in decision.answers:
-            self._log(
+            yield self._event(
                 answer.kind, answer.outcome, worker=f"w{answer.worker}", accepted=answer.accepted
             )
-        self._write_events()
 
-    def _log(
+    def _event(
         self, kind: str, reason: str, generation: int | None = None, **details: object
-    ) -> None:
-        """Into the mailbox; it is written before this leader decides again."""
+    ) -> Event:
         progress = self._witness.heard.progress
         number = progress.generation if generation is None else generation
-        self._mailbox.log(Event(time.time(), kind, number, progress.step, reason, details))
+        return Event(time.time(), kind, number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
         now = time.monotonic()

@@ -12,12 +12,13 @@ from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
 from edl.core.decision import Decision
-from edl.core.facts import Generation, Job, Leader, Request, Seat
+from edl.core.facts import Event, Generation, Job, Leader, Request, Seat
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
+EVENT = Event(1.0, "generation", 1, 7, "why")
 SEAT = Seat(0, "alpha", 0, "127.0.0.1", 4711)
 
 
@@ -156,13 +157,16 @@ class TestFence:
         assert not second.depose(0)
         before = store.snapshot()
         for write in (
-            lambda: old.carry_out(Decision("x", generation(1, 1), {"beta": 1}, {3: "x"})),
+            lambda: old.carry_out(
+                Decision("x", generation(1, 1), {"beta": 1}, {3: "x"}), events=[EVENT]
+            ),
             lambda: old.put_status({"term": 1}),
             lambda: old.commit([Write(store.paths.plan, {})]),
         ):
             with pytest.raises(Deposed, match="term 1"):
                 write()
         assert store.snapshot() == before
+        assert store.events() == []
         new = lead(second)
         new.carry_out(Decision("x", generation(1, 2)))
         with pytest.raises(Deposed):
@@ -236,7 +240,9 @@ class TestDecisions:
         number = store.add_request(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         decision = Decision("why", generation(1, 1), {"alpha": 1}, {7: "too late"}, (answer,))
-        leadership.carry_out(decision, seen=store.snapshot())
+        events = [EVENT, Event(1.0, "evicted", 1, 7, "w7 was given up: too late")]
+        leadership.carry_out(decision, store.snapshot(), events)
+        assert [event for _, event in store.events()] == events
         now = store.snapshot()
         assert now.generation == generation(1, 1)
         assert (now.plan, now.evicted, now.requests) == ({"alpha": 1}, {7: "too late"}, ())
@@ -251,8 +257,9 @@ class TestDecisions:
         leadership.carry_out(Decision("x", generation(1, 1)))
         for wrong in (generation(1, 1), generation(3, 1), generation(2, 2)):
             with pytest.raises(CoordinationError, match="cannot follow generation 1"):
-                leadership.carry_out(Decision("x", wrong, {"beta": 1}))
+                leadership.carry_out(Decision("x", wrong, {"beta": 1}), events=[EVENT])
         assert store.snapshot().plan == {"alpha": 2}
+        assert store.events() == []
         leadership.carry_out(Decision("x", generation(2, 1)))
 
     def test_a_plan_that_was_changed_meanwhile_is_not_overwritten(
@@ -303,6 +310,7 @@ class TestDecisions:
         before = store.snapshot()
         leadership.carry_out(Decision("all is well"))
         assert store.snapshot() == before
+        assert store.events() == []
 
     def test_a_write_that_expects_another_version_changes_nothing(
         self, store: JobStore, leadership: Leadership
