@@ -76,6 +76,7 @@ class Switching:
         self._durability = durability
         self._seat = Seat(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
+        self._repaired_at = -1  # the job's step when its ring was repaired last
         self._rehearsed = False  # the model has trained a batch for nothing
         self.replica: Shared | None = None
         self.generation: Generation | None = None
@@ -245,12 +246,12 @@ class Switching:
         Raises:
             JobFailed: nobody joined in time.
         """
-        if self._ring.place.size >= self._daemon.min_np:
+        if not self._pauses():
             return
         limit, min_np = self._config.elastic_timeout_s, self._daemon.min_np
         deadline = time.monotonic() + limit
         logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
-        while (size := self._ring.place.size) < min_np:
+        while self._pauses():
             began = time.monotonic()
             try:
                 records = self._ring.finish_record(self._ring.start_record(record()))
@@ -264,12 +265,24 @@ class Switching:
                 raise self._over()
             elif self._ring.place.rank == 0 and time.monotonic() > deadline:
                 self._durability.save_last()
+                size = self._ring.place.size
                 self._durability.fail(
                     f"only {workers(size)} left, min_np is {min_np}, and nobody joined within "
                     f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
                 )
             else:
                 self._mailbox.wait_for_generation(records[0].generation, slice_s=PAUSE_S)
+
+    def _pauses(self) -> bool:
+        """Whether all members of this ring, which are at this boundary, pause here.
+
+        Not before they have completed a step together: after a repair some are in the midst of a
+        step, and would wait for the gradients of those that pause. An elastic script begins anew
+        on all of them.
+        """
+        if self._ring.place.size >= self._daemon.min_np:
+            return False
+        return self._position.scripted or self._position.step > self._repaired_at
 
     def finish_together(self) -> None:
         """Wait until all have completed the last step: who missed it needs somebody who has it."""
@@ -380,6 +393,8 @@ class Switching:
                 self._synchronised = False
             else:
                 self._synchronise(generation)
+        if generation.repairs:
+            self._repaired_at = self._position.step
         synchronised = time.monotonic()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
         self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)

@@ -152,6 +152,15 @@ def test_below_min_np(tmp_path: Path, zk_hosts: str) -> None:
     assert all(ring["size"] == 3 for report in reports for ring in report["rings"][-1:])
 
 
+@pytest.mark.chaos_short
+def test_below_min_np_after_a_step_that_one_has_missed(tmp_path: Path, zk_hosts: str) -> None:
+    """One survivor is in the next step then, the other between two: neither waits for the other."""
+    faults = [[fault("averaged", "plain", signal="MISS"), fault("applied", "leader")]]
+    with ordeal(tmp_path, zk_hosts, np=3, min_np=3, max_np=3, faults=faults, epochs=2) as job:
+        job.wait_for_strikes()
+        job.prove()
+
+
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_at_the_end_of_training(role: str, tmp_path: Path, zk_hosts: str) -> None:
     """The job has finished. That a worker died before its script's last line is told all the same,

@@ -13,9 +13,10 @@ A group is armed when all groups before it have struck. A fault:
     size    how many workers the ring must have at least
             (after and size are asked of workers in the ring only)
     signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
-            does
+            does; or MISS, with the point "averaged" of PyTorch: it has not got the averages that
+            the others have, as if the ring had broken just then
 
-Hooks only look and kill: what a worker does is not changed.
+Otherwise hooks only look and kill: what a worker does is not changed.
 """
 
 import json
@@ -28,6 +29,7 @@ import time
 from pathlib import Path
 
 from edl.daemon import points
+from edl.errors import RingBroken
 from edl.framework import process as edl
 
 GROUPS = json.loads(os.environ["EDL_TEST_FAULTS"])
@@ -77,19 +79,36 @@ def strike(point):
         step = str(edl.step() if in_ring else last)
         try:
             with (CLAIMS / f"{number}.{index}").open("x") as claim:
-                claim.write(f"{step} {os.getpid()}")
+                name = fault.get("signal", "KILL")
+                claim.write(f"{step} {os.getpid() if name != 'MISS' else 0}")
         except FileExistsError:
             continue
-        name = fault.get("signal", "KILL")
         print(f"chaos: {mine} gets SIG{name} at {point} of step {step}", flush=True)
+        if name == "MISS":
+            raise RingBroken(edl.generation(), "a test takes the averages away")
         while name == "HANG":
             time.sleep(1.0)
         os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
         return
 
 
+def watch_averages():
+    """Make a point of the instant at which PyTorch's averages are there, inside of their try."""
+    from edl.torch.reduction import GradientReduction
+
+    reduce = GradientReduction._reduce
+
+    def reduce_and_strike(self):
+        reduce(self)
+        strike("averaged")
+
+    GradientReduction._reduce = reduce_and_strike
+
+
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
 points.subscribe(strike)
+if any(fault["point"] == "averaged" for group in GROUPS for fault in group):
+    watch_averages()
 sys.argv[0] = str(COUNTING)
 sys.path.insert(0, str(SCRIPTS))
 runpy.run_path(str(COUNTING), run_name="__main__")
