@@ -44,17 +44,20 @@ class Answer:
 class Quiet:
     """How long the ring has completed no step, and what steps usually take, in seconds.
 
-    ``usual_s`` is 0 before the first one. ``told``: what the leader saw, for the reason.
+    ``usual_s`` is 0 before the first one. ``told``: what the leader saw, for the reason. To have
+    heard of no step for ``least_s`` says something: long, for who is not in the ring and has never
+    heard of it. It may be the one that is cut off.
     """
 
     quiet_s: float
     usual_s: float
     told: str = ""
+    least_s: float = FROZEN_S
 
     @property
     def stands(self) -> bool:
         """No step completes, for longer than steps take."""
-        return self.quiet_s > max(FROZEN_S, FROZEN_STEPS * self.usual_s)
+        return self.quiet_s > max(self.least_s, FROZEN_STEPS * self.usual_s)
 
 
 def whom_to_ask(

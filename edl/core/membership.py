@@ -63,12 +63,15 @@ def decide(
 
     A dead worker that has a seat is given up at once: then every daemon cuts the ring that it is
     in, and nobody waits for it. Not so a leaver that has taken back its own node: it has left as
-    agreed, and the others are about to close that ring anyway.
+    agreed, and the others are about to close that ring anyway. Its port refuses then; when it is
+    ``silent`` and nobody has switched yet, it is frozen or cut off, and they would wait for it.
     """
     decision = _decide(now, term, ages, limits, frozenset(dead), silent)
     current = None if now.job.state.over else now.generation
     seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
     agreed = set(current.left) - {member.id for member in now.members} if current else set()
+    if current and not _switched(now, current):
+        agreed -= silent
     lost = {w: dead[w] for w in sorted(dead) if w in seated - agreed and w not in now.evicted}
     return replace(decision, evict={**decision.evict, **lost}) if lost else decision
 

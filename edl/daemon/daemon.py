@@ -83,6 +83,7 @@ class Daemon:
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
         self._stopping = False
+        self._withdrawn = False
         self._dirty = False  # the member node is behind self._member
         self._thread = threading.Thread(target=self._run, name="edl-daemon", daemon=True)
         self._member: Member | None = None
@@ -143,6 +144,11 @@ class Daemon:
         self._session.close()
 
     # --- called by the training thread ---
+
+    def withdraw(self) -> None:
+        """Take back this worker's part in ring and election; what is to be made known still is."""
+        self._withdrawn = True
+        self._wake.set()
 
     def stand_for_election(self) -> None:
         """Become a candidate; from now on this worker may lead."""
@@ -259,8 +265,7 @@ class Daemon:
             self._write_own()
             if self._election is not None:
                 self._election.leave()
-            if self._member is not None:
-                self._store.remove_member(self._member.id)
+            self._remove_member()
             self._conclude_stop()
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
@@ -288,6 +293,11 @@ class Daemon:
             self._lead = None
             with self._lock:
                 self._dirty = True
+        if self._withdrawn:
+            self._resign()
+            self._write_own()
+            self._remove_member()
+            return
         if self.leave_requested:
             self.leave_requested = False
             self.set_stage(Stage.LEAVING)
@@ -340,15 +350,15 @@ class Daemon:
         if generation is None or election is None or member is None:
             return
         stuck = member.broken is not None and member.broken.generation >= generation.number
-        stuck |= member.stage is Stage.READY  # a newcomer: its ring is not even built
         stuck |= self._ring.is_building
-        if not stuck:
+        if not stuck and member.stage is not Stage.READY:  # a newcomer has no ring to go on with
             return
         seats = {seat.id: seat for seat in (*generation.seats, *generation.previous)}
         for worker in election.ahead():
             seat = seats.get(worker)
             if seat is None or worker == member.id or not _is_gone(seat):
-                self._period_s = BREAKING_PERIOD_S  # this one leads, or its session ends soon
+                if stuck:  # this one leads, or its session ends soon
+                    self._period_s = BREAKING_PERIOD_S
                 return
             logger.info("the candidate w%d is gone: port %d is not its own", worker, seat.port)
             election.depose(worker)
@@ -387,9 +397,13 @@ class Daemon:
             self._dirty = True
         self._wake.set()
 
+    def _remove_member(self) -> None:
+        if self._member is not None:
+            self._store.remove_member(self._member.id)
+
     def _write_own(self) -> None:
         with self._lock:
-            member, dirty = self._member, self._dirty
+            member, dirty = self._member, self._dirty and not self._withdrawn
             saved, end = self._saved, self._end
         if dirty and member is not None:
             self._store.put_member(member)

@@ -77,6 +77,12 @@ class Mailbox:
             self._evicted = reason
             self._lock.notify_all()
 
+    def check(self) -> None:
+        """Raises WorkerEvicted when the leader has given this worker up, or its job is gone."""
+        with self._lock:
+            if self._evicted is not None:
+                raise WorkerEvicted(self.worker, self._evicted)
+
     def newest(self, after: int) -> Generation | None:
         """The newest generation with a number above ``after``, if one is known."""
         with self._lock:

@@ -72,9 +72,13 @@ class Shard:
 
     def enter(self, epoch: int) -> None:
         """Forget what was formed and read ``epoch`` from now on."""
+        self.restart()
+        self._epoch, self._order = epoch, self._source.order(epoch)
+
+    def restart(self) -> None:
+        """Forget what was formed and not trained."""
         self._ahead.clear()
         self.restarts += 1
-        self._epoch, self._order = epoch, self._source.order(epoch)
 
     def form(self, ledger: Ledger) -> Batch | None:
         """The next batch, or None when the leases have none to give (now).

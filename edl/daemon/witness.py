@@ -43,6 +43,7 @@ class Witness:
         self._announced = (0, 0.0)  # the newest generation and when it was first seen
         self._own_activity = activity
         self._heard = Heard(worker, Progress(updated_at=self._since))
+        self._outside = False  # of the ring, now and ever
         self._silent: dict[int, float] = {}  # when a worker was last asked in vain
 
     @property
@@ -61,7 +62,9 @@ class Witness:
         if number != self._announced[0]:
             self._announced = (number, time.monotonic())
         ring = (generation.previous or generation.seats) if generation is not None else ()
-        if not self._mailbox.progress.generation and all(s.id != self._worker for s in ring):
+        never_in = not self._mailbox.progress.generation
+        self._outside = never_in and all(seat.id != self._worker for seat in ring)
+        if self._outside:
             self._listen(ring)
         return self._age_s
 
@@ -136,7 +139,9 @@ class Witness:
     def _quiet(self) -> Quiet:
         progress, doing = self.heard.progress, self._own_activity().doing
         told = f"; in step {progress.step + 1} w{self._worker} is {doing}"
-        return Quiet(self._quiet_s, progress.median_step_s, told)
+        deaf = self._outside and not progress.generation
+        least_s = self._config.start_timeout_s if deaf else death.FROZEN_S
+        return Quiet(self._quiet_s, progress.median_step_s, told, least_s)
 
 
 def _activity(health: Health) -> Activity | None:

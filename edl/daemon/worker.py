@@ -34,7 +34,7 @@ from edl.core.ledger import Ledger
 from edl.core.steprecord import StepRecord, SwitchTimes, agreed_generation, check, us
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
-from edl.daemon.durability import Durability
+from edl.daemon.durability import FLUSH_S, Durability
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
@@ -119,7 +119,12 @@ class Worker:
         self._enter()
 
     def finish(self) -> None:
-        """The script has trained all its epochs."""
+        """The script has trained all its epochs.
+
+        Raises:
+            WorkerEvicted: it was given up: what it has trained is not the job's.
+        """
+        self._mailbox.check()
         self._finished = True
         if self._switching is None or self._daemon is None:
             self._durability.save_last()
@@ -136,11 +141,14 @@ class Worker:
         self._daemon.set_stage(Stage.FINISHED)
         if self.rank == 0:
             self._log("finished", self.step, reason)
-        self._daemon.flush(5.0)
+        if not self._daemon.flush(FLUSH_S):
+            logger.warning("the end of the job could not be recorded: it has %s", reason)
 
     def close(self) -> None:
         """Leave ring and coordination for good. Idempotent."""
         self.ring.close()
+        if self._daemon is not None and not self._finished:
+            self._daemon.withdraw()  # the others need not wait for a checkpoint to be written
         self._durability.settle()
         if self._daemon is not None:
             self._daemon.close()
@@ -156,6 +164,11 @@ class Worker:
             self._daemon.leave_requested = True
 
     # --- who and where ---
+
+    @property
+    def finished(self) -> bool:
+        """The script has trained to its end."""
+        return self._finished
 
     @property
     def id(self) -> int:
@@ -279,8 +292,12 @@ class Worker:
         """Between two steps: switch if all agreed to, take over or send the state if it is due.
 
         Ends the process quietly (SystemExit 0) when the new generation has no seat for it.
+
+        Raises:
+            WorkerEvicted: it was given up, which one that is alone in its ring only sees here.
         """
         points.reached("boundary")
+        self._mailbox.check()
         if self._switching is None:
             self._durability.save_if_due(rank=0, generation=0)
             return
@@ -409,6 +426,7 @@ class Worker:
         if self._switching is None:
             return False
         points.reached("boundary")
+        self._mailbox.check()
         self._send_record()
         self._target, reason = agreed_generation(self.records())
         self._steps_here += 1

@@ -6,6 +6,7 @@ import ctypes
 import threading
 
 from edl.errors import EdlError
+from edl.framework import process
 
 
 def raise_in(thread: int, error: EdlError) -> bool:
@@ -13,10 +14,13 @@ def raise_in(thread: int, error: EdlError) -> bool:
 
     For a thread that waits for a framework: it sees the error come from the call that it is in,
     while the framework, which would print a traceback and change the error's kind, knows nothing.
+    If the framework makes an error of its own just then, ours strikes in the midst of that, and
+    pybind11 wraps it in a RuntimeError: see :func:`edl.framework.process.unhiding`.
 
     Returns:
-        False when there is no such thread, or when it is the calling one.
+        False when there is no such thread, or when it is the calling one: raise it there.
     """
+    process.hide(error)
     if thread == threading.get_ident():
         return False
 

@@ -20,6 +20,9 @@ class Feed(Protocol):
     def restart(self) -> None:
         """Give up all that is under way: it is not this worker's any more."""
 
+    def settle(self) -> None:
+        """Between two steps: let the samples be formed into batches again that it has lost."""
+
     def next(self) -> tuple[Batch, bool]:
         """The batch whose data the script gets next; True with it when it is to count for nothing.
 
@@ -57,7 +60,16 @@ class Steps:
         worker.finish()
 
     def enter(self) -> None:
-        """All is built (and rehearsed): from here on the epoch and the step are the job's."""
+        """All is built (and rehearsed): from here on the epoch and the step are the job's.
+
+        Raises:
+            UsageError: the script has trained to its end before.
+        """
+        if self._worker.finished:
+            raise UsageError(
+                "this job's training is over; train all epochs in one "
+                "`for epoch in ....epochs(n)`, or in one fit"
+            )
         if self._worker.rehearsing:
             self._worker.join()
         self._worker.begin()
@@ -79,6 +91,7 @@ class Steps:
             return True
         if worker.epoch_over:
             return False
+        feed.settle()
         worker.boundary()
         if worker.shard.restarts != self._restarts:
             self._restarts = worker.shard.restarts

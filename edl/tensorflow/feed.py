@@ -18,7 +18,6 @@ from typing import Any
 from edl.daemon.shard import Batch
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
-from edl.framework import process
 from edl.framework.interrupt import raise_in
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
@@ -48,6 +47,7 @@ class PipelineFeed:
         self._iteration = 0  # the newest iterator of the pipeline
         self._reader = 0  # the newest one; older ones end
         self._begun = False
+        self._gave_up = False  # batches were formed that nobody will train
         self.trial = False  # a batch was read before any step had begun
 
     # --- training thread
@@ -90,10 +90,18 @@ class PipelineFeed:
     def end(self) -> None:
         """End all readers: no batch follows. What they have read and nobody trained is gone."""
         with self._change:
+            self._gave_up |= any(not entry.filler for entry in self._formed)
             self._reader += 1
             self._formed.clear()
             self._unread.clear()
             self._change.notify_all()
+
+    def settle(self) -> None:
+        """See :class:`edl.framework.steps.Feed`. A reader that ended early has lost some."""
+        with self._change:
+            gave_up, self._gave_up = self._gave_up, False
+        if gave_up:
+            self._worker.shard.restart()
 
     def close(self) -> None:
         """End all readers, and let them leave, for the interpreter is about to go."""
@@ -156,12 +164,7 @@ class PipelineFeed:
             self._tell(error)
 
     def _tell(self, error: EdlError) -> None:
-        """The thread that trains waits for TensorFlow, which waits for us.
-
-        It will first make TensorFlow's own error, of a pipeline that has ended. What reaches it
-        in the midst of that is wrapped once more (by pybind11, in a RuntimeError).
-        """
-        process.hide(error)
+        """The thread that trains waits for TensorFlow, which waits for us."""
         if not raise_in(self._thread, error):
             raise error
 

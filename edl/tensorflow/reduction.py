@@ -23,7 +23,6 @@ from edl.core.steprecord import StepRecord, global_samples
 from edl.daemon import activity, points
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
-from edl.framework import process
 from edl.framework.interrupt import raise_in
 from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
@@ -193,7 +192,6 @@ class GradientReduction:
         except UsageError as error:
             # Told once, and it goes on: it is another thread that trains.
             if self._refused or not raise_in(self._thread, error):
-                process.hide(error)
                 raise
             self._refused = True
             return otherwise

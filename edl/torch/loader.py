@@ -109,6 +109,9 @@ class DataLoader:
         return -(-self._source.total // each)
 
 
+_NONE = object()  # no batch; None may be one, from a collate_fn
+
+
 class _LoaderFeed:
     """Batches of this worker's leases, loaded by PyTorch's loader. ``data``: those of the last."""
 
@@ -117,25 +120,28 @@ class _LoaderFeed:
         self._formed: deque[Batch] = deque()
         self._loader = loader(_Leases(self._form))
         self._arriving: Iterator[Any] = iter(())
-        self.data: Any = None
+        self.data: Any = _NONE
 
     def restart(self) -> None:
         """See :class:`edl.framework.steps.Feed`."""
         self._arriving = iter(())
         self._formed.clear()
 
+    def settle(self) -> None:
+        """See :class:`edl.framework.steps.Feed`. PyTorch's loader loses nothing."""
+
     def next(self) -> tuple[Batch, bool]:
         """See :class:`edl.framework.steps.Feed`."""
         worker = self._worker
-        fresh = next(self._arriving, None)
-        if fresh is None and (worker.rehearsing or worker.shard.has_more(worker.ledger)):
+        fresh = next(self._arriving, _NONE)
+        if fresh is _NONE and (worker.rehearsing or worker.shard.has_more(worker.ledger)):
             # At the start, and when leases came after the loader had read the last one.
             self._arriving = self._load()
             fresh = next(self._arriving)
-        if fresh is not None:
+        if fresh is not _NONE:
             self.data = fresh
             return self._formed.popleft(), False
-        if self.data is None:
+        if self.data is _NONE:
             self.data = self._any_data()
         return worker.shard.rehearsal(), True
 
@@ -227,6 +233,11 @@ def _check(dataset: Any, batch_size: int, options: dict[str, Any]) -> None:
         options.pop(name, None)
     if options.pop("drop_last", False):
         raise UsageError("edl.DataLoader trains every sample; it has no drop_last")
+    if not options.get("in_order", True):
+        raise UsageError(
+            "edl.DataLoader does not take in_order=False: batches out of order would break the "
+            "link between batches and leases, by which each sample is trained once"
+        )
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(
             f"a {type(dataset).__name__} has no __len__ and __getitem__; edl.DataLoader needs a "

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,19 @@ def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None
     dead, _ = ring.witness.dead(now)
     assert list(dead) == [1]
     assert "no step completes for 5." in dead[1]
+
+
+def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Ring) -> None:
+    """A newcomer that is cut off from the ring's host leads; the ring may be in order."""
+    cut_off = replace(ring.members[0], port=ring.members[1].port)
+    seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in (cut_off, ring.members[1]))
+    ring.generation = replace(ring.generation, seats=seats)
+    now, hasty = ring.snapshot(), Config(address=HERE, start_timeout_s=1.0)
+    impatient = Witness(hasty, Mailbox(2), 2, lambda: WAITS)
+    time.sleep(1.2)  # a ring of which it had heard would stand
+    for witness, dead in ((ring.witness, set()), (impatient, {0, 1})):
+        witness.look(now)
+        assert witness.dead(now)[0].keys() == dead
 
 
 def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:

@@ -53,6 +53,9 @@ def test_the_evicted_and_the_end_of_the_job() -> None:
     mailbox = Mailbox(9)
     mailbox.job_is(JobState.FINISHED, "trained")
     assert mailbox.wait_for_generation(0) is None
+    mailbox.check()
     mailbox.evict("it froze")
     with pytest.raises(WorkerEvicted, match="it froze"):
         mailbox.wait_for_generation(0)
+    with pytest.raises(WorkerEvicted, match="it froze"):
+        mailbox.check()

@@ -385,6 +385,14 @@ def test_a_leaver_that_is_gone_as_agreed_is_not_given_up() -> None:
     assert decided(killed, dead=(1,)).evict == {1: "its port is refused"}
 
 
+def test_a_leaver_that_freezes_before_the_switch_is_given_up() -> None:
+    """Its session has ended; its port is silent, and not refused, and all wait for it."""
+    frozen = announced((worker(0),), seats=(0,), left=(1,), joined=())
+    assert decided(frozen, dead=(1,), silent=(1,)).evict == {1: "its port is refused"}
+    switched = announced((worker(0, generation=8),), seats=(0,), left=(1,), joined=())
+    assert decided(switched, dead=(1,), silent=(1,)).evict == {}
+
+
 def test_a_leaver_saves_the_state_when_all_who_stay_die() -> None:
     now = announced((broke(worker(0), 40), NEW), seats=(1, 2), left=(0,))
     new = made(decided(now))
