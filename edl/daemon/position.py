@@ -184,7 +184,8 @@ class Position:
 
         Who missed a step that others completed is done with it: its samples are in the model
         that it receives. If the root has left the epoch already, this one is over here, too,
-        and the root's ledger is kept for the next.
+        and the root's ledger is kept for the next. A root that has not left it yet will begin the
+        next one as all do, with the members that there are now.
 
         Raises:
             DataError: the root trains on other data.
@@ -199,6 +200,7 @@ class Position:
                 f"the data of w{self._worker} are not the job's; every worker must load the same. "
                 f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
             )
+        self._upcoming = None  # it was of members that are no more
         ledger = restore(header["ledger"])
         if ledger.total != self.source.total:
             raise DataError(
@@ -212,8 +214,11 @@ class Position:
             assert int(header["step"]) == self.step + 1
             self.superseded = True
             self._forget_batch()
+        if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
                 self._upcoming, ledger = ledger, replace(self.ledger, free=(), leases=())
+            elif ledger.epoch < self.ledger.epoch:
+                ledger = self._granted(start_epoch(ledger.total, self.ledger.epoch))
         if not self.shard.agrees_with(ledger):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.

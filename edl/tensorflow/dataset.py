@@ -26,6 +26,10 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     def __init__(self, batches: tf.data.Dataset) -> None:
         super().__init__(batches, batches._variant_tensor)
+        if tf.executing_eagerly() and self.options().deterministic is False:
+            raise UsageError(
+                "edl.Dataset: options with deterministic=False would mix up the batches"
+            )
         training.current().newest_dataset = self
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -85,7 +89,7 @@ def _keeping(name: str) -> Any:
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
-        if named.get("deterministic") is False:
+        if named.get("deterministic", arguments[2] if len(arguments) > 2 else None) is False:
             raise UsageError(f"edl.Dataset: {name}(deterministic=False) would mix up the batches")
         return ElasticDataset(plain(self, *arguments, **named))
 

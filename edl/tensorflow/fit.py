@@ -91,6 +91,11 @@ class KerasCallback(keras.callbacks.Callback):
         worker = self._training.worker
         if worker.epoch_over:
             worker.next_epoch()
+        if epoch != worker.epoch:
+            raise UsageError(
+                f"fit counts this epoch as {epoch} and the job as {worker.epoch}; leave out "
+                "initial_epoch, which newcomers would not follow"
+            )
         self._samples = 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

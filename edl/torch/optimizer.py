@@ -33,6 +33,10 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         raise UsageError(
             f"edl.Optimizer wraps a torch.optim.Optimizer; this is a {type(optimizer).__name__}"
         )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError(
+            "gradients are dense after their reduction, which SparseAdam refuses; use Adam"
+        )
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
     reduction = GradientReduction(worker, optimizer, model)
@@ -46,6 +50,7 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
                 "closure (LBFGS) do not work with it"
             )
         reduction.finish()
+        reduction.let_go()
 
     def after(*_: Any) -> None:
         worker.end_step()

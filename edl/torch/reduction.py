@@ -48,6 +48,7 @@ class GradientReduction:
         self._in_flight: dict[torch.nn.Parameter, _InFlight] = {}
         self._spare: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
+        self._dropped_step = 0  # the newest one that is to change nothing
         self._broken: RingBroken | None = None  # it showed while backward was running
         self._hook_new()
 
@@ -55,8 +56,8 @@ class GradientReduction:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent.
 
         When a worker dies meanwhile, the survivors complete the step with the gradients that
-        they hold. When others had completed it already, their state is in the model: then no
-        gradient is left here, so that the optimizer changes nothing.
+        they hold. When others had completed it already, their state is in the model: then all
+        gradients are zero here, and :meth:`let_go` takes them away.
         A parameter without a gradient here counts as zero, for another worker may have one.
 
         Raises:
@@ -106,13 +107,24 @@ class GradientReduction:
         if correction != 1.0:
             torch._foreach_mul_([p.grad for p in averages if p.grad is not None], correction)
 
-    def _drop(self) -> None:
-        """Leave no gradient, so that the optimizer changes nothing.
+    def let_go(self) -> None:
+        """Right before the optimizer's step: leave no gradient of a step that is to change nothing.
 
-        For a step that others have completed, or in which those who had samples have died.
+        Momentum or weight decay would change something for a gradient of zero, too.
         """
+        if self._dropped_step == self._worker.begun:
+            for parameter in self._names:
+                parameter.grad = None
+
+    def _drop(self) -> None:
+        """Let the step change nothing: others have completed it, or who had samples has died.
+
+        Until the optimizer's step the script may look at the gradients, which are zero.
+        """
+        self._dropped_step = self._worker.begun
         for parameter in self._names:
-            parameter.grad = None
+            if parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _forget_flights(self) -> None:
         """Let Horovod forget what was under way in a ring that is gone."""
@@ -149,12 +161,12 @@ class GradientReduction:
                 "on the sum of the losses, then optimizer.step()"
             )
         self._computed[parameter] = worker.begun
-        if worker.rehearsing or worker.ring.alone or self._broken:
-            return
         gradient = parameter.grad
         assert gradient is not None
-        if gradient.is_sparse:
+        if gradient.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient = parameter.grad = gradient.to_dense()
+        if worker.rehearsing or worker.ring.alone or self._broken:
+            return
         sent = self._weighted(gradient)
         buffer = self._spare.pop(parameter, None)
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:

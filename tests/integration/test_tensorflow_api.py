@@ -54,6 +54,10 @@ def apply():
     weights = model.trainable_variables
     opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
 """
+FIT = """
+edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
+quietly = {"shuffle": False, "verbose": 0}
+"""
 READS_DAMAGED = {
     "loop": LOOP.replace("data, 4", "Damaged(), 4")
     + "for _ in ds.epochs(1):\n for _ in ds: apply()",
@@ -177,6 +181,26 @@ WRONG_USES = {
         ),
         "compile(optimizer=edl.Optimizer(SGD(...)))",
     ),
+    "fit twice": (
+        FIT + "for _ in range(2): model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
+        "this job's training is over",
+    ),
+    "initial_epoch": (
+        FIT
+        + "model.fit(ds, epochs=3, initial_epoch=1, callbacks=[edl.KerasCallback()], **quietly)",
+        "leave out initial_epoch",
+    ),
+    "options out of order": (
+        (
+            "edl.init(); some = tf.data.Options(); some.deterministic = False\n"
+            "edl.Dataset(data).with_options(some)"
+        ),
+        "would mix up the batches",
+    ),
+    "map out of order": (
+        "edl.init(); edl.Dataset(data).map(lambda x, y: (x, y), 2, False)",
+        "would mix up the batches",
+    ),
     "fit without callback": (
         "edl.init(); ds = edl.Dataset(data); network(edl.Optimizer(sgd)).fit(ds, shuffle=False)",
         "callbacks=[edl.KerasCallback()]",
@@ -254,6 +278,20 @@ with tf.compat.v1.Session() as s:
         pass
     assert edl.step() == 6
     assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
+""",
+        "",
+    ),
+    "loop that is left and taken up again": (
+        LOOP.replace("data, 4", "data, 1")
+        + """
+seen = []
+for epoch in ds.epochs(2):
+    for part in range(2):
+        for x, y in ds:
+            seen.append(int(x[0, 0]))
+            apply()
+            if part == 0 and len(seen) % 8 == 3: break
+assert sorted(seen) == sorted([*range(8)] * 2) and edl.step() == 16, seen
 """,
         "",
     ),

@@ -62,6 +62,59 @@ def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: st
     assert final["seldom"][0] < seldom, "a parameter that only some workers use is trained"
 
 
+LOOP = """
+edl.init(); loader = edl.DataLoader(data); opt = edl.Optimizer(sgd, model)
+def train():
+    opt.zero_grad(); model(torch.ones(1, 1)).sum().backward(); opt.step()
+"""
+RIGHT_USES = {
+    "batches that are None": (
+        LOOP.replace("(data)", "(data, collate_fn=lambda _: None)")
+        + """
+seen = []
+for _ in loader.epochs(2):
+    for batch in loader:
+        seen.append(batch)
+        train()
+assert seen == [None] * 4 and edl.step() == 4
+""",
+        "",
+    ),
+    "sparse gradients": (
+        """
+model = torch.nn.Embedding(4, 2, sparse=True)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+"""
+        + LOOP.replace("torch.ones(1, 1)", "torch.tensor([1])")
+        + """
+for _ in loader.epochs(1):
+    for _ in loader: train()
+(state,) = sgd.state.values()
+assert not state["momentum_buffer"].is_sparse, "a ring could not send it"
+""",
+        "",
+    ),
+    "a step that others have completed": (
+        """
+sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+"""
+        + LOOP
+        + """
+for _ in loader.epochs(1):
+    for _ in loader:
+        train_it = edl.step() == 0
+        model(torch.ones(1, 1)).sum().backward()
+        opt.synchronize()
+        if not train_it:
+            opt.synchronize.__self__._drop()
+            assert all(p.grad.eq(0).all() for p in model.parameters()), "the script may look"
+        before = model.weight.clone()
+        opt.step()
+        assert torch.equal(before, model.weight) is not train_it
+""",
+        "",
+    ),
+}
 WRONG_USES = {
     "rank before init": ("edl.rank()", "call edl.init() first"),
     "optimizer before init": ("edl.Optimizer(sgd, model)", "call edl.init() first"),
@@ -69,6 +122,7 @@ WRONG_USES = {
     "batch size": ("edl.init(); edl.DataLoader(data, batch_size=0)", "batch_size is 0"),
     "sampler": ("edl.init(); edl.DataLoader(data, sampler=data)", "does not take a sampler"),
     "drop_last": ("edl.init(); edl.DataLoader(data, drop_last=True)", "has no drop_last"),
+    "in_order": ("edl.init(); edl.DataLoader(data, in_order=False)", "take in_order=False"),
     "iterable": ("edl.init(); edl.DataLoader(iter(data))", "needs a map-style dataset"),
     "two loaders": (
         "edl.init(); edl.DataLoader(data); edl.DataLoader(data)",
@@ -77,6 +131,10 @@ WRONG_USES = {
     "no optimizer": (
         "edl.init(); edl.Optimizer(model, model)",
         "wraps a torch.optim.Optimizer",
+    ),
+    "SparseAdam": (
+        "edl.init(); edl.Optimizer(torch.optim.SparseAdam(model.parameters()), model)",
+        "gradients are dense after their reduction",
     ),
     "wrapped twice": (
         "edl.init(); edl.Optimizer(edl.Optimizer(sgd, model), model)",
@@ -104,6 +162,10 @@ WRONG_USES = {
         ),
         "was computed twice in one step",
     ),
+    "epochs twice": (
+        LOOP + "for n in (1, 2):\n for _ in loader.epochs(n):\n  for _ in loader: train()",
+        "this job's training is over",
+    ),
     "bad setting": ("edl.init(session_timeout_s=-1.0)", "session_timeout_s is -1"),
 }
 
@@ -111,11 +173,17 @@ WRONG_USES = {
 @pytest.fixture(scope="module")
 def told() -> dict[str, tuple[int, str]]:
     return told_of(
-        WRONG_USES,
+        WRONG_USES | RIGHT_USES,
         "import torch; import edl.torch as edl",
         "model = torch.nn.Linear(1, 1); sgd = torch.optim.SGD(model.parameters(), lr=0.1); "
         "data = [0.0, 1.0]",
     )
+
+
+@pytest.mark.parametrize("name", RIGHT_USES)
+def test_other_ways_to_write_it(name: str, told: dict[str, tuple[int, str]]) -> None:
+    code, stderr = told[name]
+    assert code == 0, stderr
 
 
 @pytest.mark.parametrize("name", WRONG_USES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edl.daemon.position import Position, Receive
@@ -44,3 +46,35 @@ def test_other_data_are_refused_before_anything_moves(mine: str, theirs: str, to
 def test_without_fingerprints_the_size_must_do() -> None:
     with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
         position(3, total=99).take_over(position(0).header(), Receive.ALL)
+
+
+def between_epochs() -> tuple[Position, Position]:
+    """w0 has begun epoch 1, and w1 not yet, when w2 dies; neither has missed a step."""
+    ahead, behind = position(0), position(1)
+    for one in (ahead, behind):
+        one.adopt((0, 1, 2))
+        one._ledger = replace(one.ledger, free=(), leases=())
+    ahead.next_epoch()
+    batch = ahead.shard.form(ahead.ledger)
+    assert batch is not None
+    ahead.begin(batch, filler=False)
+    for one in (ahead, behind):
+        one.adopt((0, 1))
+    return ahead, behind
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> None:
+    ahead, behind = both = between_epochs()
+    header = both[root].header()
+    for one in both:
+        one.take_over(header, Receive.NOTHING)
+    assert behind.ledger.finished
+    behind.next_epoch()
+    assert (ahead.ledger.epoch, ahead.ledger.digest()) == (1, behind.ledger.digest())
+    batch = behind.shard.form(behind.ledger)
+    assert batch is not None
+    order = behind.source.order(1)
+    assert list(batch.indices) == list(order[batch.position : batch.position + 4])
+    assert ahead.shard.agrees_with(ahead.ledger)
+    assert ahead.filler or ahead.batch is not None
