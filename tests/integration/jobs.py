@@ -168,6 +168,12 @@ class Job:
                 for line in self._status_process.stdout:
                     self._newest = json.loads(line)
 
+    def look_again(self) -> None:
+        """The ZooKeeper that `edl status` has looked at may have gone, and another one is there."""
+        self._newest = None
+        if self._status_process is not None:
+            self._status_process.kill()
+
     def wait_for_size(self, size: int, timeout_s: float = 90.0) -> Status:
         """Wait until ``size`` workers are wanted, in the ring, and have trained a step there."""
 

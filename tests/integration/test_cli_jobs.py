@@ -254,7 +254,7 @@ def test_edl_run_starts_a_local_zookeeper_that_the_others_find(shell: Shell) -> 
 
 
 def test_watch_and_follow_end_with_the_job(shell: Shell) -> None:
-    job = start(shell, "--steps", "60")
+    job = start(shell, "--steps", "200")
     shell.until_size(2)
     outputs: dict[str, str] = {}
     threads = [

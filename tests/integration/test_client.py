@@ -330,7 +330,7 @@ def test_a_host_that_comes_during_a_profile_adds_to_the_size_that_the_job_had(
 
 def test_a_job_that_ends_keeps_what_was_measured(shell: Shell) -> None:
     with two_hosts(shell):
-        profile = shell.start("profile", "j", "--np", "1..2", "--steps", "300")
+        profile = shell.start("profile", "j", "--np", "1..2", "--steps", "150")
         until(lambda: kinds(shell, "profile"), WAIT_S)
         assert shell.edl("stop", "j").returncode == 0
         assert profile.wait() == 1

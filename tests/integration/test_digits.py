@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> None:
     """3 workers; SIGTERM to a follower, SIGTERM to the leader, then `edl scale` to 4 and to 3."""
     digests = tmp_path / "digest"
-    options = ["--epochs", "18", "--step-delay", "0.1", "--digest", str(digests)]
+    options = ["--epochs", "30", "--step-delay", "0.1", "--digest", str(digests)]
     with started(tmp_path, zk_hosts, DIGITS, *options, np=3, max_np=4) as job:
         now = true_status(job, 3)
         followers = [worker for worker in now["members"] if worker["id"] != now["leader"]]

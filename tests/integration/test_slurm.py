@@ -113,6 +113,7 @@ def test_nodes_join_and_leave_and_a_requeued_job_continues(tmp_path: Path) -> No
         slurm.run("scancel", "--batch", "--signal=USR1", str(job.number))
         job.until(lambda: f"job {job.name} stopped" in job.output(), "the stop")
         job.until(lambda: job.output().count(f"job {job.name} starts with") == 2, "another start")
+        job.look_again()
         after = job.wait_for_size(2)
         assert after["step"] >= before["step"]
         assert job.resumed()
