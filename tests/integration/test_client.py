@@ -14,6 +14,7 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
 from edl.client import Job, connection
 from edl.client.connection import choose_job, connected
+from edl.core.wording import counted
 from edl.errors import HostLost, JobEnded, TimedOut, UnknownJob, UsageError
 
 pytestmark = pytest.mark.integration
@@ -31,7 +32,7 @@ def two_hosts(shell: Shell, np: int = 2, slots: int = 2, *options: str) -> Itera
     )
     shell.until_size(np)
     guest = shell.start("join", "--job", "j", "--host", "b", "--slots", str(slots))
-    guest.expect(f"host b offers {slots} slots")
+    guest.expect(f"host b offers {counted(slots, 'slot')} to job j")
     yield guest
     if shell.status()["state"] == "running":
         assert shell.edl("stop", "j").returncode == 0
