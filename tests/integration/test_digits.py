@@ -56,7 +56,7 @@ def test_digits_are_learned_without_a_launcher(num_workers: str) -> None:
         [sys.executable, DIGITS, "--epochs", "8", "--num-workers", num_workers],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr

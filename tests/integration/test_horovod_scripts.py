@@ -123,7 +123,7 @@ def run_alone(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, script, *options],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 0, done.stderr
