@@ -11,6 +11,8 @@ one. The rules, in order:
    nothing is started again. Who was told gives up one slot of its host; the driver takes back the
    highest, so another one may go, and then this one starts again. A worker whose slot was taken
    back is taken out of the ring by the leader; who is in none, or was given up, is ended here.
+   On a host that the driver bars this process is gone before the driver kills it: that would be
+   noticed some 5 s late, when the slot may be another process's, whose failure it then seems.
 4. A script that fails before the job could begin, with nobody else there, has failed the job.
 5. So has the last one of a ring that died, unless a checkpoint is there to go on from.
 6. A worker that was given up, or that left ZooKeeper for long without ever training, is ended.
@@ -49,6 +51,7 @@ from edl.core.agency import (
 from edl.core.facts import Job, JobState, Snapshot
 
 RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
+BARRED_S = 3.0  # of the 5 s that the driver leaves to the processes of a host that it bars
 REMOVAL_S = 30.0  # for a removal to be complete before the driver may decide about the next
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 ROUND_S = 60.0  # for the driver to answer who has asked, once the job is over
@@ -66,6 +69,7 @@ class Own:
     state_since: float  # since when the job has its present state
     removed: bool = False  # the driver has taken the slot back
     told: float | None = None  # since when this process has been told to end
+    given_up: bool = False  # it was the driver itself that told it
     lost_since: float | None = None  # since when nobody of the ring is in ZooKeeper
     backoff_max_s: float = BACKOFF_MAX_S
     script: str = "the script"
@@ -285,7 +289,8 @@ def _leave(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> 
             return Decision(reason, ending=_end(living, now, reason))
         if own.told is None:  # the leader takes it out of the ring: its slot is beyond the plan
             return Decision(reason)
-        return Decision(reason, ending=_end(living, now, reason, patience_s=RELEASE_S))
+        patience_s = BARRED_S if own.removed and own.given_up else RELEASE_S
+        return Decision(reason, ending=_end(living, now, reason, patience_s))
     if own.removed:
         return Decision(reason, exit_code=0)
     if own.told is not None and now - own.told >= RELEASE_S:

@@ -283,6 +283,7 @@ class Keeper:
             state_since=self._state_since,
             removed=self._word.local_size is None,
             told=self._told,
+            given_up=self._given_up,
             lost_since=self._lost_since,
             backoff_max_s=self._backoff_max_s,
             script=title(self._command),

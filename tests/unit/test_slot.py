@@ -95,6 +95,22 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
     assert decide(NOW, replace(OWN, process=joined, removed=True), 110.0).ending is None
 
 
+def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
+    """It does so after 5 s, and would take that for the end of the slot's next process."""
+    barred = replace(OWN, removed=True, told=50.0, given_up=True)
+    ending = decide(NOW, barred, 50.0).ending
+    assert ending is not None
+    assert not ending.kill
+    told = replace(barred, process=replace(LIVES, told=50.0))
+    assert decide(NOW, told, 52.9).ending is None
+    killing = decide(NOW, told, 53.0).ending
+    assert killing is not None
+    assert killing.kill
+    # Told by a user, or not yet told to whom the slot belongs: it has the time to leave.
+    assert decide(NOW, replace(told, given_up=False), 79.0).ending is None
+    assert decide(NOW, replace(told, removed=False), 79.0).ending is None
+
+
 def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
     own = replace(OWN, told=50.0)
     ending = decide(NOW, own, 50.0).ending
