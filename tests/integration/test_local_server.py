@@ -130,10 +130,15 @@ def test_a_kept_port_that_somebody_took_is_replaced(state: Path) -> None:
     hosts = start_local(state)
     assert stop_local(state)
     with socket.socket() as squatter:
-        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        squatter.bind(("127.0.0.1", int(hosts.partition(":")[2])))
+        squatter.bind(("127.0.0.1", 0))
         squatter.listen()
-        assert start_local(state) != hosts
+        taken = f"127.0.0.1:{squatter.getsockname()[1]}"
+        configuration = state / "zoo.cfg"
+        kept = configuration.read_text()
+        old, new = (f"clientPort={one.partition(':')[2]}\n" for one in (hosts, taken))
+        configuration.write_text(kept.replace(old, new))
+        assert configuration.read_text() != kept
+        assert start_local(state) != taken
 
 
 def test_what_is_missing_is_said_in_one_sentence(state: Path, tmp_path: Path) -> None:
