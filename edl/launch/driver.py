@@ -191,8 +191,15 @@ class Driver:
         return True
 
     def _get(self, path: str) -> bytes | None:
+        return self._request(fetch, path)
+
+    def _put(self, path: str, body: bytes) -> bool:
+        return self._request(put, path, body) is not None
+
+    def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
+        """The body of the answer, if that is a success. Every request may show the end."""
         try:
-            status, body = fetch(self._slot.address, self._slot.port, path, REQUEST_S)
+            status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
         except ConnectionRefusedError:
             if self._refused_since is None:
                 self._refused_since = time.monotonic()
@@ -201,13 +208,6 @@ class Driver:
             return None  # it is busy, or cut off from here
         self._refused_since = None
         return body if status == 200 else None
-
-    def _put(self, path: str, body: bytes) -> bool:
-        try:
-            status, _ = put(self._slot.address, self._slot.port, path, body, REQUEST_S)
-        except (EdlError, OSError):
-            return False
-        return status == 200
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:

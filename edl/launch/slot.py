@@ -232,7 +232,8 @@ class Keeper:
             self._pending_at = now
         done = said.local_size is not None and now - self._pending_at >= GONE_S
         fatal = self._losses.best is AfterLoss.HOLD
-        self._driver.allow(snapshot.job.state.over or (done and not fatal), newest)
+        allowed = snapshot.job.state.over or (done and not fatal)
+        self._driver.allow(allowed and self._unread_since is None, newest)
         self._remind_driver(snapshot, now)
 
     def _moves(self, said: Assigned, snapshot: Snapshot, now: float) -> bool:
@@ -309,7 +310,10 @@ class Keeper:
             self._released = True
 
     def _orphaned(self, now: float) -> bool:
-        """Whether the ssh that began this process has ended: the driver takes that for our end."""
+        """Whether the ssh that began this process has ended: the driver takes that for our end.
+
+        From the first sign on it must not be asked: it would count our question as another slot's.
+        """
         if not is_unread(STDOUT):
             self._unread_since = None
             return False
@@ -384,7 +388,8 @@ class Keeper:
 
     def _leave(self, snapshot: Snapshot, code: int, now: float) -> int | None:
         """The exit code for the driver, from ``code``; None: its end would not count as one yet."""
-        if not (snapshot.job.state.over and self._driver.asked()):
+        counted = self._unread_since is None  # or the driver has noted our end already
+        if not (snapshot.job.state.over and counted and self._driver.asked()):
             return self._say_end(snapshot, code)
         before = self._waits_since
         self._waits_since = before if before is not None else now

@@ -19,19 +19,28 @@ Store = dict[str, bytes]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The driver's store; as many PUTs as "silent" says get no answer."""
+    """The driver's store; as many PUTs as "silent" says get no answer. "gone": nobody listens.
+
+    "last": the driver ends with the next answer.
+    """
     held: Store = {}
 
     def put(address: str, port: int, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         if (left := int(held.get("silent", b"0"))) > 0:
             held["silent"] = b"%d" % (left - 1)
             raise RendezvousFailed(0, "PUT from 10.0.0.1:1 failed: TimeoutError")
+        if "gone" in held:
+            raise ConnectionRefusedError
         held[path] = body
         return 200, b""
 
     def fetch(address: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
+        if "gone" in held:
+            raise ConnectionRefusedError
         if path.startswith("/rank_and_size/"):
             held["questions"] = held.get("questions", b"") + b"?"
+            if "last" in held:
+                held["gone"] = b"1"
             return 200, b"1,3,1,3,0,1"
         return (200, held[path]) if path in held else (404, b"")
 
@@ -91,3 +100,20 @@ def test_a_question_is_not_allowed_for_an_answer_that_is_not_the_newest(store: S
     again.allow(True, again.newest)
     again._wake = lambda: again.allow(True, again.newest)
     assert listen(again, lambda: len(store["questions"]) > 2)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_the_end_of_the_driver_is_seen_after_its_last_answer_too(
+    answered: bool, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an answer the identity has to be told again, which nobody takes any more."""
+    monkeypatch.setattr("edl.launch.driver.GONE_S", 0.01)
+    driver = Driver(SLOT)
+    driver.identify(THE_JOB)
+    if answered:
+        store[ASKED] = store["last"] = b"1"
+        driver.allow(True, driver.newest)
+    else:
+        store["gone"] = b"1"
+    assert listen(driver, lambda: driver.gone)
+    assert ("questions" in store) == answered
