@@ -180,13 +180,13 @@ class _Files:
         """Our server's process, if it lives.
 
         The file says which it was; a process that was given its number later differs in its
-        time of birth and in its command line. ``search``: should a start have been killed before
+        command line. ``search``: should a start have been killed before
         it wrote the file, look among all processes, for two on one directory destroy its data.
         """
         try:
             known = json.loads(self._pid_file.read_text())
             process = psutil.Process(int(known["pid"]))
-            if abs(process.create_time() - known["born"]) < 5.0 and self._is_ours(process):
+            if self._is_ours(process):
                 return process
         except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             pass
@@ -222,10 +222,9 @@ class _Files:
         )
         try:
             process = psutil.Process(int(done.stdout))
-            values = {"pid": process.pid, "born": process.create_time()}
         except psutil.NoSuchProcess:
             return None
-        self._pid_file.write_text(json.dumps(values) + "\n")
+        self._pid_file.write_text(json.dumps({"pid": process.pid}) + "\n")
         return process
 
     def await_answer(
