@@ -28,12 +28,15 @@ from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.session import Session
 from edl.coordination.store import JobStore
+from edl.core.agency import STOP_S, stop_limit
 from edl.core.facts import Job, JobState
 from edl.core.placement import check_limits
 from edl.core.wording import counted, workers
 from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 from edl.launch.secret import announce, candidates, new_secret
+
+POLL_S = 0.5  # for the end of a job that stops
 
 # What all hosts with --or-join have to ask for alike. --resume is for who starts the job.
 _ALIKE = (
@@ -198,18 +201,30 @@ def run(
 def _is_finished(session: Session, own: Access) -> bool:
     """Whether a job that was started with our secret has finished.
 
+    The end of one that stops is waited for: it can be started anew then, and not joined now.
+
     Raises:
         AccessDenied: a job of that name runs, or has finished, with another secret.
     """
-    try:
-        state = choose_job(session, own.job, secret=own.secret).snapshot().job.state
-    except AccessDenied:
-        raise
-    except UnknownJob:
-        return False
-    if not state.over or state is JobState.FINISHED:  # any other is replaced
-        _check_ours(session, own)
-    return state is JobState.FINISHED
+    waits_since: float | None = None
+    while True:
+        try:
+            job = choose_job(session, own.job, secret=own.secret).snapshot().job
+        except AccessDenied:
+            raise
+        except UnknownJob:
+            return False
+        if not job.state.over or job.state is JobState.FINISHED:  # any other is replaced
+            _check_ours(session, own)
+        now = time.monotonic()
+        if waits_since is None:
+            waits_since = now
+            if job.state is JobState.STOPPING:
+                console().print(f"edl: job {job.name} stops; waiting for its end to start it anew")
+        patience = stop_limit(job) + STOP_S
+        if job.state is not JobState.STOPPING or now - waits_since >= patience:
+            return job.state is JobState.FINISHED
+        time.sleep(POLL_S)
 
 
 def _check_ours(session: Session, own: Access) -> None:

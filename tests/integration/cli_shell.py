@@ -105,7 +105,7 @@ class Shell:
 
     def status(self, job: str = "j") -> dict[str, Any]:
         """What `edl status --json` prints, without a process that imports edl for each look."""
-        with self._store(job) as store:
+        with self.store(job) as store:
             facts: dict[str, Any] = _as_json(summary(store.snapshot(), store.session.hosts))
             return facts
 
@@ -130,11 +130,12 @@ class Shell:
 
     def events(self, job: str = "j") -> list[dict[str, Any]]:
         """What `edl events --json` prints, in the same way."""
-        with self._store(job) as store:
+        with self.store(job) as store:
             return [_as_json(flat(event)) for _, event in store.events()]
 
     @contextmanager
-    def _store(self, job: str) -> Iterator[JobStore]:
+    def store(self, job: str) -> Iterator[JobStore]:
+        """The job, as a process that knows its secret sees it."""
         state = Path(self.environment["XDG_STATE_HOME"]) / "edl"
         known = candidates(state, job, self.environment.get("EDL_SECRET"))
         with Session(self.environment["EDL_ZOOKEEPER"], SESSION_S, CONNECT_S) as session:

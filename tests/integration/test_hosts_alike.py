@@ -52,6 +52,22 @@ def test_the_first_starts_the_job_the_others_join_and_the_last_ends_it(shell: Sh
     assert "job j has finished" in late.output
 
 
+def test_who_comes_while_the_job_stops_starts_it_anew(shell: Shell) -> None:
+    """As the next machine of a spot fleet, which comes while the last one goes."""
+    first = same(shell, "a")
+    shell.until_size(1)
+    first.signal(signal.SIGSTOP)  # nobody can end the job now
+    with shell.store("j") as store:
+        store.set_job_state(JobState.STOPPING, "as `edl stop` does")
+    second = same(shell, "b")
+    second.expect("job j stops; waiting for its end to start it anew")
+    first.signal(signal.SIGCONT)
+    assert first.wait() == 0
+    assert shell.until_size(1)["plan"] == {"b": 1}
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+
+
 def test_all_signalled_at_once_end_the_job(shell: Shell) -> None:
     hosts = [same(shell, "a")]
     shell.until_size(1)
