@@ -50,11 +50,12 @@ class ConfigError(UsageError):
 
 
 class UnknownJob(UsageError):
-    """There is no job of that name in ZooKeeper."""
+    """There is no job of that name in ZooKeeper, or none any more: it is another one's now."""
 
     def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
         hint = f"; known jobs: {', '.join(known)}" if known else "; start one with `edl run`"
-        super().__init__(f"there is no job named {job!r}{hint}")
+        gone = f"job {job!r} is over, and a new one of that name has taken its place"
+        super().__init__(gone if job in known else f"there is no job named {job!r}{hint}")
         self.job = job
         self.known = known
 

@@ -35,6 +35,7 @@ LEADERLESS_S = 10.0  # the same without a leader; longer than an election by ses
 FINISH_S = 600.0  # for what a script does after its training: evaluate, save, upload
 BACKOFF_MAX_S = 30.0
 RESTARTS = 3  # how often a job may lose all its workers without a new checkpoint in between
+UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
 LOST_S = 10.0  # the same for those of other hosts, when all of ours have died
@@ -162,6 +163,16 @@ class Decision:
     outcome: Outcome | None = None
     warnings: tuple[str, ...] = ()
     end: bool = False
+
+
+def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
+    """A ``process`` that the system could not start: it has failed, as one that died at once.
+
+    That is its host's trouble (memory, processes, a disk that is full), not the job's: it is tried
+    again after the pause of its slot, and the others train on.
+    """
+    line = f"cannot start {' '.join(command)}: {error.strerror or error}"
+    return replace(process, exit_code=UNSTARTED_EXIT, exited=process.started, last_line=line)
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:

@@ -32,13 +32,14 @@ from edl.core.agency import (
     how,
     observe,
     record_loss,
+    unstarted,
 )
 from edl.core.agency import exit_status as status_of
 from edl.core.arrival import arrive, is_last, withdrawn
 from edl.core.facts import Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
 from edl.core.wording import workers
-from edl.errors import CoordinationError, JobFailed, UnknownJob, UsageError
+from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
 from edl.launch.output import Output
@@ -255,6 +256,8 @@ class Agent:
             self._changed.clear()
             self._snapshot = self._store.snapshot(wake=self._on_change)
             self._read_at = now
+            if all(host.name != self._host.name for host in self._snapshot.hosts):
+                self._put_host()  # unless the job is over, and another one of its name began
             self._show_events()
             self._observe(self._snapshot, now)
         return self._snapshot
@@ -327,16 +330,14 @@ class Agent:
     def _start(self, start: Start, now: float) -> None:
         launch = f"{self._token}-{self._launches}"
         self._launches += 1
+        process = Process(start.slot, launch, now, failures=start.failures)
         try:
             path = self._workers.start(launch, start.slot)
-        except JobFailed as error:
-            outcome = Outcome(JobState.FAILED, str(error), 1)
-            assert self._snapshot is not None
-            self._conclude(outcome, self._snapshot)
-            return
-        logger.info("slot %d: %s", start.slot, start.reason)
-        self._output.follow(launch, path, start.slot)
-        process = Process(start.slot, launch, now, failures=start.failures)
+        except OSError as error:
+            process = unstarted(process, self._job.command, error)
+        else:
+            logger.info("slot %d: %s", start.slot, start.reason)
+            self._output.follow(launch, path, start.slot)
         self._processes = (*self._processes, process)
 
     def _end(self, ending: Ending, now: float) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from types import FrameType
 
 from edl.coordination.store import JobStore
-from edl.core.agency import Ending, Outcome, Process, Start, how, observe
+from edl.core.agency import Ending, Outcome, Process, Start, how, observe, unstarted
 from edl.core.facts import JobState, KeptSlot, Snapshot
 from edl.core.slot import (
     REMOVAL_S,
@@ -337,6 +337,7 @@ class Keeper:
     def _start(self, start: Start, now: float) -> None:
         launch = f"{self._token}-{self._starts}"
         self._starts += 1
+        process = Process(start.slot, launch, now, failures=start.failures)
         try:
             self._child = subprocess.Popen(
                 self._command,
@@ -346,12 +347,11 @@ class Keeper:
                 preexec_fn=die_with_parent,  # the driver may kill edl-worker at any time
             )
         except OSError as error:
-            assert self._snapshot is not None
-            reason = f"cannot start {' '.join(self._command)}: {error}"
-            self._conclude(Outcome(JobState.FAILED, reason, 1), self._snapshot)
+            self._process = unstarted(process, self._command, error)
+            self._say(self._process.last_line)
             return
         logger.info("started process %d: %s", self._child.pid, start.reason)
-        self._process = Process(start.slot, launch, now, failures=start.failures)
+        self._process = process
 
     def _end(self, ending: Ending, now: float) -> None:
         assert self._process is not None

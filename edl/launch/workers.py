@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.errors import JobFailed
 from edl.launch.adoption import Found, find
 
 logger = logging.getLogger(__name__)
@@ -49,23 +48,21 @@ class Workers:
         """Start the command in ``slot``; the path of its log.
 
         Raises:
-            JobFailed: the operating system cannot start it.
+            OSError: the operating system cannot start it, or has no room for the log.
         """
         path = self.log_of(launch)
         environment = {**self._environment, "EDL_SLOT": str(slot), "EDL_LAUNCH": launch}
-        try:
-            with path.open("ab") as log:
-                process = subprocess.Popen(
-                    self._command,
-                    cwd=self._cwd,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise JobFailed(f"cannot start {' '.join(self._command)}: {error}") from error
+        path.parent.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
+        with path.open("ab") as log:
+            process = subprocess.Popen(
+                self._command,
+                cwd=self._cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self._running[launch] = process
         logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
         return path

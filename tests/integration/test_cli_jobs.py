@@ -136,6 +136,28 @@ def test_a_second_host_joins_and_leaves(shell: Shell) -> None:
     assert job.wait() == 0
 
 
+def test_who_still_ends_an_earlier_job_of_that_name_is_no_host_of_the_next(shell: Shell) -> None:
+    """Its session lives, and the secret is the same: it would keep a worker of the new job."""
+    shell.environment["EDL_SECRET"] = "of-both-jobs-" * 4
+    (shell.directory / "train.py").write_text(
+        "import os, runpy, sys, time\n"
+        f"sys.argv[0] = {STANDIN!r}\n"
+        f"runpy.run_path({STANDIN!r}, run_name='__main__')\n"
+        "time.sleep(60 * (os.environ['EDL_HOST'] == 'b'))\n"
+    )
+    first = shell.start(*RUN, sys.executable, "train.py", "--steps", "200", "--step-s", "0.05")
+    shell.until_size(2)
+    other = shell.start("join", "--job", "j", "--host", "b", "--slots", "1", "-np", "1")
+    shell.until_size(3)
+    assert first.wait() == 0, first.output
+    next_one = shell.start(*RUN, sys.executable, "train.py")
+    assert other.wait() == 1
+    assert "edl: job 'j' is over, and a new one of that name has taken its place" in other.output
+    assert set(shell.until_size(2)["hosts"]) == {"a"}
+    assert shell.edl("stop", "j").returncode == 0
+    assert next_one.wait() == 0
+
+
 def test_a_job_without_an_agent_can_be_stopped(shell: Shell) -> None:
     job = start(shell)
     shell.until_size(2)
@@ -193,6 +215,28 @@ def test_a_worker_that_dies_before_it_joins_is_started_again(shell: Shell) -> No
     (failed,) = [event for event in shell.events() if event["kind"] == "worker_failed"]
     assert (failed["exit_code"], failed["slot"], failed["host"]) == (1, 1, "a")
     assert failed["reason"] == "slot 1 on a exited with code 1; its last line: not yet"
+
+
+def test_a_worker_that_the_system_cannot_start_is_tried_again(shell: Shell) -> None:
+    """As when memory, processes or the disk run out; here nothing can be written to its log."""
+    job = start(shell)
+    shell.until_size(2)
+    (logs,) = (shell.directory / "state").glob("edl/jobs/j/logs")
+    logs.rename(logs.with_name("earlier"))
+    logs.touch()
+    assert shell.edl("scale", "j", "--np", "3").returncode == 0
+
+    def failed() -> list[str]:
+        return [event["reason"] for event in shell.events() if event["kind"] == "worker_failed"]
+
+    until(lambda: len(failed()) == 2, WAIT_S)
+    command = f"{sys.executable} {STANDIN}"
+    end = f"exited with code 126; its last line: cannot start {command}: File exists"
+    assert failed() == [f"slot 2 on a {end}"] * 2
+    logs.unlink()
+    shell.until_size(3)
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 0
 
 
 def test_an_error_on_all_workers_ends_the_job(shell: Shell) -> None:
