@@ -83,7 +83,7 @@ class Switching:
         self.times = SwitchTimes()
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
-        # In each new ring, of whoever holds the state, before it is exchanged.
+        # In each new ring, before the state is exchanged.
         self.on_enter: Callable[[], None] = lambda: None
 
     # --- into the first ring ---
@@ -386,8 +386,7 @@ class Switching:
         points.reached("built")
         self.generation = generation
         self._position.adopt(generation.members)
-        if self._position.has_state:
-            self.on_enter()
+        self.on_enter()
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False

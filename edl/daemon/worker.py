@@ -176,11 +176,16 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        return self._provisional_rank if self.rehearsing else self.ring.place.rank
+        return self._provisional_rank if self._is_outside else self.ring.place.rank
 
     @property
     def size(self) -> int:
-        return self._provisional_rank + 1 if self.rehearsing else self.ring.place.size
+        return self._provisional_rank + 1 if self._is_outside else self.ring.place.size
+
+    @property
+    def _is_outside(self) -> bool:
+        """A newcomer that has not been in a ring of the job can only guess its place."""
+        return self.rehearsing and self._generation is None
 
     @property
     def local_rank(self) -> int:
@@ -233,8 +238,7 @@ class Worker:
     def leave_data_to_script(self, state: Shared, entered: Callable[[], None]) -> None:
         """The script keeps its own place in its data; ``state`` is what follows the job.
 
-        ``entered()`` is called on whoever holds the job's state already, in each new ring, before
-        the state is exchanged there.
+        ``entered()`` is called in each new ring, before the state is exchanged there.
 
         Raises:
             UsageError: the script uses edl's own loader, optimizer or checkpoints as well.

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from edl.framework.refusal import is_refusal
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
+
+REHEARSAL_S = 5.0  # a first commit or check that comes later most likely follows an update
 
 _running = False  # the function that elastic.run has wrapped is being called
 
@@ -68,14 +71,18 @@ class State(ABC):
         self._names = tuple(attributes)
         self._callbacks: list[Callable[[], None]] = []
         self._training: Worker | None = None  # while the wrapped function runs
+        self._began = 0.0  # since when it does
         self._points = 0  # passed in the rehearsal
         for name, value in attributes.items():
             setattr(self, name, value)
         self._saved: Any = None
-        self.save()
+        State.save(self)  # that of a derived class may need attributes which do not exist yet
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Call these in each new ring, before the state goes to newcomers; not on newcomers."""
+        """Call these in each new ring, before the state goes to newcomers.
+
+        On newcomers, too: the size that they saw at the top of the script was a guess.
+        """
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -145,13 +152,15 @@ class State(ABC):
     def trains(self, worker: Worker | None) -> None:
         """The wrapped function runs, until this is called with None."""
         self._training = worker
+        self._began = time.monotonic()
 
     def _pass(self, commit: bool) -> None:
         """A point of the script at which its function may be left, by all workers alike."""
         worker = self._training
         if worker is not None and worker.rehearsing:
             self._points += 1
-            if worker.begun > 0 or self._points > 1:
+            long = time.monotonic() - self._began >= REHEARSAL_S
+            if worker.begun > 0 or self._points > 1 or long:
                 raise HostsUpdatedInterrupt(False)
             return
         if commit:
@@ -265,6 +274,11 @@ def _enlist(state: State, state_name: str) -> Worker:
         raise UsageError(
             "this job has ended with the first function that elastic.run wrapped; do all of the "
             "training in one"
+        )
+    if type(state).sync is not State.sync:
+        raise UsageError(
+            f"{type(state).__name__}.sync() would not be called: give what follows the job to the "
+            "constructor of the state, as an attribute, and leave sync() out"
         )
     let_state_follow(state_name)
     worker.leave_data_to_script(state, state.on_reset)

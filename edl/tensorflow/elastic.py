@@ -26,8 +26,10 @@ from edl.tensorflow.variables import Access, EagerAccess, SessionAccess, differe
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 # An operation of Horovod's in a graph fails as any other does; its name is in the message, and
-# what Horovod says is one line among many.
-_OF_HOROVOD = re.compile(r"Horovod|gloo", re.IGNORECASE)
+# what Horovod says is one line among many. The lines of the script that made the operation are
+# there, too: files and functions of any name.
+_FRAME = re.compile(r'^  File ".*\n(    .*\n)?', re.MULTILINE)
+_OF_HOROVOD = re.compile(r"Horovod[A-Z]|Horovod has|/gloo/")
 _SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
 
 
@@ -151,7 +153,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let ``function(state, ...)`` train while workers come and go.
 
     It may be broken off at any collective and at any commit, and is then called again.
-    Returns on all workers when it has returned on one: what is left would be too late.
+    All workers return after the same commit; whom a death catches in its last steps returns with
+    the state of one that has returned.
 
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
@@ -163,7 +166,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broken(error: Exception) -> str | None:
-    message = str(error)
+    message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None
     said = _SAID.search(message)

@@ -111,6 +111,10 @@ def _keras_optimizer(
             "hvd.DistributedOptimizer: for backward_passes_per_step give the Keras optimizer "
             "gradient_accumulation_steps"
         )
+    if op != Average and gradient_predivide_factor != 1.0:
+        raise UsageError(
+            "hvd.DistributedOptimizer: gradient_predivide_factor splits an average; leave op out"
+        )
     if getattr(optimizer, "_edl_averages", False):
         raise UsageError("this optimizer was wrapped by hvd.DistributedOptimizer already")
     reduce = _horovod._make_allreduce_grads_fn(

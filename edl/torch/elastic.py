@@ -6,7 +6,7 @@ What it means: :mod:`edl.framework.elastic`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -38,6 +38,13 @@ class TorchState(State):
     def __init__(self, model: Any = None, optimizer: Any = None, **attributes: Any) -> None:
         self._kept: list[torch.Tensor] = []
         super().__init__(model=model, optimizer=optimizer, **attributes)
+
+    def restore(self) -> None:
+        """Go back to the state that was saved last. Gradients are of batches that come again."""
+        super().restore()
+        for name in self._names:
+            for parameter in _parameters(getattr(self, name)):
+                parameter.grad = None
 
     def _values(self) -> dict[str, Any]:
         values = {}
@@ -90,7 +97,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let ``function(state, ...)`` train while workers come and go.
 
     It may be broken off at any collective and at any commit, and is then called again.
-    Returns on all workers when it has returned on one: what is left would be too late.
+    All workers return after the same commit; whom a death catches in its last steps returns with
+    the state of one that has returned.
 
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
@@ -98,6 +106,15 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
         WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
     return elastic.run(function, (HorovodInternalError,), str, "TorchState")
+
+
+def _parameters(thing: Any) -> Iterator[torch.Tensor]:
+    """Those of a model or of an optimizer."""
+    if isinstance(thing, torch.nn.Module):
+        yield from thing.parameters()
+    elif isinstance(thing, torch.optim.Optimizer):
+        for group in thing.param_groups:
+            yield from group["params"]
 
 
 def _clone(value: Any, _where: str) -> Any:

@@ -55,6 +55,18 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     assert oldest["resets"] == [3, 2, 3, 2, 3]
 
 
+def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """Each of them had guessed that it joins alone."""
+    with trial(tmp_path, zk_hosts, np=1, max_np=3, kind=HorovodTrial) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        job.wait_for_size(3)
+        reports = job.prove(workers=3)
+    assert [report["resets"][-1] for report in reports] == [3, 3, 3]
+
+
 @pytest.mark.parametrize("place", ["step", "commit", "epoch", "end"])
 def test_a_death(place: str, tmp_path: Path, zk_hosts: str) -> None:
     """In a step, just before a commit, before the epoch's commit, after the last one of all."""
@@ -173,6 +185,11 @@ WRONG = {
         FUNCTION + "import horovod.torch as h\n"
         "hvd.elastic.run(train)(h.elastic.TorchState(model, sgd))",
         "take elastic.TorchState of edl, not of horovod",
+    ),
+    "a sync of its own": (
+        FUNCTION + "class Mine(hvd.elastic.TorchState):\n    def sync(self): pass\n"
+        "hvd.elastic.run(train)(Mine(model, sgd))",
+        "Mine.sync() would not be called: give what follows the job to the constructor",
     ),
     "a second function": (
         FUNCTION + "state = hvd.elastic.TorchState(model, sgd)\n"

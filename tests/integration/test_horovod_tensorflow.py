@@ -101,6 +101,13 @@ WRONG = {
         "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)",
         "gradient_accumulation_steps",
     ),
+    "a divided sum": (
+        (
+            "sgd = tf.keras.optimizers.SGD(0.1)\n"
+            "hvd.DistributedOptimizer(sgd, op=hvd.Sum, gradient_predivide_factor=2.0)"
+        ),
+        "gradient_predivide_factor splits an average",
+    ),
 }
 
 

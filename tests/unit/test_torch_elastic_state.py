@@ -64,6 +64,17 @@ def test_a_fresh_optimizer_comes_back_fresh(parts: Any) -> None:
     assert optimizer.state_dict()["state"] == {}
 
 
+@pytest.mark.parametrize("named", ["model", "optimizer"])
+def test_gradients_do_not_outlive_the_batch_that_is_undone(named: str, parts: Any) -> None:
+    """Loops that clear them after the update would add them to the first batch that is redone."""
+    model, optimizer = parts
+    trained(1, model, optimizer)
+    state = TorchState(**{named: model if named == "model" else optimizer})
+    model(torch.ones(3, 4)).mean().backward()
+    state.restore()
+    assert [p.grad for p in model.parameters()] == [None, None]
+
+
 def test_schedulers_keep_their_identity(parts: Any) -> None:
     model, optimizer = parts
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)

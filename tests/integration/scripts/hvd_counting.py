@@ -41,6 +41,13 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 diary = Diary(args)
 resets = []
+believed = hvd.size()  # as a script that derives something from it at the top
+
+
+def on_reset():
+    global believed
+    believed = hvd.size()
+    resets.append(believed)
 
 
 @hvd.elastic.run
@@ -48,6 +55,7 @@ def train(state):
     while state.epoch < args.epochs:
         for batch, indices in enumerate(loader):
             diary.begin_step(model.steps.item())
+            assert hvd.is_rehearsing() or believed == hvd.size()
             optimizer.zero_grad()
             model(indices).backward()
             diary.in_step()
@@ -71,6 +79,6 @@ def train(state):
 
 
 state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
-state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+state.register_reset_callbacks([on_reset])
 train(state)
 diary.report(model.w.detach().numpy(), model.count, model.steps.item(), resets=resets)

@@ -3,6 +3,7 @@
 import contextlib
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import edl.tensorflow.keras as hvd
@@ -98,4 +99,15 @@ broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
 broadcast.set_model(model)
 broadcast.on_train_batch_end(0)
 assert numbers() == before
+
+
+# An error of the script is no broken ring, whatever is named after Horovod in its message.
+@tf.function
+def train_as_in_horovod(index):
+    return tf.gather(x, index)
+
+
+refused = hvd.elastic.run(lambda state: train_as_in_horovod(tf.constant(STEPS * BATCH)))
+with pytest.raises(tf.errors.InvalidArgumentError, match="horovod"):
+    refused(state)
 print("all is well", flush=True)
