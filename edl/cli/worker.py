@@ -26,6 +26,7 @@ from edl.launch.address import address_of, own_address
 from edl.launch.command import check_command
 from edl.launch.driver import Driver
 from edl.launch.horovodrun import find_launcher
+from edl.launch.parent import behind_a_shell
 from edl.launch.secret import announce, candidates, keep, new_secret
 from edl.launch.slot import Keeper
 
@@ -34,6 +35,7 @@ ANY_NUMBER = 1_000_000  # max_np where only the driver knows it
 
 def main() -> None:
     """The console script."""
+    behind_a_shell()
     sys.exit(guarded(lambda: work(sys.argv[1:])))
 
 

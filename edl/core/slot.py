@@ -11,6 +11,7 @@ one. The rules, in order:
    nothing is started again. Who was told gives up one slot of its host; the driver takes back the
    highest, so another one may go, and then this one starts again. A worker whose slot was taken
    back is taken out of the ring by the leader; who is in none, or was given up, is ended here.
+   A process whose ssh has ended is a dead one to the driver: its worker leaves, and it ends too.
    On a host that the driver bars this process is gone before the driver kills it: that would be
    noticed some 5 s late, when the slot may be another process's, whose failure it then seems.
 4. A script that fails before the job could begin, with nobody else there, has failed the job.
@@ -56,6 +57,7 @@ REMOVAL_S = 30.0  # for a removal to be complete before the driver may decide ab
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 ROUND_S = 60.0  # for the driver to answer who has asked, once the job is over
 ABANDONED_S = 5.0  # a slot without its edl-worker for this long: that one is not just coming back
+OVERDUE_S = 120.0  # a slot whose edl-worker has not come by then has none
 
 Slots = Collection[tuple[str, int]]  # (host, number)
 
@@ -70,6 +72,7 @@ class Own:
     removed: bool = False  # the driver has taken the slot back
     told: float | None = None  # since when this process has been told to end
     given_up: bool = False  # it was the driver itself that told it
+    cut_off: bool = False  # its ssh has ended: the driver takes that for the end of this process
     lost_since: float | None = None  # since when nobody of the ring is in ZooKeeper
     backoff_max_s: float = BACKOFF_MAX_S
     script: str = "the script"
@@ -96,7 +99,7 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
         return _stop(snapshot, own, living, now)
     if snapshot.generation is not None and not snapshot.generation.seats:
         return _end_with_the_ring(snapshot)
-    if own.removed or own.told is not None:
+    if own.removed or own.cut_off or own.told is not None:
         return _leave(snapshot, own, living, now)
     outcome = _cannot_begin(snapshot, own) or _nobody_left(snapshot, own, now)
     if outcome is not None:
@@ -183,9 +186,17 @@ class AfterLoss(Enum):
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
     """The slots of the plan whose edl-worker is gone. Who was never ``seen`` is to start yet."""
-    kept = {(one.host, one.slot) for one in snapshot.slots}
-    planned = {(host, n) for host, workers in snapshot.plan.items() for n in range(workers)}
-    return frozenset((planned & set(seen)) - kept)
+    return frozenset((planned(snapshot) & set(seen)) - kept(snapshot))
+
+
+def planned(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
+    """The slots that the plan has."""
+    return frozenset((host, n) for host, workers in snapshot.plan.items() for n in range(workers))
+
+
+def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
+    """The slots that have an edl-worker."""
+    return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
 def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
@@ -203,6 +214,19 @@ def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
     if left >= min_np or working < min_np:
         return AfterLoss.PLACE_ANEW
     return AfterLoss.WAIT if left else AfterLoss.HOLD
+
+
+def would_end_the_job(
+    best: AfterLoss, wish: Mapping[str, int], barred: Collection[str], min_np: int
+) -> bool:
+    """Whether the driver would end a job that trains, if it were asked to place the slots anew.
+
+    It bars the hosts of lost slots, and then waits for ``min_np`` slots on others, with all who
+    have asked. Without a ``wish`` nobody knows here what it would find.
+    """
+    if best is AfterLoss.WAIT and wish:
+        return sum(workers for host, workers in wish.items() if host not in barred) < min_np
+    return best is AfterLoss.HOLD
 
 
 def without_barred(plan: Mapping[str, int], lost: Slots, size: int) -> dict[str, int]:
@@ -284,6 +308,11 @@ def _end_with_the_ring(snapshot: Snapshot) -> Decision:
 
 def _leave(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
+    if own.cut_off and not own.removed:
+        reason = "its ssh has ended, and so has this process for the driver"
+        if living is not None:
+            return Decision(reason, ending=_end(living, now, reason, RELEASE_S))
+        return Decision(reason, exit_code=1)
     if living is not None:
         if own.removed and (not living.seated or living.worker in snapshot.evicted):
             return Decision(reason, ending=_end(living, now, reason))

@@ -58,6 +58,8 @@ class Driver:
         self._wake: Callable[[], None] = lambda: None
         self._told = threading.Event()  # the hosts have changed
         self._may_ask = threading.Event()
+        self._begins = threading.Event()  # a round, when told
+        self._begins.set()
         self._answering = threading.Lock()  # the newest answer, and whether to ask again after it
         self._untold = threading.Event()  # the driver's store may not have the identity
         self._stop = threading.Event()
@@ -96,6 +98,10 @@ class Driver:
     def ask(self) -> None:
         """Let all slots ask the driver for a new placement."""
         self._told.set()
+
+    def begin_no_round(self) -> None:
+        """Tell nobody to ask any more. A round that has begun goes on."""
+        self._begins.clear()
 
     def allow(self, allowed: bool, answer: Assigned) -> None:
         """Whether a question may be asked now: what the last answer said must be done first.
@@ -156,7 +162,7 @@ class Driver:
         while not self._stop.wait(max(POLL_S, self._slot.size / POLLS_PER_S)):
             if not self._tell():
                 continue  # who cannot find the job does not ask: no question would be answered
-            if self._told.is_set() and self._put(ASKED, b"1"):
+            if self._told.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
                 self._told.clear()
             asked = self._get(ASKED) is not None
             if asked and self._may_ask.is_set() and self.answers:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from edl.core.facts import Snapshot
-from edl.core.slot import ABANDONED_S, AfterLoss, abandoned, after_loss
+from edl.core.slot import (
+    ABANDONED_S,
+    OVERDUE_S,
+    AfterLoss,
+    abandoned,
+    after_loss,
+    kept,
+    planned,
+)
 
 TURN_S = 1.0  # between two edl-workers that would do the same for all
 
@@ -20,7 +28,8 @@ class Losses:
         self.best = AfterLoss.NOTHING
         self.barred: frozenset[str] = frozenset()
         self._own = (host, slot)
-        self._seen: set[tuple[str, int]] = set()  # slots that an edl-worker has kept
+        self._planned: dict[tuple[str, int], float] = {}  # slots of the plan, since when
+        self._seen: frozenset[tuple[str, int]] = frozenset()  # that an edl-worker has kept, or none
         self._missing: frozenset[tuple[str, int]] = frozenset()  # of these, without one now
         self._missing_since = 0.0
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
@@ -30,12 +39,17 @@ class Losses:
 
         ``answered``: when the driver last did so; the plan needs a moment to follow.
         """
-        self._seen |= {(one.host, one.slot) for one in snapshot.slots}
+        # A slot that the plan has again is another edl-worker's, which may be on its way.
+        self._planned = {slot: self._planned.get(slot, now) for slot in planned(snapshot)}
+        overdue = {s for s, since in self._planned.items() if now - since >= OVERDUE_S}
+        self._seen = planned(snapshot) & (self._seen | kept(snapshot) | overdue)
         missing = abandoned(snapshot, self._seen)
         if missing != self._missing:
             self._missing, self._missing_since = missing, now
         waited = now - max(self._missing_since, answered)
         self.lost = missing if waited >= ABANDONED_S else self.lost & missing
+        if not self.lost:
+            self._asked_for = self.lost  # the same slots may be lost again
         back = {one.host for one in snapshot.slots if one.slot < snapshot.plan.get(one.host, 0)}
         self.barred = (self.barred - back) | {host for host, _ in self.lost}
         self.best = after_loss(snapshot.plan, snapshot.job.min_np, self.lost)
@@ -47,8 +61,8 @@ class Losses:
 
     def turn(self, snapshot: Snapshot) -> int:
         """Whoever has turn 0 acts for all edl-workers; the next one, if that does not."""
-        kept = [(one.host, one.slot) for one in snapshot.slots]
-        return kept.index(self._own) if self._own in kept else 0
+        here = sorted(kept(snapshot))
+        return here.index(self._own) if self._own in here else 0
 
     def __str__(self) -> str:
         return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))

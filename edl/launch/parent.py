@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import select
 import signal
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -13,6 +15,33 @@ _libc = ctypes.CDLL(None)
 def die_with_parent() -> None:
     """In a child, before its program begins: it is killed when its parent dies, of whatever."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def behind_a_shell() -> None:
+    """Go on as a child of this process, where no shell stands between it and horovodrun.
+
+    horovodrun tells the children of what it has started that they are to end, and then freezes and
+    kills that. It means a shell, which Bash as `/bin/sh` is not any more: it has become the last
+    command, this one. So this process waits in the shell's place. Both live as long as each other.
+    """
+    began = os.getpid()
+    if os.getppid() != os.getsid(0):  # the leader of the session is horovodrun's
+        return
+    child = os.fork()
+    if child == 0:
+        die_with_parent()
+        if os.getppid() != began:
+            os._exit(1)
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
 
 
 def is_unread(output: int) -> bool:

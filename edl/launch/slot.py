@@ -26,7 +26,6 @@ from edl.core.facts import JobState, KeptSlot, Snapshot
 from edl.core.slot import (
     REMOVAL_S,
     ROUND_S,
-    AfterLoss,
     Own,
     assigned,
     awaits_others,
@@ -37,6 +36,7 @@ from edl.core.slot import (
     removal_pending,
     ring_lost,
     without_barred,
+    would_end_the_job,
 )
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
@@ -61,7 +61,6 @@ GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the drive
 KILLED_S = 10.0  # for a process that was killed to end
 
 _TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_ORPHANED = Assigned(-1, None, 0)  # what the driver thinks of a slot whose ssh has ended
 
 
 class Keeper:
@@ -117,7 +116,8 @@ class Keeper:
         self._signalled = False
         self._told: float | None = None
         self._released = False  # the wish is lowered for a signal
-        self._unread_since: float | None = None
+        self._unread_since: float | None = None  # nobody reads our output any more
+        self._unread_s = 0.0  # for how long
         self._waits_since: float | None = None  # for the driver, with nothing else to do
         self._waits_said = False
         self._reason = ""
@@ -212,8 +212,7 @@ class Keeper:
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
         """Write what the driver has said into the plan; let it decide again when that is done."""
-        newest = self._driver.newest
-        said = _ORPHANED if self._orphaned(now) else newest
+        said = self._driver.newest
         if said is not self._word:
             if self._moves(said, snapshot, now):
                 return
@@ -222,19 +221,24 @@ class Keeper:
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since, self._answered = said, now, now
-            if said is _ORPHANED:
-                self._driver.ask()  # it has noted our end, and waits for all others to ask
             if said.local_size is not None and self._child is None and not self._given_up:
                 self._told = None  # the driver has taken back another slot for this one
             self._changed.set()
             return
         if removal_pending(snapshot) and now - self._word_since < REMOVAL_S:
             self._pending_at = now
-        done = said.local_size is not None and now - self._pending_at >= GONE_S
-        fatal = self._losses.best is AfterLoss.HOLD
-        allowed = snapshot.job.state.over or (done and not fatal)
-        self._driver.allow(allowed and self._unread_since is None, newest)
-        self._remind_driver(snapshot, now)
+        ours = said.local_size is not None and not self._is_unread(now)
+        if snapshot.job.state.over:
+            # Once it has all answers it would end a script that still saves or evaluates.
+            self._driver.begin_no_round()
+            self._driver.allow(ours and self._child is None, said)
+            return
+        job, losses = snapshot.job, self._losses
+        fatal = would_end_the_job(losses.best, job.wish, losses.barred, job.min_np)
+        done = now - self._pending_at >= GONE_S
+        self._driver.allow(ours and done and not fatal, said)
+        if not fatal:
+            self._remind_driver(snapshot, now)
 
     def _moves(self, said: Assigned, snapshot: Snapshot, now: float) -> bool:
         """Whether workers of this host move to others, whose places are not in the plan yet."""
@@ -242,7 +246,7 @@ class Keeper:
             self._said, self._said_since = said, now
         lowered = assigned(snapshot.plan, self._host, self._slot, said.local_size)
         waits = awaits_others(snapshot.plan, lowered, snapshot.job.wish)
-        return waits and said is not _ORPHANED and now - self._said_since < MOVE_S
+        return waits and now - self._said_since < MOVE_S
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
         """End the job in an orderly way: ssh does not take the processes of other hosts along."""
@@ -285,6 +289,7 @@ class Keeper:
             removed=self._word.local_size is None,
             told=self._told,
             given_up=self._given_up,
+            cut_off=self._unread_s >= ORPHAN_S,
             lost_since=self._lost_since,
             backoff_max_s=self._backoff_max_s,
             script=title(self._command),
@@ -309,17 +314,15 @@ class Keeper:
             self._store.change_wish(lambda wish: released(wish, self._host, least))
             self._released = True
 
-    def _orphaned(self, now: float) -> bool:
+    def _is_unread(self, now: float) -> bool:
         """Whether the ssh that began this process has ended: the driver takes that for our end.
 
-        From the first sign on it must not be asked: it would count our question as another slot's.
+        From then on it must not be asked: it would count our question as another slot's.
         """
-        if not is_unread(STDOUT):
-            self._unread_since = None
-            return False
-        if self._unread_since is None:
+        if self._unread_since is None and is_unread(STDOUT):
             self._unread_since = now
-        return now - self._unread_since >= ORPHAN_S
+        self._unread_s = now - self._unread_since if self._unread_since is not None else 0.0
+        return self._unread_since is not None
 
     def _alone(self, now: float) -> int | None:
         """A turn without ZooKeeper: the worker trains on, and a dead one has to wait."""
@@ -388,8 +391,9 @@ class Keeper:
 
     def _leave(self, snapshot: Snapshot, code: int, now: float) -> int | None:
         """The exit code for the driver, from ``code``; None: its end would not count as one yet."""
-        counted = self._unread_since is None  # or the driver has noted our end already
-        if not (snapshot.job.state.over and counted and self._driver.asked()):
+        # Of others the driver has noted the end already.
+        counted = self._word.local_size is not None and self._unread_since is None
+        if not (snapshot.job.state.over and counted and self._asked()):
             return self._say_end(snapshot, code)
         before = self._waits_since
         self._waits_since = before if before is not None else now
@@ -400,6 +404,13 @@ class Keeper:
             self._waits_said = True
             self._say(decision.reason)
         return decision.exit_code
+
+    def _asked(self) -> bool:
+        """Whether the driver waits for our question; if not, none is asked from now on."""
+        if self._driver.asked():
+            return True
+        self._driver.allow(False, self._driver.newest)
+        return self._driver.asked()
 
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
         """Say how the job has ended; the exit code for the driver, from ``code``."""

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -111,8 +112,15 @@ def test_edl_stop_ends_horovodrun_with_success(tmp_path: Path, zk_hosts: str) ->
         assert job.end() == 0
 
 
-def test_a_signal_to_horovodrun_ends_the_job(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
+WITH_BASH = ("unshare", "--mount", "sh", "-c", 'mount --bind /bin/bash /bin/sh && exec "$@"', "-")
+
+
+@pytest.mark.parametrize("here", [(), WITH_BASH], ids=["sh", "bash-as-sh"])
+def test_a_signal_to_horovodrun_ends_the_job(
+    here: Sequence[str], tmp_path: Path, zk_hosts: str
+) -> None:
+    """Bash becomes the last command that it runs: no shell is left for horovodrun to end."""
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, here=here) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         job.agent().send_signal(signal.SIGTERM)
         job.end(60.0)

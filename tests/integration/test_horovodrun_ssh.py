@@ -90,8 +90,26 @@ def test_a_slot_whose_ssh_has_ended_is_given_up(tmp_path: Path) -> None:
         for process in net.processes("a"):
             if Path(process.exe()).name == "ssh":
                 process.kill()
-        job.wait(lambda now: used(now) == {"a": 1}, "a plan without host b")
         job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
         job.until(lambda: len(net.processes("b")) == 1, "end of all but sshd on host b")
+        job.wait(lambda now: used(now) == {"a": 1, "c": 1}, "a plan with another host")
+        job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
         job.edl("stop")
         assert job.end() == 0
+
+
+@pytest.mark.long
+def test_a_slot_whose_ssh_has_ended_costs_the_only_host_no_more(tmp_path: Path) -> None:
+    """To ask the driver would end the job: it bars that host."""
+    discover = ("edl-discover", "b:2")
+    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial, discover=discover) as (net, job):
+        job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        one = next(each for each in net.processes("a") if Path(each.exe()).name == "ssh")
+        one.kill()
+        job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
+        story = "nothing is scaled any more"
+        job.until(lambda: "is not scaled: the driver would end it" in job.output(), story)
+        assert job.status()["state"] == "running"
+        job.edl("stop")
+        assert job.end() == 1  # for the driver a process has failed
+        assert job.status()["state"] == "stopped"

@@ -102,6 +102,20 @@ def test_a_question_is_not_allowed_for_an_answer_that_is_not_the_newest(store: S
     assert listen(again, lambda: len(store["questions"]) > 2)
 
 
+def test_after_the_job_no_round_begins_and_one_that_has_begun_goes_on(store: Store) -> None:
+    """All answers in, the driver would end who still saves or evaluates."""
+    driver = Driver(SLOT)
+    driver.allow(True, driver.newest)
+    driver.begin_no_round()
+    driver.ask()
+    assert not listen(driver, lambda: ASKED in store)
+    store[ASKED] = b"1"
+    other = Driver(SLOT)
+    other.allow(True, other.newest)
+    other.begin_no_round()
+    assert listen(other, lambda: "questions" in store)
+
+
 @pytest.mark.parametrize("answered", [False, True])
 def test_the_end_of_the_driver_is_seen_after_its_last_answer_too(
     answered: bool, store: Store, monkeypatch: pytest.MonkeyPatch

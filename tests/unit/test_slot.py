@@ -23,6 +23,7 @@ from edl.core.slot import (
     removal_pending,
     ring_lost,
     without_barred,
+    would_end_the_job,
 )
 from edl.launch.losses import Losses
 
@@ -109,6 +110,20 @@ def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
     # Told by a user, or not yet told to whom the slot belongs: it has the time to leave.
     assert decide(NOW, replace(told, given_up=False), 79.0).ending is None
     assert decide(NOW, replace(told, removed=False), 79.0).ending is None
+
+
+def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
+    """The plan still has its slot, so that the others see a dead edl-worker, as the driver does."""
+    own = replace(OWN, cut_off=True)
+    ending = decide(NOW, own, 50.0).ending
+    assert ending is not None
+    assert not ending.kill
+    told = replace(own, process=replace(LIVES, told=50.0))
+    assert decide(NOW, told, 79.0).ending is None
+    killing = decide(NOW, told, 80.0).ending
+    assert killing is not None
+    assert killing.kill
+    assert decide(NOW, replace(own, process=KILLED), 51.0).exit_code == 1
 
 
 def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
@@ -287,6 +302,27 @@ def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> No
     assert barred(200.0, {"a": 2, "b": 2}, *kept) == set()
 
 
+def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> None:
+    kept = (KeptSlot("a", 0), KeptSlot("b", 0))
+    losses = Losses("a", 0)
+
+    def asks(now: float, plan: dict[str, int], *slots: KeptSlot) -> bool:
+        return losses.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+
+    both = {"a": 1, "b": 1}
+    for began in (100.0, 200.0):  # the host came back after its cool-down
+        assert not asks(began, both, *kept)
+        assert not asks(began + 1, both, *kept[:1])
+        assert asks(began + 7, both, *kept[:1])
+        assert not asks(began + 20, both, *kept[:1])  # once is enough
+    assert not asks(300.0, {"a": 1}, *kept[:1])
+    assert not asks(301.0, both, *kept[:1])  # a new one is to start there, however slowly
+    assert not asks(400.0, both, *kept[:1])
+    assert losses.best is AfterLoss.NOTHING
+    assert not asks(422.0, both, *kept[:1])
+    assert asks(430.0, both, *kept[:1])  # it died on the way
+
+
 def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
     now = replace(NOW, plan={"a": 2, "b": 1}, slots=(KeptSlot("a", 1),))
     assert abandoned(now, {("a", 0), ("a", 1)}) == {("a", 0)}
@@ -310,6 +346,23 @@ def test_the_driver_places_the_slots_anew_where_that_helps(
     plan: dict[str, int], min_np: int, lost: list[tuple[str, int]], best: AfterLoss
 ) -> None:
     assert after_loss(plan, min_np, lost) is best
+
+
+@pytest.mark.parametrize(
+    ("best", "wish", "ends"),
+    [
+        (AfterLoss.NOTHING, {"a": 1}, False),
+        (AfterLoss.PLACE_ANEW, {"a": 1}, False),
+        (AfterLoss.HOLD, {"a": 9}, True),
+        (AfterLoss.WAIT, {"a": 2, "b": 2}, True),  # b is barred, two would be left
+        (AfterLoss.WAIT, {"a": 2, "b": 2, "c": 1}, False),
+        (AfterLoss.WAIT, {}, False),  # another discovery script: nobody knows
+    ],
+)
+def test_the_driver_is_not_asked_where_it_would_end_the_job(
+    best: AfterLoss, wish: dict[str, int], ends: bool
+) -> None:
+    assert would_end_the_job(best, wish, {"b"}, 3) is ends
 
 
 def test_a_barred_host_leaves_the_plan_when_the_driver_uses_no_more_than_the_others() -> None:
