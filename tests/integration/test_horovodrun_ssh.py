@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_
         job.agent().send_signal(number)
         job.until(lambda: not job.processes(), "end of all processes")
         job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
-        assert "horovodrun has ended" in job.status()["reason"]
+        assert re.search("horovodrun (has ended|ends)", job.status()["reason"])
 
 
 @pytest.mark.long
@@ -92,8 +93,7 @@ def test_a_slot_whose_ssh_has_ended_is_given_up(tmp_path: Path) -> None:
                 process.kill()
         job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
         job.until(lambda: len(net.processes("b")) == 1, "end of all but sshd on host b")
-        job.wait(lambda now: used(now) == {"a": 1, "c": 1}, "a plan with another host")
-        job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
+        job.wait(lambda now: used(now) == {"a": 1}, "a plan without host b")
         job.edl("stop")
         assert job.end() == 0
 
