@@ -53,6 +53,7 @@ from edl.core.facts import Job, JobState, Snapshot
 
 RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
 BARRED_S = 3.0  # of the 5 s that the driver leaves to the processes of a host that it bars
+UNSEEN_S = 10.0  # for the end of horovodrun to be seen by a process whose ssh ended with it
 REMOVAL_S = 30.0  # for a removal to be complete before the driver may decide about the next
 WISH_S = 15.0  # a wish that the driver has not carried out by then may have escaped it
 ROUND_S = 60.0  # for the driver to answer who has asked, once the job is over
@@ -307,12 +308,9 @@ def _end_with_the_ring(snapshot: Snapshot) -> Decision:
 
 
 def _leave(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
-    reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
     if own.cut_off and not own.removed:
-        reason = "its ssh has ended, and so has this process for the driver"
-        if living is not None:
-            return Decision(reason, ending=_end(living, now, reason, RELEASE_S))
-        return Decision(reason, exit_code=1)
+        return _leave_unseen(snapshot, own, living, now)
+    reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
     if living is not None:
         if own.removed and (not living.seated or living.worker in snapshot.evicted):
             return Decision(reason, ending=_end(living, now, reason))
@@ -325,6 +323,23 @@ def _leave(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> 
     if own.told is not None and now - own.told >= RELEASE_S:
         return Decision(f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1)
     return Decision(f"{reason}; waiting for the driver to take back slot {own.slot}")
+
+
+def _leave_unseen(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+    """Leave as a process that has ended, for the driver; the last one has to say so of the job.
+
+    horovodrun itself may be about to end, which is the end of the job, and takes a moment to see.
+    """
+    reason = "its ssh has ended, and so has this process for the driver"
+    if living is not None:
+        return Decision(reason, ending=_end(living, now, reason, RELEASE_S))
+    ended = (own.process.exited if own.process is not None else None) or 0.0
+    if len(snapshot.slots) > 1 and now - ended >= UNSEEN_S:
+        return Decision(reason, exit_code=1)
+    if now - ended >= RELEASE_S:
+        reason = f"the ssh of slot {own.slot} has ended, and no other edl-worker is left"
+        return Decision(reason, outcome=Outcome(JobState.FAILED, reason, 1))
+    return Decision(f"{reason}; waiting for the end of horovodrun")
 
 
 def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:

@@ -123,7 +123,19 @@ def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     killing = decide(NOW, told, 80.0).ending
     assert killing is not None
     assert killing.kill
-    assert decide(NOW, replace(own, process=KILLED), 51.0).exit_code == 1
+    gone, others = replace(own, process=KILLED), (KeptSlot("a", 0), KeptSlot("a", 1))
+    now = replace(NOW, slots=others)
+    assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
+    assert decide(now, gone, 109.0).exit_code == 1
+    last = replace(NOW, slots=others[1:])
+    assert decide(last, gone, 128.9).outcome is None
+    outcome = decide(last, gone, 129.0).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.FAILED
+    stopping = replace(with_job(state=JobState.STOPPING), members=())
+    stopped = decide(stopping, gone, 101.0).outcome
+    assert stopped is not None
+    assert stopped.state is JobState.STOPPED
 
 
 def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
