@@ -270,7 +270,8 @@ class Keeper:
     def _see_losses(self, snapshot: Snapshot, now: float) -> None:
         """Find edl-workers that have died; let the driver place the slots anew if that helps."""
         losses, size = self._losses, self._word.size
-        if snapshot.job.state.over or self._word.local_size is None:
+        ours = self._word.local_size is not None and self._unread_since is None
+        if snapshot.job.state.over or not ours:
             return
         before = losses.best
         if losses.see(snapshot, self._word_since, now):
@@ -429,7 +430,8 @@ class Keeper:
 
     @staticmethod
     def _say(sentence: str) -> None:
-        print(f"edl: {sentence}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print(f"edl: {sentence}", file=sys.stderr, flush=True)
 
     # --- signals
 
