@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from trial import Trial
 HOROVODRUN = Path(sys.executable).parent / "horovodrun"
 WORKER = (sys.executable, "-m", "edl.cli.worker")  # edl-worker, wherever it is installed
 DISCOVER = (sys.executable, "-m", "edl.cli.discover")
+INTERRUPT_S, NOTE_S = 60.0, 4.0
 STANDIN = Path(__file__).with_name("standin_worker.py")
 
 
@@ -36,6 +41,20 @@ class HorovodrunTrial(Trial):
         discovery = ["--host-discovery-script", shlex.join(self.discover)]
         command = [*self.shield, sys.executable, str(script), *arguments]
         self._begin([*self.here, HOROVODRUN, *limits, *discovery, *options, *command])
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """Send horovodrun a signal, until it has taken note of it.
+
+        The main thread of a Python program may sleep through one that comes just when another
+        thread starts a process, as horovodrun does each second.
+        """
+        assert self._process is not None
+        deadline = time.monotonic() + INTERRUPT_S
+        while self._process.poll() is None and "edl-worker is to end" not in self.output():
+            assert time.monotonic() < deadline, self.story(f"horovodrun ignores {number.name}")
+            self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(NOTE_S)
 
 
 class StandinTrial(HorovodrunTrial):

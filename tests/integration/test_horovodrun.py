@@ -122,7 +122,7 @@ def test_a_signal_to_horovodrun_ends_the_job(
     """Bash becomes the last command that it runs: no shell is left for horovodrun to end."""
     with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, here=here) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        job.agent().send_signal(signal.SIGTERM)
+        job.interrupt(signal.SIGTERM)
         job.end(60.0)
         job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
 

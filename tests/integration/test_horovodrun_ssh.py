@@ -77,7 +77,7 @@ def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_
     """ssh takes nothing along when it ends."""
     with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial) as (_, job):
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        job.agent().send_signal(number)
+        job.interrupt(number)
         job.until(lambda: not job.processes(), "end of all processes")
         job.until(lambda: job.status()["state"] == "stopped", "end of the job in ZooKeeper")
         assert re.search("horovodrun (has ended|ends)", job.status()["reason"])
