@@ -63,6 +63,7 @@ def test_who_comes_while_the_job_stops_starts_it_anew(shell: Shell) -> None:
     second.expect("job j stops; waiting for its end to start it anew")
     first.signal(signal.SIGCONT)
     assert first.wait() == 0
+    second.expect("job j starts with 1 worker")
     assert shell.until_size(1)["plan"] == {"b": 1}
     second.signal(signal.SIGTERM)
     assert second.wait() == 0
