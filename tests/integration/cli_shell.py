@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,7 @@ class Shell:
             "XDG_STATE_HOME": str(directory / "state"),
             "XDG_CACHE_HOME": str(directory / "cache"),
         }
+        self.secret = uuid.uuid4().hex * 2  # for jobs that several `edl run` share
         self.mark = hosts  # every process of this test has it in its environment
         self.started: list[Running] = []
 

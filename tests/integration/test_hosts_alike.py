@@ -22,7 +22,7 @@ SAME = ("run", "--or-join", "-np", "1", "--slots", "1", "--max-np", "3", "--job"
 
 
 def same(shell: Shell, host: str, *options: str) -> Running:
-    shell.environment["EDL_SECRET"] = "of-all-hosts-" * 4
+    shell.environment["EDL_SECRET"] = shell.secret
     return shell.start(*SAME, "--host", host, sys.executable, STANDIN, *options)
 
 
@@ -141,7 +141,7 @@ def test_a_host_with_another_secret_of_this_user_is_refused(shell: Shell) -> Non
     """What it wrote into the job would be closed to all others, and the job would be lost."""
     job = same(shell, "a")
     shell.until_size(1)
-    shell.environment["EDL_SECRET"] = "of-one-host-" * 4
+    shell.environment["EDL_SECRET"] = "of-one-host-" + shell.secret
     done = shell.edl(*SAME, "--host", "b", sys.executable, STANDIN)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -153,10 +153,12 @@ def test_a_host_with_another_secret_of_this_user_is_refused(shell: Shell) -> Non
     assert shell.until_size(2)["plan"] == {"a": 1, "c": 1}
     assert shell.edl("stop", "j").returncode == 0
     assert (job.wait(), third.wait()) == (0, 0)
-    shell.environment["EDL_SECRET"] = "of-a-new-start-" * 4  # an ended job may get another one
+    shell.environment["EDL_SECRET"] = (
+        "of-a-new-start-" + shell.secret
+    )  # an ended job may get another one
     again = shell.edl(*SAME, "--host", "a", sys.executable, STANDIN, "--steps", "5")
     assert again.returncode == 0, again.stderr
-    shell.environment["EDL_SECRET"] = "of-one-host-" * 4
+    shell.environment["EDL_SECRET"] = "of-one-host-" + shell.secret
     late = shell.edl(*SAME, "--host", "b", sys.executable, STANDIN, "--steps", "5")
     assert (late.returncode, "has another secret than this host's" in late.stderr) == (2, True)
 
@@ -164,7 +166,7 @@ def test_a_host_with_another_secret_of_this_user_is_refused(shell: Shell) -> Non
 def test_what_a_stranger_has_written_is_neither_joined_nor_believed(
     shell: Shell, zk_hosts: str
 ) -> None:
-    shell.environment["EDL_SECRET"] = "of-all-hosts-" * 4
+    shell.environment["EDL_SECRET"] = shell.secret
     command = (sys.executable, STANDIN)
     paths = JobPaths("j")
     running = Job("j", command, 1, 1, 3, cwd=str(shell.directory))

@@ -181,7 +181,7 @@ def pod(shell: Shell, name: str, command: Sequence[str]) -> Running:
     """A container's command as a process, in the environment of a pod."""
     shell.environment |= {
         "PATH": f"{EDL.parent}:{os.environ['PATH']}",
-        "EDL_SECRET": "of-the-pods-" * 4,
+        "EDL_SECRET": shell.secret,
         "EDL_HOST": name,
         "EDL_ADDRESS": "127.0.0.1",
     }
