@@ -206,25 +206,27 @@ def _is_finished(session: Session, own: Access) -> bool:
     Raises:
         AccessDenied: a job of that name runs, or has finished, with another secret.
     """
-    waits_since: float | None = None
-    while True:
-        try:
-            job = choose_job(session, own.job, secret=own.secret).snapshot().job
-        except AccessDenied:
-            raise
-        except UnknownJob:
-            return False
-        if not job.state.over or job.state is JobState.FINISHED:  # any other is replaced
-            _check_ours(session, own)
-        now = time.monotonic()
-        if waits_since is None:
-            waits_since = now
-            if job.state is JobState.STOPPING:
-                console().print(f"edl: job {job.name} stops; waiting for its end to start it anew")
-        patience = stop_limit(job) + STOP_S
-        if job.state is not JobState.STOPPING or now - waits_since >= patience:
-            return job.state is JobState.FINISHED
-        time.sleep(POLL_S)
+    job = _present(session, own)
+    if job is not None and job.state is JobState.STOPPING:
+        console().print(f"edl: job {job.name} stops; waiting for its end to start it anew")
+        deadline = time.monotonic() + stop_limit(job) + STOP_S
+        while job is not None and job.state is JobState.STOPPING and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            job = _present(session, own)
+    return job is not None and job.state is JobState.FINISHED
+
+
+def _present(session: Session, own: Access) -> Job | None:
+    """The job of that name, if there is one. Raises as :func:`_is_finished`."""
+    try:
+        job = choose_job(session, own.job, secret=own.secret).snapshot().job
+    except AccessDenied:
+        raise
+    except UnknownJob:
+        return None
+    if not job.state.over or job.state is JobState.FINISHED:  # any other is replaced
+        _check_ours(session, own)
+    return job
 
 
 def _check_ours(session: Session, own: Access) -> None:

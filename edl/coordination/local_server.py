@@ -180,8 +180,8 @@ class _Files:
         """Our server's process, if it lives.
 
         The file says which it was; a process that was given its number later differs in its
-        command line. ``search``: should a start have been killed before
-        it wrote the file, look among all processes, for two on one directory destroy its data.
+        command line. ``search``: should a start have been killed before it wrote the file, look
+        among all processes, for two on one directory destroy its data.
         """
         try:
             known = json.loads(self._pid_file.read_text())

@@ -126,8 +126,7 @@ def removal_pending(snapshot: Snapshot) -> bool:
     and take the end of the first one for the end of the second.
     """
     used = {(one.host, one.slot) for one in snapshot.members}
-    used |= {(one.host, one.slot) for one in snapshot.slots}
-    return any(slot >= snapshot.plan.get(host, 0) for host, slot in used)
+    return bool((used | kept(snapshot)) - planned(snapshot))
 
 
 def assigned(
@@ -215,6 +214,16 @@ def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
     if left >= min_np or working < min_np:
         return AfterLoss.PLACE_ANEW
     return AfterLoss.WAIT if left else AfterLoss.HOLD
+
+
+def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
+    """Whether a slot may ask the driver for its new rank, which it does once all have asked.
+
+    Not after the job while its script ``runs``, and saves or evaluates: the driver would end it.
+    Before, not until its last answer is ``done``, nor where it would be :func:`fatal
+    <would_end_the_job>`.
+    """
+    return not runs if state.over else done and not fatal
 
 
 def would_end_the_job(

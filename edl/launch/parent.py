@@ -8,6 +8,9 @@ import select
 import signal
 from types import FrameType
 
+from edl.core.agency import exit_status
+from edl.launch.signals import TO_END, handled
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -37,11 +40,9 @@ def behind_a_shell() -> None:
     def pass_on(number: int, frame: FrameType | None) -> None:
         os.kill(child, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, pass_on)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os._exit(code if code >= 0 else 128 - code)
+    with handled(TO_END, pass_on):
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(exit_status(code))
 
 
 def is_unread(output: int) -> bool:

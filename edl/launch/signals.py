@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 Handler = Callable[[int, FrameType | None], Any]
 
 

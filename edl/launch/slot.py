@@ -23,6 +23,7 @@ from types import FrameType
 from edl.coordination.store import JobStore
 from edl.core.agency import Ending, Outcome, Process, Start, how, observe, unstarted
 from edl.core.facts import JobState, KeptSlot, Snapshot
+from edl.core.losses import Losses
 from edl.core.slot import (
     REMOVAL_S,
     ROUND_S,
@@ -32,6 +33,7 @@ from edl.core.slot import (
     decide,
     forgotten,
     last_round,
+    may_ask,
     released,
     removal_pending,
     ring_lost,
@@ -41,10 +43,9 @@ from edl.core.slot import (
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
 from edl.launch.driver import Assigned, Driver
-from edl.launch.losses import Losses
 from edl.launch.parent import die_with_parent, is_unread
 from edl.launch.record import conclude, worker_failed
-from edl.launch.signals import handled
+from edl.launch.signals import TO_END, handled
 from edl.launch.workers import exit_code, signal_group
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,6 @@ MOVE_S = 10.0  # for the edl-workers that the driver starts on other hosts to sa
 GONE_S = 1.0  # after a slot that was taken back is free: for the driver to see its process end
 GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the driver's own
 KILLED_S = 10.0  # for a process that was killed to end
-
-_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Keeper:
@@ -117,7 +116,6 @@ class Keeper:
         self._told: float | None = None
         self._released = False  # the wish is lowered for a signal
         self._unread_since: float | None = None  # nobody reads our output any more
-        self._unread_s = 0.0  # for how long
         self._waits_since: float | None = None  # for the driver, with nothing else to do
         self._waits_said = False
         self._reason = ""
@@ -128,7 +126,7 @@ class Keeper:
         self._state_since = self._word_since = time.monotonic()
         self._store.session.add_listener(lambda state: self.on_change())
         try:
-            with handled(_TO_END, self._on_signal):
+            with handled(TO_END, self._on_signal):
                 while (code := self._turn(time.monotonic())) is None:
                     self._wake.wait(POLL_S)
                     self._wake.clear()
@@ -143,6 +141,7 @@ class Keeper:
 
     def _turn(self, now: float) -> int | None:
         self._reap(now)
+        self._look_who_reads(now)
         try:
             snapshot = self._read(now)
             self._attend(snapshot, now)
@@ -151,7 +150,7 @@ class Keeper:
             self._follow_driver(snapshot, now)
             self._outlive_driver(snapshot)
             self._see_losses(snapshot, now)
-            decision = decide(snapshot, self._own(), now)
+            decision = decide(snapshot, self._own(now), now)
             if decision.reason != self._reason:
                 self._reason = decision.reason
                 logger.info("slot %d: %s", self._slot, decision.reason)
@@ -227,17 +226,14 @@ class Keeper:
             return
         if removal_pending(snapshot) and now - self._word_since < REMOVAL_S:
             self._pending_at = now
-        ours = said.local_size is not None and not self._is_unread(now)
-        if snapshot.job.state.over:
-            # Once it has all answers it would end a script that still saves or evaluates.
-            self._driver.begin_no_round()
-            self._driver.allow(ours and self._child is None, said)
-            return
         job, losses = snapshot.job, self._losses
         fatal = would_end_the_job(losses.best, job.wish, losses.barred, job.min_np)
         done = now - self._pending_at >= GONE_S
-        self._driver.allow(ours and done and not fatal, said)
-        if not fatal:
+        runs = self._child is not None
+        self._driver.allow(self._counts and may_ask(job.state, runs, done, fatal), said)
+        if job.state.over:
+            self._driver.begin_no_round()
+        elif not fatal:
             self._remind_driver(snapshot, now)
 
     def _moves(self, said: Assigned, snapshot: Snapshot, now: float) -> bool:
@@ -270,8 +266,7 @@ class Keeper:
     def _see_losses(self, snapshot: Snapshot, now: float) -> None:
         """Find edl-workers that have died; let the driver place the slots anew if that helps."""
         losses, size = self._losses, self._word.size
-        ours = self._word.local_size is not None and self._unread_since is None
-        if snapshot.job.state.over or not ours:
+        if snapshot.job.state.over or not self._counts:
             return
         before = losses.best
         if losses.see(snapshot, self._word_since, now):
@@ -282,7 +277,7 @@ class Keeper:
             self._store.change_plan(lambda plan: without_barred(plan, losses.lost, size))
             self._changed.set()
 
-    def _own(self) -> Own:
+    def _own(self, now: float) -> Own:
         return Own(
             slot=self._slot,
             process=self._process,
@@ -290,7 +285,7 @@ class Keeper:
             removed=self._word.local_size is None,
             told=self._told,
             given_up=self._given_up,
-            cut_off=self._unread_s >= ORPHAN_S,
+            cut_off=self._unread_since is not None and now - self._unread_since >= ORPHAN_S,
             lost_since=self._lost_since,
             backoff_max_s=self._backoff_max_s,
             script=title(self._command),
@@ -315,15 +310,19 @@ class Keeper:
             self._store.change_wish(lambda wish: released(wish, self._host, least))
             self._released = True
 
-    def _is_unread(self, now: float) -> bool:
-        """Whether the ssh that began this process has ended: the driver takes that for our end.
+    def _look_who_reads(self, now: float) -> None:
+        """See whether the ssh that began this process has ended: to the driver that is our end.
 
         From then on it must not be asked: it would count our question as another slot's.
         """
         if self._unread_since is None and is_unread(STDOUT):
             self._unread_since = now
-        self._unread_s = now - self._unread_since if self._unread_since is not None else 0.0
-        return self._unread_since is not None
+            self._driver.allow(False, self._driver.newest)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the driver counts on this process: it has its slot, and has not ended."""
+        return self._word.local_size is not None and self._unread_since is None
 
     def _alone(self, now: float) -> int | None:
         """A turn without ZooKeeper: the worker trains on, and a dead one has to wait."""
@@ -392,9 +391,7 @@ class Keeper:
 
     def _leave(self, snapshot: Snapshot, code: int, now: float) -> int | None:
         """The exit code for the driver, from ``code``; None: its end would not count as one yet."""
-        # Of others the driver has noted the end already.
-        counted = self._word.local_size is not None and self._unread_since is None
-        if not (snapshot.job.state.over and counted and self._asked()):
+        if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
         before = self._waits_since
         self._waits_since = before if before is not None else now

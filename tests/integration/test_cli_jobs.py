@@ -140,10 +140,11 @@ def test_who_still_ends_an_earlier_job_of_that_name_is_no_host_of_the_next(shell
     """Its session lives, and the secret is the same: it would keep a worker of the new job."""
     shell.environment["EDL_SECRET"] = shell.secret
     (shell.directory / "train.py").write_text(
-        "import os, runpy, sys, time\n"
+        "import os, runpy, signal, sys\n"
         f"sys.argv[0] = {STANDIN!r}\n"
         f"runpy.run_path({STANDIN!r}, run_name='__main__')\n"
-        "time.sleep(60 * (os.environ['EDL_HOST'] == 'b'))\n"
+        "while os.environ['EDL_HOST'] == 'b':\n"
+        "    signal.pause()\n"  # it saves and evaluates, until somebody ends it
     )
     first = shell.start(*RUN, sys.executable, "train.py", "--steps", "200", "--step-s", "0.05")
     shell.until_size(2)

@@ -153,9 +153,8 @@ def test_a_host_with_another_secret_of_this_user_is_refused(shell: Shell) -> Non
     assert shell.until_size(2)["plan"] == {"a": 1, "c": 1}
     assert shell.edl("stop", "j").returncode == 0
     assert (job.wait(), third.wait()) == (0, 0)
-    shell.environment["EDL_SECRET"] = (
-        "of-a-new-start-" + shell.secret
-    )  # an ended job may get another one
+    # An ended job may get another one.
+    shell.environment["EDL_SECRET"] = "of-a-new-start-" + shell.secret
     again = shell.edl(*SAME, "--host", "a", sys.executable, STANDIN, "--steps", "5")
     assert again.returncode == 0, again.stderr
     shell.environment["EDL_SECRET"] = "of-one-host-" + shell.secret

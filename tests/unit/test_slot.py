@@ -9,6 +9,7 @@ import pytest
 
 from edl.core.agency import Process
 from edl.core.facts import Generation, Job, JobState, KeptSlot, Member, Seat, Snapshot, Stage
+from edl.core.losses import Losses
 from edl.core.slot import (
     AfterLoss,
     Own,
@@ -19,13 +20,13 @@ from edl.core.slot import (
     decide,
     forgotten,
     last_round,
+    may_ask,
     released,
     removal_pending,
     ring_lost,
     without_barred,
     would_end_the_job,
 )
-from edl.launch.losses import Losses
 
 JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
@@ -43,6 +44,12 @@ OWN = Own(1, LIVES, 0.0)
 
 def with_job(**changes: Any) -> Snapshot:
     return replace(NOW, job=replace(JOB, **changes))
+
+
+def told_to_end(snapshot: Snapshot, own: Own, at: float) -> str | None:
+    """The signal that the worker gets then."""
+    ending = decide(snapshot, own, at).ending
+    return None if ending is None else "SIGKILL" if ending.kill else "SIGTERM"
 
 
 def test_the_first_start_is_at_once() -> None:
@@ -84,14 +91,10 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
     for living, evicted in ((starts, {}), (prepares, {}), (LIVES, {1: "frozen"})):
         now = replace(NOW, evicted=evicted)
         own = replace(OWN, process=living, removed=True)
-        ending = decide(now, own, 100.0).ending
-        assert ending is not None
-        assert not ending.kill
+        assert told_to_end(now, own, 100.0) == "SIGTERM"
         told = replace(own, process=replace(living, told=100.0))
-        assert decide(now, told, 104.0).ending is None
-        killing = decide(now, told, 105.0).ending
-        assert killing is not None
-        assert killing.kill
+        assert told_to_end(now, told, 104.0) is None
+        assert told_to_end(now, told, 105.0) == "SIGKILL"
     joined = replace(LIVES, told=100.0)  # it got its seat meanwhile, and leaves it by itself
     assert decide(NOW, replace(OWN, process=joined, removed=True), 110.0).ending is None
 
@@ -99,14 +102,10 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
 def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
     """It does so after 5 s, and would take that for the end of the slot's next process."""
     barred = replace(OWN, removed=True, told=50.0, given_up=True)
-    ending = decide(NOW, barred, 50.0).ending
-    assert ending is not None
-    assert not ending.kill
+    assert told_to_end(NOW, barred, 50.0) == "SIGTERM"
     told = replace(barred, process=replace(LIVES, told=50.0))
-    assert decide(NOW, told, 52.9).ending is None
-    killing = decide(NOW, told, 53.0).ending
-    assert killing is not None
-    assert killing.kill
+    assert told_to_end(NOW, told, 52.9) is None
+    assert told_to_end(NOW, told, 53.0) == "SIGKILL"
     # Told by a user, or not yet told to whom the slot belongs: it has the time to leave.
     assert decide(NOW, replace(told, given_up=False), 79.0).ending is None
     assert decide(NOW, replace(told, removed=False), 79.0).ending is None
@@ -115,14 +114,10 @@ def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
 def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     """The plan still has its slot, so that the others see a dead edl-worker, as the driver does."""
     own = replace(OWN, cut_off=True)
-    ending = decide(NOW, own, 50.0).ending
-    assert ending is not None
-    assert not ending.kill
+    assert told_to_end(NOW, own, 50.0) == "SIGTERM"
     told = replace(own, process=replace(LIVES, told=50.0))
-    assert decide(NOW, told, 79.0).ending is None
-    killing = decide(NOW, told, 80.0).ending
-    assert killing is not None
-    assert killing.kill
+    assert told_to_end(NOW, told, 79.0) is None
+    assert told_to_end(NOW, told, 80.0) == "SIGKILL"
     gone, others = replace(own, process=KILLED), (KeptSlot("a", 0), KeptSlot("a", 1))
     now = replace(NOW, slots=others)
     assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
@@ -375,6 +370,14 @@ def test_the_driver_is_not_asked_where_it_would_end_the_job(
     best: AfterLoss, wish: dict[str, int], ends: bool
 ) -> None:
     assert would_end_the_job(best, wish, {"b"}, 3) is ends
+
+
+def test_after_the_job_a_slot_asks_when_its_script_has_ended() -> None:
+    assert may_ask(JobState.RUNNING, runs=True, done=True, fatal=False)
+    assert not may_ask(JobState.RUNNING, runs=True, done=False, fatal=False)
+    assert not may_ask(JobState.RUNNING, runs=True, done=True, fatal=True)
+    assert not may_ask(JobState.FINISHED, runs=True, done=True, fatal=False)
+    assert may_ask(JobState.FINISHED, runs=False, done=False, fatal=True)
 
 
 def test_a_barred_host_leaves_the_plan_when_the_driver_uses_no_more_than_the_others() -> None:
