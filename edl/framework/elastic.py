@@ -217,7 +217,6 @@ def run(
         worker = _enlist(state, state_name)
         if worker.rehearsing:
             _rehearse(worker, state, functools.partial(function, state, *arguments, **named))
-            state.restore()
             worker.join()
         worker.begin()
         result = None  # of who trains to the end; others get the state of one that has
@@ -287,12 +286,17 @@ def _enlist(state: State, state_name: str) -> Worker:
 
 
 def _rehearse(worker: Worker, state: State, train: Callable[[], Any]) -> None:
-    """Call the function alone, until it has made an update: all that it needs is loaded then."""
+    """Call the function alone, until it has made an update: all that it needs is loaded then.
+
+    Then undo it, with the class's own way to save and restore.
+    """
+    state.save()
     try:
         with _training(state, worker):
             train()
     except HostsUpdatedInterrupt:
         logger.debug("w%d has rehearsed", worker.id)
+    state.restore()
 
 
 @contextlib.contextmanager

@@ -90,6 +90,27 @@ def test_schedulers_keep_their_identity(parts: Any) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05
 
 
+def test_a_derived_class_may_save_what_its_constructor_makes_later() -> None:
+    class Mine(TorchState):
+        def __init__(self) -> None:
+            super().__init__(epoch=0)
+            self.table = [1]
+
+        def save(self) -> None:
+            super().save()
+            self.kept = list(self.table)
+
+        def restore(self) -> None:
+            super().restore()
+            self.table = list(self.kept)
+
+    state = Mine()
+    state.save()
+    state.epoch, state.table = 1, [2]
+    state.restore()
+    assert (state.epoch, state.table) == (0, [1])
+
+
 def test_callbacks_run_with_each_reset() -> None:
     state = TorchState()
     told: list[str] = []
