@@ -11,7 +11,7 @@ from edl.daemon.position import Receive
 from edl.errors import UsageError
 from edl.framework.replica import FrameworkReplica, Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
-from edl.torch.reduction import optimizer_parameters
+from edl.torch.reduction import LastStep, optimizer_parameters
 from edl.torch.transfer import TorchArrays
 
 
@@ -22,8 +22,14 @@ class TorchReplica(FrameworkReplica):
     arrays = TorchArrays()
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        last_step: LastStep | None = None,
+    ) -> None:
         super().__init__(type(optimizer).__name__)
+        self._last_step = last_step or LastStep()
         self._model = model
         self._optimizer = optimizer
         self._copier = Copier()
@@ -41,6 +47,7 @@ class TorchReplica(FrameworkReplica):
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors()},
             "optimizer": self._optimizer.state_dict(),
+            "skipped": bool(self._last_step.skipped),
             "tracked": self.states_of_things(),
         }
 
@@ -57,6 +64,7 @@ class TorchReplica(FrameworkReplica):
             # script's schedulers have yet to do what the sender's have done.
             state["optimizer"]["param_groups"] = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict(state["optimizer"])
+        self._last_step.skipped = state["skipped"]
         if receive is not Receive.STEP:
             self.load_things(state["tracked"])
 
