@@ -12,6 +12,7 @@ from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
 from edl.torch.reduction import GradientReduction, LastStep
 from edl.torch.replica import TorchReplica
+from edl.torch.scalers import see_scalers
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 
@@ -42,7 +43,9 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
     last_step = LastStep()
     reduction = GradientReduction(worker, optimizer, model, last_step)
-    attach_optimizer(TorchReplica(model, optimizer, last_step), reduction)
+    replica = TorchReplica(model, optimizer, last_step)
+    attach_optimizer(replica, reduction)
+    see_scalers(replica.see_scaler)
 
     def before(_: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
