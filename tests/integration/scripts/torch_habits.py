@@ -1,9 +1,10 @@
 """A training loop with the habits that PyTorch's documentation teaches, and a log to redo it by.
 
-Loss scaling, clipping of unscaled gradients, a step that is skipped where gradients overflow,
+Loss scaling, clipping of unscaled gradients, steps that are skipped where gradients overflow,
 weight decay beside parameters that seldom or never have a gradient, checkpointed segments,
-parameters that are trained from the second epoch on. Each worker writes what it did in a step to
-<out>/<pid>.jsonl. The same `train` does it alone on given batches: see test_torch_habits.py.
+parameters that are trained from the second epoch on. Each worker writes to <out>/<pid>.jsonl what
+it is about to train, and what became of the step. `train` does the same alone on given batches:
+see habits.py.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 SAMPLES, BATCH_SIZE, CLIP = 131, 4, 0.1
-OVERFLOW = 13  # the sample whose gradient is infinite, in the second epoch
 
 
 class Points(torch.utils.data.Dataset):
@@ -47,15 +47,19 @@ class Net(torch.nn.Module):
         loss = y.square().mean() * 100
         if (rare := indices % 7 == 0).any():
             loss = loss + (x[rare] * self.seldom).sum() / len(indices)
-        if epoch == 1 and (indices == OVERFLOW).any():
+        if epoch % 2 == 1 and (indices % 3 == 0).any():  # on some workers, in nearly each step
             loss = loss + self.head.bias.sum() * float("inf")
         return loss
 
 
 class Training:
-    """One worker's, or that of a single process: ``wrapped`` is what edl does to an optimizer."""
+    """One worker's, or that of a single process.
 
-    def __init__(self, wrapped=lambda optimizer, model: optimizer):
+    ``wrapped``: what edl does to an optimizer. ``step``: the job's updates so far.
+    """
+
+    def __init__(self, wrapped=lambda optimizer, model: optimizer, step=lambda: None):
+        self.step = step
         torch.manual_seed(0)
         self.net = Net()
         sgd = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.05)
@@ -67,18 +71,23 @@ class Training:
         net, optimizer, scaler = self.net, self.optimizer, self.scaler
         net.late.requires_grad_(epoch > 0)
         optimizer.zero_grad()
-        loss = net(indices, epoch)
-        scaler.scale(loss).backward()
+        if len(indices):
+            scaler.scale(net(indices, epoch)).backward()
+        else:  # all who had samples in a step have died: gradients are zero, and not applied
+            for parameter in net.parameters():
+                parameter.grad = torch.zeros_like(parameter)
         scaler.unscale_(optimizer)
+        if len(indices) == 0:
+            optimizer.zero_grad()
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)
-        before = self.weights()
+        before, step = self.weights(), self.step()
         scaler.step(optimizer)
         scaler.update()
         has = [name for name, p in net.named_parameters() if p.grad is not None]
         moved = before != self.weights()
         return {
             "norm": norm.item(), "scale": scaler.get_scale(), "has": has, "moved": moved,
-            "weights": self.weights(),
+            "weights": self.weights(), "before_update": step,
         }  # fmt: skip
 
     def weights(self):
@@ -91,12 +100,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--slow", type=Path, help="while this file exists, steps take a second")
-    args = parser.parse_args()
+    parser.add_argument("--slow", type=Path, required=True, help="sleep while this file exists")
+    parser.add_argument("--step-delay", type=float, default=1.0)
+    args, _ = parser.parse_known_args()
     torch.set_num_threads(1)
     edl.init()
     loader = edl.DataLoader(Points(), batch_size=BATCH_SIZE, shuffle=True, seed=3)
-    training = Training(edl.Optimizer)
+    training = Training(edl.Optimizer, edl.step)
     log = (args.out / f"{os.getpid()}.jsonl").open("w")
 
     def tell(**what):
@@ -105,13 +115,17 @@ def main():
 
     for epoch in loader.epochs(args.epochs):
         for indices in loader:
-            counted = indices.tolist()[: edl.current_worker().samples]
-            step, rehearsing = edl.step(), edl.is_rehearsing()
+            worker, step = edl.current_worker(), edl.step()
+            if edl.is_rehearsing():
+                training.train(indices, epoch)
+                continue
+            tell(begun=step, worker=worker.id, indices=indices.tolist())
             told = training.train(indices, epoch)
-            if args.slow and args.slow.exists():
-                time.sleep(1.0)
-            if not rehearsing:
-                tell(step=step, epoch=epoch, indices=counted, **told)
+            if told["before_update"] == step:  # else the others have completed it without us
+                told["counted"] = [[r.worker, r.samples] for r in worker.records()]
+            if args.slow.exists():
+                time.sleep(args.step_delay)
+            tell(step=step, epoch=epoch, **told)
     tell(final=training.weights(), steps=edl.step())
 
 
