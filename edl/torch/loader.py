@@ -21,11 +21,12 @@ from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
+from edl.torch.api import settle_step
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 UNFINISHED = (
-    "the loop body took a batch without calling optimizer.step(); every worker must train each "
-    "batch with exactly one optimizer.step()"
+    "the loop body took a batch without calling backward() and optimizer.step(); every worker must "
+    "train each batch, or call edl.notify_batch_end() for one that all leave out"
 )
 
 
@@ -79,7 +80,7 @@ class DataLoader:
                 **options,
             ),
         )
-        self._steps = Steps(self._worker, self._feed, UNFINISHED)
+        self._steps = Steps(self._worker, self._feed, UNFINISHED, settle_step)
         self.dataset = dataset
         self.batch_size = batch_size
 

@@ -103,10 +103,10 @@ sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1
 for _ in loader.epochs(1):
     for _ in loader:
         train_it = edl.step() == 0
+        opt.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
-        opt.synchronize()
         if not train_it:
-            opt.synchronize.__self__._drop()
+            opt.synchronize.__self__._drop(0.0)
             assert all(p.grad.eq(0).all() for p in model.parameters()), "the script may look"
         before = model.weight.clone()
         opt.step()
@@ -152,7 +152,7 @@ WRONG_USES = {
     ),
     "batch without a step": (
         "edl.init(); loader = edl.DataLoader(data)\nfor _ in loader.epochs(1): list(loader)",
-        "took a batch without calling optimizer.step()",
+        "took a batch without calling backward() and optimizer.step()",
     ),
     "backward twice": (
         (
