@@ -45,6 +45,10 @@ from edl.ring.ring import Collectives, Ring
 logger = logging.getLogger(__name__)
 
 MEDIAN_OF_STEPS = 50
+OUT_OF_PLACE = (
+    "workers exchange numbers between two steps: call edl.mean() after the update of a batch and "
+    "before the next one, inside the loop over the epochs"
+)
 
 
 class Worker:
@@ -81,7 +85,6 @@ class Worker:
         self._entered_at = 0  # the step after which it began
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
-        self._alike = False  # the last step was completed here, in the ring, as by the others
 
     # --- life ---
 
@@ -389,13 +392,11 @@ class Worker:
             return
         if position.superseded:  # the others completed this step; their state counts it already
             position.superseded = position.open = False
-            self._alike = False
             self._report()
             return
         points.reached("applied")
         records = self.records()
         position.complete(records)
-        self._alike = True
         self._steps_here += 1
         self._samples_total += sum(record.samples for record in records)
         self._target, reason = agreed_generation(records)
@@ -465,23 +466,46 @@ class Worker:
         self._position.ended = True
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        """Everybody's ``values`` in rank order, between two steps; for what people want to see.
+        """Everybody's ``values`` in rank order, as many from each; all workers, at the same point.
 
-        Only this worker's own when somebody dies meanwhile. It is never tried again: others may
-        have their answer and be in the next step. For the same reason a worker that had to be
-        given the last step does not take part: the ring in which the others did is gone.
+        The same on all, whoever dies meanwhile: those whom the survivors lack are in the answer if
+        one of the survivors had it, and then all get it; else the survivors exchange once more.
+        While this worker rehearses, and in a job of one, its own.
+
+        A script that keeps its own place in its data is broken off instead, like at any collective.
+
+        Raises:
+            UsageError: in the midst of a step, before training has begun, or after its end.
+            RingBroken: to the script that keeps its own place in its data.
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        mine = list(values)
-        if self.rehearsing or not self._alike:
+        if self._finished:
+            raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
+        if self._position.open:
+            raise UsageError(f"{OUT_OF_PLACE}: this batch is not trained yet")
+        mine = [float(value) for value in values]
+        if self.rehearsing:
             return [mine]
-        began = time.monotonic()
-        try:
+        if not self._position.scripted and not self._position.has_state:
+            raise UsageError(f"{OUT_OF_PLACE}: training has not begun")
+        return self._exchange(mine)
+
+    def _exchange(self, mine: list[float]) -> list[list[float]]:
+        position = self._position
+        points.reached("exchange")
+        if position.scripted:
             return self.ring.exchange(mine)
-        except RingBroken as error:
-            if self._switching is None:
-                raise
-            self._switching.repair(error, began)
-            return [mine]
+        before = position.exchanges
+        while position.exchanges == before:
+            began = time.monotonic()
+            try:
+                position.exchanged(self.ring.exchange(mine))
+            except RingBroken as error:
+                if self._switching is None:
+                    raise
+                self._switching.repair(error, began)
+        points.reached("exchanged")
+        return position.told
 
     def _send_record(self) -> None:
         """Send this worker's row; that the ring is broken may only show in :meth:`records`."""
