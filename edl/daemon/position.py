@@ -52,6 +52,7 @@ class Position:
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None
         self.filler = False  # the batch is repeated and counts for nothing
+        self.weight = 0  # the samples that count of the batch that was handed out last
         self.exchanges = 0  # how many exchanges between steps the job has made
         self.told: list[list[float]] = []  # what everybody has told in the last one
         self.scripted = False  # the script keeps its own place in its data
@@ -135,6 +136,7 @@ class Position:
         """A batch is handed out."""
         assert not self.open
         self.open, self.batch, self.filler = True, batch, filler
+        self.weight = self.samples
 
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
@@ -150,7 +152,7 @@ class Position:
 
     def abandon(self) -> None:
         """Forget a batch that was handed out and never trained (the script left its loop)."""
-        self.open, self.batch = False, None
+        self.open, self.batch, self.weight = False, None, 0
 
     def adopt(self, members: tuple[int, ...]) -> None:
         """Membership changed: what the others have left is free again.
@@ -240,6 +242,8 @@ class Position:
             # is somebody else's now.
             self.shard.enter(ledger.epoch)
             self.filler = True
+            if not self.superseded:
+                self.weight = 0
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
         self.exchanges, self.told = int(header["exchanges"]), header["told"]
 

@@ -35,6 +35,7 @@ from edl.core.steprecord import StepRecord, SwitchTimes, agreed_generation, chec
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
 from edl.daemon.durability import FLUSH_S, Durability
+from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
@@ -45,10 +46,6 @@ from edl.ring.ring import Collectives, Ring
 logger = logging.getLogger(__name__)
 
 MEDIAN_OF_STEPS = 50
-OUT_OF_PLACE = (
-    "workers exchange numbers between two steps: call edl.mean() after the update of a batch and "
-    "before the next one, inside the loop over the epochs"
-)
 
 
 class Worker:
@@ -337,6 +334,20 @@ class Worker:
         return self._position.samples
 
     @property
+    def batch_weight(self) -> int:
+        """How many samples count of the batch that was handed out last, trained or not yet.
+
+        Raises:
+            UsageError: the script keeps its own place in its data.
+        """
+        if self._position.scripted:
+            raise UsageError(
+                "edl.batch_weight() is of the batches of edl's data loader; in a script with an "
+                "elastic state give the number of samples: edl.mean(value, weight=len(batch))"
+            )
+        return self._position.weight
+
+    @property
     def batch(self) -> Batch | None:
         """The batch that was handed out and is not trained yet."""
         return self._position.batch
@@ -375,9 +386,7 @@ class Worker:
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        if self._switching is None:
-            raise error
-        self._switching.repair(error, self._waiting_since)
+        self._repair(error, self._waiting_since)
         if not self._position.superseded:
             self._send_record()
         return self._position.superseded
@@ -450,10 +459,8 @@ class Worker:
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        if self._switching is None:
-            raise error
         self._target = None
-        self._switching.repair(error, time.monotonic())
+        self._repair(error, time.monotonic())
 
     @property
     def ended(self) -> bool:
@@ -479,33 +486,18 @@ class Worker:
             RingBroken: to the script that keeps its own place in its data.
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        if self._finished:
-            raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
-        if self._position.open:
-            raise UsageError(f"{OUT_OF_PLACE}: this batch is not trained yet")
-        mine = [float(value) for value in values]
-        if self.rehearsing:
-            return [mine]
-        if not self._position.scripted and not self._position.has_state:
-            raise UsageError(f"{OUT_OF_PLACE}: training has not begun")
-        return self._exchange(mine)
+        if self.rehearsing and not self._position.open:
+            return [[float(value) for value in values]]
+        check_place(self._position, self._finished)
+        return self._exchange(values)
 
-    def _exchange(self, mine: list[float]) -> list[list[float]]:
-        position = self._position
-        points.reached("exchange")
-        if position.scripted:
-            return self.ring.exchange(mine)
-        before = position.exchanges
-        while position.exchanges == before:
-            began = time.monotonic()
-            try:
-                position.exchanged(self.ring.exchange(mine))
-            except RingBroken as error:
-                if self._switching is None:
-                    raise
-                self._switching.repair(error, began)
-        points.reached("exchanged")
-        return position.told
+    def _exchange(self, values: Sequence[float]) -> list[list[float]]:
+        return exchange(values, self.ring, self._position, self._repair)
+
+    def _repair(self, error: RingError, waiting_since: float) -> None:
+        if self._switching is None:
+            raise error
+        self._switching.repair(error, waiting_since)
 
     def _send_record(self) -> None:
         """Send this worker's row; that the ring is broken may only show in :meth:`records`."""
