@@ -121,6 +121,12 @@ class Broken(Record):
 
     generation: int
     step: int  # the last step that it completed; -1: it has no state yet
+    exchanges: int = 0  # how many exchanges between steps it has completed
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it is: all workers make the same steps and exchanges in the same order."""
+        return self.step, self.exchanges
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ worker does: without a listener an announcement is one comparison.
 ``records``     about to wait for the records of the others
 ``reduced``     all gradients of the step are averaged, none is applied
 ``applied``     the update is applied, the ledger not yet moved
+``exchange``    between two steps, about to exchange numbers with the others
+``exchanged``   everybody's numbers of an exchange are in
 ``agreed``      all have agreed to switch, the old ring still stands
 ``closed``      the old ring is closed
 ``build``       about to build a new ring
@@ -30,8 +32,8 @@ from collections.abc import Callable
 
 NAMES = (
     "rehearsed", "boundary", "step", "gradient", "records", "reduced", "applied",
-    "agreed", "closed", "build", "built", "broadcast", "broken", "reported",
-    "deciding", "decided", "finish",
+    "exchange", "exchanged", "agreed", "closed", "build", "built", "broadcast",
+    "broken", "reported", "deciding", "decided", "finish",
 )  # fmt: skip
 
 _listeners: list[Callable[[str], None]] = []

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl.core.mean import weighted_means
 from edl.errors import UsageError
 from edl.tensorflow import training
 from edl.tensorflow.optimizer import is_elastic
@@ -121,7 +122,7 @@ class KerasCallback(keras.callbacks.Callback):
             self.model.stop_training = False
         if logs:
             numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
-            means = _weighted_means(now.worker.exchange([self._samples, *numbers.values()]))
+            means = weighted_means(now.worker.exchange([self._samples, *numbers.values()]))
             logs.update(zip(numbers, means, strict=True))
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -139,13 +140,6 @@ class KerasCallback(keras.callbacks.Callback):
                 now.finish_step()
         finally:
             now.feed.end()
-
-
-def _weighted_means(rows: list[list[float]]) -> list[float]:
-    """Means of the columns after the first, which has the weights; of rows that have a weight."""
-    table = np.array([row for row in rows if row[0] > 0] or rows[:1], dtype=np.float64)
-    weights = np.maximum(table[:, 0], 1e-9)
-    return [float(mean) for mean in np.average(table[:, 1:], axis=0, weights=weights)]
 
 
 def _is_number(value: Any) -> bool:

@@ -166,6 +166,18 @@ WRONG_USES = {
         LOOP + "for n in (1, 2):\n for _ in loader.epochs(n):\n  for _ in loader: train()",
         "this job's training is over",
     ),
+    "mean before its time": (
+        LOOP + "edl.mean(1.0)",
+        "the loop over the epochs: training has not begun",
+    ),
+    "mean in a step": (
+        LOOP + "for _ in loader.epochs(1):\n for _ in loader: edl.mean(1.0)",
+        "call edl.mean() after the update of a batch and before the next one",
+    ),
+    "mean after the end": (
+        LOOP + "for _ in loader.epochs(1):\n for _ in loader: train()\nedl.mean(1.0)",
+        "inside the loop over the epochs: all epochs are trained",
+    ),
     "bad setting": ("edl.init(session_timeout_s=-1.0)", "session_timeout_s is -1"),
 }
 

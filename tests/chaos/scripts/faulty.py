@@ -14,7 +14,8 @@ A group is armed when all groups before it have struck. A fault:
             (after and size are asked of workers in the ring only)
     signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
             does; or MISS, with the point "averaged" of PyTorch: it has not got the averages that
-            the others have, as if the ring had broken just then
+            the others have, as if the ring had broken just then; or with "told", the answer of an
+            exchange between two steps
 
 Otherwise hooks only look and kill: what a worker does is not changed.
 """
@@ -85,7 +86,7 @@ def strike(point):
             continue
         print(f"chaos: {mine} gets SIG{name} at {point} of step {step}", flush=True)
         if name == "MISS":
-            raise RingBroken(edl.generation(), "a test takes the averages away")
+            raise RingBroken(edl.generation(), "a test takes it away")
         while name == "HANG":
             time.sleep(1.0)
         os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
@@ -105,10 +106,26 @@ def watch_averages():
     GradientReduction._reduce = reduce_and_strike
 
 
+def watch_exchanges():
+    """Make a point of the instant at which the answer of an exchange is there."""
+    from edl.ring.ring import Ring
+
+    exchange = Ring.exchange
+
+    def exchange_and_strike(self, values):
+        told = exchange(self, values)
+        strike("told")
+        return told
+
+    Ring.exchange = exchange_and_strike
+
+
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
 points.subscribe(strike)
 if any(fault["point"] == "averaged" for group in GROUPS for fault in group):
     watch_averages()
+if any(fault["point"] == "told" for group in GROUPS for fault in group):
+    watch_exchanges()
 sys.argv[0] = str(COUNTING)
 sys.path.insert(0, str(SCRIPTS))
 runpy.run_path(str(COUNTING), run_name="__main__")
