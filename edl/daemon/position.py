@@ -23,7 +23,7 @@ from edl.core.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.steprecord import StepRecord
+from edl.core.steprecord import StepRecord, stopping, wanting_to_stop
 from edl.daemon.shard import NO_FINGERPRINT, Batch, Shard, Source
 from edl.errors import DataError, UsageError
 
@@ -52,6 +52,7 @@ class Position:
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None
         self.filler = False  # the batch is repeated and counts for nothing
+        self.stop = ""  # why all stop training after the last complete step, if they do
         self.scripted = False  # the script keeps its own place in its data
         self.ended = False  # the same: the script's training function has returned, somewhere
 
@@ -137,6 +138,8 @@ class Position:
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
         self._ledger = complete_step(self.ledger, records, self._policy)
+        stops, reason = stopping(wanting_to_stop(records))
+        self.stop = reason if stops else ""
         self._forget_batch()
         self.open = False
         self.step += 1
@@ -176,6 +179,7 @@ class Position:
         return {
             "step": self.step,
             "ledger": self.ledger.snapshot(),
+            "stop": self.stop,
             "fingerprint": self.source.fingerprint,
         }
 
@@ -225,6 +229,7 @@ class Position:
             self.shard.enter(ledger.epoch)
             self.filler = True
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
+        self.stop = str(header["stop"])
 
     def resume(self, step: int, ledger: Mapping[str, Any]) -> None:
         """Go on from a checkpoint. All leases are free: other workers held them.
