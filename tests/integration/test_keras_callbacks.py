@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,9 +76,6 @@ def board(directory: Path) -> set[int]:
         "\n    for v in event.summary.value:"
         "\n      if v.tag == 'epoch_loss': print(event.step)"
     )
-    import subprocess
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-c", script, str(directory)], capture_output=True, text=True, timeout=120
     )
@@ -108,3 +107,32 @@ def test_memories_follow_a_join_and_rank_0_writes_through_its_death(
         assert shown(job)[-1] == PATIENCE + 1, job.story("no progress at the end")
         (stop,) = job.events("training_stopped")
         assert "want to stop training" in stop["reason"]
+
+
+def test_all_leave_fit_where_one_wants_to_stop(tmp_path: Path, zk_hosts: str) -> None:
+    """In the midst of an epoch, while another dies in the step in which they hear of it."""
+    stop, words = fault(tmp_path, "stop", "batch", rank=1)
+    kill, more = fault(tmp_path, "kill", "next", rank=2)
+    stop.touch()
+    kill.touch()
+    with fit(tmp_path, zk_hosts, *words, *more, np=3, max_np=3) as job:
+        told = ended(job, 2)
+        assert told["epochs"] == [0]
+        assert told["steps"] == 4
+        assert len(told["history"]["loss"]) == 1
+        (event,) = job.events("training_stopped")
+        assert event["reason"] == (
+            "all workers stop training after step 4: w1 wants to stop training"
+        )
+
+
+def test_callbacks_of_rank_0_alone_are_refused(tmp_path: Path, zk_hosts: str) -> None:
+    with fit(tmp_path, zk_hosts, "--only-rank-0", np=2, max_np=2) as job:
+        assert job.end(START_S) != 0
+        output = job.output()
+        sentence = "w1 was not given ModelCheckpoint, unlike the others; give it to all workers"
+        assert f"[w1] edl: the Keras callbacks differ between workers: {sentence}" in output
+        assert re.search(rf"\[w0\] edl: .*{sentence}", output), job.story("w0 knows nothing")
+        assert "Traceback" not in output, output
+        assert not list((tmp_path / "out").glob("*.json"))
+        assert not list((tmp_path / "out" / "files").glob("*/*")), "it trained"

@@ -1,9 +1,9 @@
 """A `fit` with many callbacks, which something happens to; each worker that ends tells what it has.
 
---fault JSON, once the file is there: {"file": path, "rank": 0, "what": "metrics" | "end" | "batch"
-| "hook", "do": "kill" | "stop"}: the worker of that rank is killed as it sends its metrics, as it
-meets the others at the end of the epoch, in its third batch, or among the callbacks at the end of
-an epoch; or its script wants to stop training there.
+--fault JSON, once the file is there: {"file": path, "rank": 0, "what": ..., "do": "kill" | "stop"}:
+the worker of that rank is killed, or its script wants to stop training, at the end of its third
+batch ("batch"), in the step after that ("next"), as it sends the metrics of an epoch ("metrics"),
+among the callbacks at the end of the epoch ("hook"), as it meets the others after them ("end").
 """
 
 import os
@@ -73,6 +73,10 @@ class Faults(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.begun += 1
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 3:
+            strike("next")
 
     def on_train_batch_end(self, batch, logs=None):
         self.seen["batches"] += 1
