@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from horovodrun import WORKER, HorovodrunTrial
 from jobs import SCRIPTS, Job, started
+from trial import trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -41,13 +43,17 @@ def fit(
         yield job
 
 
-def ended(job: Job, workers: int) -> dict[str, Any]:
-    """What all workers tell alike at the end."""
+def out(job: Job) -> Path:
+    return job.reports_in if isinstance(job, HorovodrunTrial) else job.directory / "out"
+
+
+def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
+    """What all workers tell alike at the end, two or more if their number is not given."""
     (job.directory / "slow").unlink(missing_ok=True)
     assert job.end(200.0) == 0, job.story("it failed")
-    reports = [json.loads(path.read_text()) for path in (job.directory / "out").glob("*.json")]
+    reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
     story = job.story(f"they differ: {json.dumps(reports, indent=1)}")
-    assert len(reports) == workers, story
+    assert len(reports) == workers if workers else len(reports) > 1, story
     for report in reports:
         del report["rank"]
     assert all(report == reports[0] for report in reports), story
@@ -57,7 +63,7 @@ def ended(job: Job, workers: int) -> dict[str, Any]:
 
 def check_files(job: Job, epochs: int) -> None:
     """Each epoch is in each file once, and the files are whole."""
-    files = job.directory / "out" / "files"
+    files = out(job) / "files"
     lines = (files / "log.csv").read_text().split()
     assert lines[0].startswith("epoch,learning_rate,loss,mae"), lines
     assert [line.split(",")[0] for line in lines[1:]] == [str(n) for n in range(epochs)], lines
@@ -136,3 +142,66 @@ def test_callbacks_of_rank_0_alone_are_refused(tmp_path: Path, zk_hosts: str) ->
         assert "Traceback" not in output, output
         assert not list((tmp_path / "out").glob("*.json"))
         assert not list((tmp_path / "out" / "files").glob("*/*")), "it trained"
+
+
+@pytest.mark.long
+def test_deaths_at_the_end_of_an_epoch(tmp_path: Path, zk_hosts: str) -> None:
+    """Rank 0 dies as it sends its metrics, the next among its callbacks; then one wants to stop."""
+    first, words = fault(tmp_path, "kill", "metrics", rank=0)
+    second, more = fault(tmp_path, "kill", "hook", rank=0)
+    stop, last = fault(tmp_path, "stop", "hook", rank=1)
+    first.touch()
+    with fit(tmp_path, zk_hosts, *words, *more, *last, np=4, max_np=4) as job:
+        job.wait(lambda now: now["generation"] > 1 and now["epoch"] > 0, "a repair", START_S)
+        second.touch()
+        job.wait(lambda now: not second.exists() and now["epoch"] > 1, "another", START_S)
+        stop.touch()
+        told = ended(job)
+        epochs = len(told["epochs"])
+        assert told["epochs"] == list(range(epochs))
+        assert told["wait"][0] == epochs - 1
+        check_files(job, epochs)
+        (event,) = job.events("training_stopped")
+        assert re.search(r": w\d+ wants to stop training$", event["reason"])
+
+
+@pytest.mark.long
+def test_memories_are_in_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
+    """Resumed in the midst of an epoch, by more workers; the files go on."""
+    saved = ["--checkpoint", str(tmp_path / "saved")]
+    with fit(tmp_path, zk_hosts, *saved, np=1, max_np=1) as job:
+        job.wait(lambda now: now["epoch"] == 1 and now["epoch_done"] > 8, "epoch 1", START_S)
+        job.edl("stop")
+        assert job.end() == 0, job.story("it failed")
+    with fit(tmp_path, zk_hosts, *saved, np=2, max_np=2, options=["--resume"]) as job:
+        told = ended(job, 2)
+        assert job.events("resumed")[0]["step"] > 24
+        assert told["epochs"] == list(range(PATIENCE + 1))
+        assert told["wait"][:2] == [PATIENCE, PATIENCE]
+        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        assert told["own"][0] == PATIENCE + 1
+        check_files(job, PATIENCE + 1)
+
+
+class FitTrial(HorovodrunTrial):
+    script = FIT
+    shield = WORKER
+
+    def words(self) -> list[str]:
+        return ["--out", str(self.reports_in), "--slow", str(self.slow), *self.more]
+
+
+@pytest.mark.long
+def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
+    """A newcomer, and the death of rank 0 at the end of an epoch; it is started again."""
+    kill, words = fault(tmp_path, "kill", "end", rank=0)
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=FitTrial, more=words) as job:
+        job.wait(lambda now: now["epoch"] >= 1, "second epoch", START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        kill.touch()
+        job.wait(lambda now: now["generation"] > 2, "a repair", START_S)
+        told = ended(job)
+        assert told["wait"][:2] == [PATIENCE, PATIENCE]
+        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        check_files(job, PATIENCE + 1)
