@@ -52,9 +52,9 @@ class Position:
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None
         self.filler = False  # the batch is repeated and counts for nothing
-        self.stop = ""  # why all stop training after the last complete step, if they do
         self.scripted = False  # the script keeps its own place in its data
         self.ended = False  # the same: the script's training function has returned, somewhere
+        self.stop = ""  # why all stop training after the last complete step, if they do
 
     def leave_data_to_script(self) -> None:
         """No ledger: which samples are trained, and what is redone, is the script's own matter.
@@ -205,6 +205,7 @@ class Position:
                 f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
             )
         self._upcoming = None  # it was of members that are no more
+        self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
         if ledger.total != self.source.total:
             raise DataError(
@@ -229,7 +230,6 @@ class Position:
             self.shard.enter(ledger.epoch)
             self.filler = True
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
-        self.stop = str(header["stop"])
 
     def resume(self, step: int, ledger: Mapping[str, Any]) -> None:
         """Go on from a checkpoint. All leases are free: other workers held them.
