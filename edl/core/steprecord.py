@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,14 @@ def repair_times(waiting_since: float, known: float, led_since: float, heard: fl
     )
 
 
+class Stop(IntEnum):
+    """What a worker's row says about the end of the training."""
+
+    NO = 0
+    WANTED = 1  # its script wants to stop: all do, after this step
+    FINISHED = 2  # it has trained to its end, and is in no step
+
+
 @dataclass(frozen=True)
 class StepRecord(SwitchTimes):
     """One worker's row. All fields are integers; times in microseconds.
@@ -95,6 +104,7 @@ class StepRecord(SwitchTimes):
     ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
     ``ledger`` is the digest of its ledger before this step.
     ``known`` is the newest generation it knows to be prepared (its own when there is none).
+    ``stop`` is a :class:`Stop`.
     ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
     a table together report that switch.
     """
@@ -108,6 +118,7 @@ class StepRecord(SwitchTimes):
     wanted: int
     known: int
     ledger: int
+    stop: int = Stop.NO
     compute_us: int = 0
 
     def encode(self) -> Table:
@@ -132,16 +143,62 @@ def check(records: Sequence[StepRecord]) -> None:
     Raises:
         RingError: naming the workers that disagree, the field and the values.
     """
-    for name in ("generation", "step", "epoch", "ledger"):
-        values = {record.worker: getattr(record, name) for record in records}
-        if len(set(values.values())) > 1:
-            told = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values.items()))
-            raise RingError(
-                f"workers disagree about the {name} of step {records[0].step} ({told}); every "
-                "worker must run the same script on the same data and hand out the same batches"
-            )
+    _check_equal(records, "generation")
+    _check_equal(records, "step")
+    check_together(records)
+    _check_equal(records, "ledger")
     if len({record.worker for record in records}) != len(records):
         raise RingError(f"a worker appears twice in the records of step {records[0].step}")
+
+
+def _check_equal(records: Sequence[StepRecord], name: str) -> None:
+    values = {record.worker: getattr(record, name) for record in records}
+    if len(set(values.values())) > 1:
+        told = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values.items()))
+        raise RingError(
+            f"workers disagree about the {name} of step {records[0].step} ({told}); every "
+            "worker must run the same script on the same data and hand out the same batches"
+        )
+
+
+def check_together(records: Sequence[StepRecord]) -> None:
+    """Make sure that nobody has left an epoch, or the training, in which others go on.
+
+    Raises:
+        RingError: naming those that have left and those that go on.
+    """
+    last = max(record.epoch for record in records)
+    finished = any(record.stop == Stop.FINISHED for record in records)
+
+    def ahead(record: StepRecord) -> bool:
+        return record.stop == Stop.FINISHED if finished else record.epoch == last
+
+    left = [record.worker for record in records if ahead(record)]
+    others = [record for record in records if not ahead(record)]
+    if others:
+        raise RingError(
+            f"{_told(left)} left epoch {others[0].epoch} before its end, after {others[0].step} "
+            f"steps of the job, and {_told([record.worker for record in others])} did not; leave "
+            "a loop after the same step on all workers, or on none: a `break` must not depend on "
+            "what one worker sees"
+        )
+
+
+def _told(ids: Sequence[int]) -> str:
+    return " and ".join(f"w{worker}" for worker in sorted(ids))
+
+
+def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
+    """Whether all stop training now, and why, given the ids of the workers that want to."""
+    if not wanting:
+        return False, "no worker wants to stop training"
+    verb = "wants" if len(wanting) == 1 else "want"
+    return True, f"{_told(wanting)} {verb} to stop training"
+
+
+def wanting_to_stop(records: Sequence[StepRecord]) -> list[int]:
+    """The workers whose scripts want to stop after this step."""
+    return [record.worker for record in records if record.stop == Stop.WANTED]
 
 
 def global_samples(records: Sequence[StepRecord]) -> int:

@@ -23,7 +23,7 @@ from edl.core.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.steprecord import StepRecord
+from edl.core.steprecord import StepRecord, stopping, wanting_to_stop
 from edl.daemon.shard import NO_FINGERPRINT, Batch, Shard, Source
 from edl.errors import DataError, UsageError
 
@@ -57,6 +57,7 @@ class Position:
         self.told: list[list[float]] = []  # what everybody has told in the last one
         self.scripted = False  # the script keeps its own place in its data
         self.ended = False  # the same: the script's training function has returned, somewhere
+        self.stop = ""  # why all stop training after the last complete step, if they do
 
     def leave_data_to_script(self) -> None:
         """No ledger: which samples are trained, and what is redone, is the script's own matter.
@@ -141,6 +142,8 @@ class Position:
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
         self._ledger = complete_step(self.ledger, records, self._policy)
+        stops, reason = stopping(wanting_to_stop(records))
+        self.stop = reason if stops else ""
         self._forget_batch()
         self.open = False
         self.step += 1
@@ -185,6 +188,7 @@ class Position:
         return {
             "step": self.step,
             "ledger": self.ledger.snapshot(),
+            "stop": self.stop,
             "fingerprint": self.source.fingerprint,
             "exchanges": self.exchanges,
             "told": self.told,
@@ -219,6 +223,7 @@ class Position:
         if receive is not Receive.ALL and self.has_state:
             missed = int(header["step"]) - self.step, int(header["exchanges"]) - self.exchanges
             assert missed in ((0, 0), (0, 1), (1, 0)), missed
+        self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
         if ledger.total != self.source.total:
             raise DataError(

@@ -24,7 +24,14 @@ from typing import NoReturn, Protocol
 
 from edl.config import Config
 from edl.core.facts import Generation, JobState, Seat, Stage
-from edl.core.steprecord import StepRecord, SwitchTimes, agreed_generation, repair_times, us
+from edl.core.steprecord import (
+    StepRecord,
+    SwitchTimes,
+    agreed_generation,
+    check_together,
+    repair_times,
+    us,
+)
 from edl.core.wording import workers
 from edl.daemon import points
 from edl.daemon.checkpoint import Durable
@@ -285,12 +292,22 @@ class Switching:
             return False
         return self._position.scripted or self._position.step > self._repaired_at
 
-    def finish_together(self) -> None:
-        """Wait until all have completed the last step: who missed it needs somebody who has it."""
+    def finish_together(self, record: Callable[[], StepRecord] | None) -> None:
+        """Wait until all have completed the last step: who missed it needs somebody who has it.
+
+        ``record`` is sent as for a step, so that who has left alone does not wait for ever for
+        those that train on. None: the script keeps its own place in its data.
+
+        Raises:
+            RingError: others train on.
+        """
         while True:
             began = time.monotonic()
             try:
-                self._ring.barrier(IDLE)
+                if record is None:
+                    self._ring.barrier(IDLE)
+                else:
+                    check_together(self._ring.finish_record(self._ring.start_record(record())))
                 return
             except RingBroken as error:
                 try:

@@ -26,12 +26,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from edl.config import Config
 from edl.core.facts import Event, Generation, JobState, Leader, Stage
 from edl.core.ledger import Ledger
-from edl.core.steprecord import StepRecord, SwitchTimes, agreed_generation, check, us
+from edl.core.steprecord import StepRecord, Stop, SwitchTimes, agreed_generation, check, us
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
 from edl.daemon.durability import FLUSH_S, Durability
@@ -71,6 +71,7 @@ class Worker:
         self._target: int | None = None  # the generation that all agreed to switch to
         self.rehearsing = False
         self._provisional_rank = 0  # while rehearsing: the rank it would get, never 0
+        self.wants_to_stop = False  # the script: all stop after the next step in whose record it is
         self.begun = 0  # how many batches were handed out here, rehearsals included
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
@@ -131,7 +132,7 @@ class Worker:
             return
         if self._steps_here == 1:
             self._log_switch()
-        self._switching.finish_together()
+        self._switching.finish_together(None if self._position.scripted else self._finished_record)
         points.reached("finish")
         if self.rank == 0:
             self._durability.save_last()
@@ -186,6 +187,11 @@ class Worker:
     def _is_outside(self) -> bool:
         """A newcomer that has not been in a ring of the job can only guess its place."""
         return self.rehearsing and self._generation is None
+
+    @property
+    def sends_state(self) -> bool:
+        """It is this worker that brings the job's state into this generation."""
+        return self._generation is None or self._generation.sync_root == self.id
 
     @property
     def local_rank(self) -> int:
@@ -416,6 +422,19 @@ class Worker:
             self._log_switch()
         self._report()
 
+    @property
+    def stop_agreed(self) -> str:
+        """Why all workers stop training after the last complete step; empty when they do not."""
+        return self._position.stop
+
+    def fail(self, reason: str) -> NoReturn:
+        """End the job as failed, for all.
+
+        Raises:
+            JobFailed: with the ``reason``.
+        """
+        self._durability.fail(reason)
+
     # --- in place of steps, where the script keeps its own place in its data ---
 
     def beat(self) -> None:
@@ -519,10 +538,15 @@ class Worker:
             samples=samples,
             position=position,
             known=newest.number if newest is not None else self.generation,
+            stop=Stop.WANTED if self.wants_to_stop else Stop.NO,
             **self._position.row(),
             compute_us=self._compute_us,
             **vars(replace(times, first_step_us=self._first_step_us)),
         )
+
+    def _finished_record(self) -> StepRecord:
+        """For those that are still in a step, should this worker have left them."""
+        return replace(self._record(samples=0, position=-1), stop=Stop.FINISHED)
 
     # --- telling ---
 

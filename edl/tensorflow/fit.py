@@ -1,13 +1,27 @@
 """``edl.tensorflow.KerasCallback``: Keras' own training loop takes part in the job.
 
 Keras tells of each batch before it takes it and after it has trained it, so a callback can do
-what the loop of :mod:`edl.framework.steps` does elsewhere. Two things it cannot know by itself:
+what the loop of :mod:`edl.framework.steps` does elsewhere. What it cannot know by itself:
 
 - in which epoch to begin, when the job is already training: ``fit`` reads that from the model
   after ``on_train_begin``, where the newcomer has rehearsed and joined;
 - when an epoch ends, since a resize changes how many steps it has. If the data set simply ended,
-  Keras would take the steps of the first epoch for those of every epoch. So the callback ends an
-  epoch with Keras' ``stop_training``, and takes it back when the epoch has ended.
+  Keras would take the steps of the first epoch for those of every epoch. So an epoch ends with
+  Keras' ``stop_training``, which is taken back when the epoch has ended;
+- what the other callbacks are up to. So it runs before them, and :class:`_Last` after them:
+
+  =====================  =================================  =====================================
+  hook                   first: ``KerasCallback``           last: ``_Last``
+  =====================  =================================  =====================================
+  ``on_train_begin``     builds the model                   rehearses, joins: the job's state
+                                                            replaces what the others have set up
+  ``on_epoch_begin``     the job's next epoch               a newcomer in the midst of an epoch
+                                                            takes back what the others did again
+  ``on_batch_begin``     hands out the batch
+  ``on_batch_end``       the ledger moves                   takes a wish to stop into the job
+  ``on_epoch_end``       metrics become the job's           all agree whether to stop
+  ``on_train_end``       the job has finished
+  =====================  =================================  =====================================
 """
 
 from __future__ import annotations
@@ -19,9 +33,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.core.mean import weighted_means
+from edl.daemon.position import Receive
 from edl.errors import UsageError
 from edl.tensorflow import training
+from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
+from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
+from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
+from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
 from edl.tensorflow.optimizer import is_elastic
 
 logger = logging.getLogger(__name__)
@@ -38,21 +56,45 @@ EPOCH_IS_OVER = _EpochIsOver()
 
 
 class KerasCallback(keras.callbacks.Callback):
-    """``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback()])``.
+    """``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback(), ...])``.
 
-    ``dataset`` is an ``edl.Dataset``, and the model is compiled with an ``edl.Optimizer``. Put it
-    first: the callbacks after it see metrics that are averaged over all workers, weighted with
-    the samples that each has trained in the epoch.
+    ``dataset`` is an ``edl.Dataset``, and the model is compiled with an ``edl.Optimizer``. All
+    workers are given the same callbacks, in any order. At the end of an epoch these see metrics
+    that are averaged over all workers, weighted with the samples that each has trained in it.
 
     Raises:
-        UsageError: the model was compiled with another optimizer, or ``fit`` was given something
-            else than an ``edl.Dataset``.
+        UsageError: the model was compiled with another optimizer, ``fit`` was given something
+            else than an ``edl.Dataset``, or callbacks that differ between workers or cannot work
+            in a job.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._training = training.current()
         self._samples = 0  # trained here in this epoch
+        self._last: _Last | None = None
+        watch_lists(KerasCallback, KerasCallback._arranged)
+
+    @property
+    def last(self) -> _Last:
+        if self._last is None:
+            raise UsageError("give edl.KerasCallback() to model.fit itself, among its callbacks")
+        return self._last
+
+    def _arranged(self, others: list[Any], model: Any) -> list[Any]:
+        """The whole list: this one first, writers under guard, the last one."""
+        worker = self._training.worker
+        others = with_progress(others)
+        standing = [standing_in(callback, worker) for callback in others]
+        writers = [writer for writer in standing if writer is not None]
+        self._last = _Last(self._training, writers)
+        self._last.states.follow(
+            others,
+            [writer is None or writer.remembers for writer in standing],
+            model,
+        )
+        shown = [writer or callback for writer, callback in zip(standing, others, strict=True)]
+        return [self, *shown, self._last]
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -76,17 +118,11 @@ class KerasCallback(keras.callbacks.Callback):
         self._training.model = model
 
     def on_train_begin(self, logs: Any = None) -> None:
-        now, worker = self._training, self._training.worker
-        dataset = now.newest_dataset
-        if dataset is None:
+        now = self._training
+        if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
         now.fitting = True
-        _build(self.model, dataset)
-        if worker.rehearsing:
-            self._rehearse(dataset)
-        now.steps.enter()
-        # Where fit looks for the epoch to begin with.
-        self.model._initial_epoch = worker.epoch
+        _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = self._training.worker
@@ -98,6 +134,7 @@ class KerasCallback(keras.callbacks.Callback):
                 "initial_epoch, which newcomers would not follow"
             )
         self._samples = 0
+        self.last.before_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self._training.begin_step():
@@ -112,28 +149,107 @@ class KerasCallback(keras.callbacks.Callback):
                 "(or what its map and prefetch return)"
             )
         now.finish_step()
-        if now.worker.epoch_over and not self.model.stop_training:
-            self.model.stop_training = EPOCH_IS_OVER
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         now = self._training
         now.feed.end()
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
+        numbers = {k: float(v) for k, v in (logs or {}).items() if _is_number(v)}
+        rows = now.worker.exchange(metrics_row(now.worker.id, self._samples, numbers))
         if logs:
-            numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
-            means = weighted_means(now.worker.exchange([self._samples, *numbers.values()]))
-            logs.update(zip(numbers, means, strict=True))
+            logs.update(job_metrics(rows, list(numbers)))
 
     def on_train_end(self, logs: Any = None) -> None:
         now = self._training
         now.fitting = False
         now.worker.finish()
 
-    def _rehearse(self, dataset: Any) -> None:
+
+class _Last(keras.callbacks.Callback):
+    """Runs after all other callbacks of the ``fit``."""
+
+    def __init__(self, now: training.Training, writers: list[Writer]) -> None:
+        super().__init__()
+        self._training = now
+        self._writers = writers
+        self._entered: dict[str, Any] | None = None  # the job's state, in the midst of an epoch
+        if now.callback_states is None:
+            now.callback_states = CallbackStates(now.worker)
+        self.states = now.callback_states
+        assert now.replica is not None
+        now.replica.track({NAME: self.states})
+
+    def set_params(self, params: Any) -> None:
+        super().set_params(params)
+        self.states.verbose = params.get("verbose", 0)
+        self.states.told_verbose = self._show
+
+    def _show(self, verbose: Any) -> None:
+        for writer in self._writers:
+            if isinstance(writer, GatedProgress):
+                writer.set_params({**self.params, "verbose": verbose})
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        now = self._training
+        if now.worker.rehearsing:
+            self._rehearse()
+        now.steps.enter()
+        # Where fit looks for the epoch to begin with.
+        self.model._initial_epoch = now.worker.epoch
+
+    def before_epoch(self, epoch: int) -> None:
+        """Before any callback begins the epoch: it has begun already, where the state is from?"""
+        assert self._training.replica is not None
+        if self.states.begun == epoch:
+            self._entered = self._training.replica.state()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            assert self._training.replica is not None
+            self._training.replica.load(entered, Receive.ALL)
+        self.states.begun = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        worker = self._training.worker
+        self._take_back()
+        if worker.stop_agreed:
+            self._stop(worker.stop_agreed)
+        elif worker.epoch_over:
+            self.model.stop_training = EPOCH_IS_OVER
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        worker = self._training.worker
+        if not worker.stop_agreed:
+            self._take_back()
+        wrote = worker.rank == 0
+        now = met(worker.exchange(end_row(worker.id, worker.wants_to_stop, wrote)))
+        for writer in self._writers:
+            writer.met(now.written)
+        if now.stop and not worker.stop_agreed:
+            self._stop(now.stop)
+
+    def _take_back(self) -> None:
+        """What this worker alone wants is not done before all know it."""
+        if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
+            worker = self._training.worker
+            if not worker.wants_to_stop:
+                logger.info("w%d wants to stop training: model.stop_training is set", worker.id)
+            worker.wants_to_stop = True
+            self.model.stop_training = False
+
+    def _stop(self, reason: str) -> None:
+        self.model.stop_training = True
+        worker = self._training.worker
+        told = f"all workers stop training after step {worker.step}: {reason}"
+        logger.info("%s", told)
+        worker.tell("training_stopped", told)
+
+    def _rehearse(self) -> None:
         """Train the first batch for nothing, so that the graph is built before the join."""
         now = self._training
-        arriving = iter(dataset)
+        arriving = iter(now.newest_dataset)
         try:
             if now.begin_step():
                 self.model.train_function(arriving)

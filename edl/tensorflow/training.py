@@ -14,6 +14,7 @@ from edl.framework import process
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
+from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Load, reader_of
@@ -42,6 +43,7 @@ class Training:
         self.epochs = 0  # of elastic_shard_generator
         self.newest_dataset: Any = None  # the last one derived from edl.Dataset
         self.fitting = False  # Keras' fit takes the batches
+        self.callback_states: CallbackStates | None = None  # of that fit
 
     # --- what is trained, and on what
 

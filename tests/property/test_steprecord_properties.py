@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -11,10 +13,13 @@ from edl.core.batching import average_correction, send_weight
 from edl.core.steprecord import (
     FIELDS,
     StepRecord,
+    Stop,
     agreed_generation,
     check,
     decode,
     global_samples,
+    stopping,
+    wanting_to_stop,
 )
 from edl.errors import RingError
 
@@ -71,8 +76,25 @@ def test_rows_that_disagree_are_refused(values: list[int], name: str) -> None:
     if len(set(values)) == 1:
         check(records)
     else:
-        with pytest.raises(RingError, match=f"disagree about the {name}"):
+        wrong = "left epoch" if name == "epoch" else f"disagree about the {name}"
+        with pytest.raises(RingError, match=wrong):
             check(records)
+
+
+@given(st.lists(st.sampled_from(Stop), min_size=1, max_size=6))
+def test_all_stop_or_none_does_and_nobody_leaves_alone(stops: list[Stop]) -> None:
+    rows = [replace(r, stop=stop) for r, stop in zip(told(1, stops), stops, strict=True)]
+    wanting = wanting_to_stop(rows)
+    assert wanting == [w for w, stop in enumerate(stops) if stop is Stop.WANTED]
+    decided, reason = stopping(wanting)
+    assert decided == bool(wanting)
+    assert all(f"w{worker}" in reason for worker in wanting)
+    assert stopping(wanting[::-1]) == (decided, reason)
+    if len({stop is Stop.FINISHED for stop in stops}) == 1:
+        check(rows)
+    else:
+        with pytest.raises(RingError, match="left epoch 0 before its end"):
+            check(rows)
 
 
 @given(

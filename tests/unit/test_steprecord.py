@@ -12,12 +12,16 @@ from edl.core.steprecord import (
     PARTS,
     WIDTH,
     StepRecord,
+    Stop,
     SwitchTimes,
     agreed_generation,
     check,
+    check_together,
     decode,
     global_samples,
     repair_times,
+    stopping,
+    wanting_to_stop,
 )
 from edl.errors import RingError
 
@@ -80,7 +84,7 @@ def test_rows_of_one_step_agree() -> None:
     check(TABLE[:1])
 
 
-@pytest.mark.parametrize("name", ["generation", "step", "epoch", "ledger"])
+@pytest.mark.parametrize("name", ["generation", "step", "ledger"])
 def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
     rows = (TABLE[0], replace(TABLE[1], **{name: 99}), TABLE[2])
     with pytest.raises(RingError) as caught:
@@ -91,9 +95,40 @@ def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
 
 def test_rows_may_differ_in_what_is_a_workers_own() -> None:
     own = {"samples", "position", "wanted", "known"} | {n for n in FIELDS if n.endswith("_us")}
-    assert set(FIELDS) - own == {"generation", "step", "worker", "epoch", "ledger"}
+    assert set(FIELDS) - own == {"generation", "step", "worker", "epoch", "ledger", "stop"}
     for name in sorted(own):
         check((TABLE[0], replace(TABLE[1], **{name: 99})))
+    check((TABLE[0], replace(TABLE[1], stop=Stop.WANTED)))
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        pytest.param({"epoch": 2}, "w0 left epoch 1", id="for the next epoch"),
+        pytest.param({"stop": Stop.FINISHED}, "w0 left epoch 1", id="for good"),
+        pytest.param({"epoch": 0}, "w2 and w4 left epoch 0", id="the others"),
+    ],
+)
+def test_who_leaves_an_epoch_alone_is_named(change: dict[str, int], left: str) -> None:
+    rows = (TABLE[0], replace(TABLE[1], **change), TABLE[2])
+    for look in (check, check_together):
+        with pytest.raises(RingError, match=f"{left} before its end, after 41 steps of the job"):
+            look(rows)
+
+
+def test_all_may_leave_together() -> None:
+    check([replace(row, stop=Stop.FINISHED) for row in TABLE])
+    check_together([replace(row, stop=Stop.FINISHED, ledger=row.worker) for row in TABLE])
+
+
+def test_one_that_wants_to_stop_stops_all() -> None:
+    assert wanting_to_stop(TABLE) == []
+    rows = [replace(row, stop=Stop.WANTED) for row in TABLE]
+    assert wanting_to_stop([TABLE[0], rows[1], TABLE[2]]) == [0]
+    assert wanting_to_stop(rows) == [4, 0, 2]
+    assert stopping([]) == (False, "no worker wants to stop training")
+    assert stopping([2]) == (True, "w2 wants to stop training")
+    assert stopping([4, 0]) == (True, "w0 and w4 want to stop training")
 
 
 def test_nobody_has_two_rows() -> None:

@@ -1,0 +1,194 @@
+"""What the callbacks of a ``fit`` remember: it follows the job, to newcomers and into checkpoints.
+
+A callback with ``state_dict()`` and ``load_state_dict()`` says itself what that is. Of any other
+it is the attributes that have changed since ``fit`` began, if they are data (:mod:`values`). So
+what a script gives to a constructor stays the script's, also in a job that is resumed with other
+settings. The model, functions and open files are not data; other objects are left as they are,
+which is logged.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras.src.callbacks.monitor_callback import MonitorCallback
+
+from edl.daemon.worker import Worker
+from edl.errors import UsageError
+from edl.framework.replica import Stateful
+from edl.tensorflow.keras_callbacks.values import PLAIN, NoData, fingerprint, is_small, put, taken
+from edl.tensorflow.variables import plain, variables_of
+
+logger = logging.getLogger(__name__)
+
+NAME = "Keras callbacks"  # among the tracked objects; no keyword of edl.track can be that
+_KEPT_OUT = {"_model", "model", "params"}
+_MISSING: Any = object()
+
+
+class _Memory:
+    """One callback and the values that its attributes had at first."""
+
+    def __init__(self, callback: Any, model: Any) -> None:
+        self.callback = callback
+        self.name = type(callback).__name__
+        self._models = {id(plain(each)) for each in variables_of(model) or []}
+        self._first: dict[str, Any] = {}  # but for large ones
+        self._prints: dict[str, Any] = {}
+        self._objects: dict[str, Any] = {}  # what is no data
+        self._told: set[str] = set()
+        if not isinstance(callback, Stateful):
+            for name, value in self._attributes():
+                self._objects[name] = value
+                if (told := self._taken(name, value)) is _MISSING:
+                    continue
+                self._prints[name] = fingerprint(told)
+                if is_small(told):
+                    self._first[name] = told
+
+    def state(self) -> Any:
+        if isinstance(self.callback, Stateful):
+            return self.callback.state_dict()
+        told = {name: self._taken(name, value) for name, value in self._attributes()}
+        return {
+            name: value
+            for name, value in told.items()
+            if value is not _MISSING and fingerprint(value) != self._prints.get(name, _MISSING)
+        }
+
+    def load(self, state: Any) -> None:
+        if isinstance(self.callback, Stateful):
+            self.callback.load_state_dict(state)
+            return
+        for name, told in {**self._first, **state}.items():
+            setattr(self.callback, name, self._put(name, told))
+
+    def _attributes(self) -> list[tuple[str, Any]]:
+        return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
+
+    def _taken(self, name: str, value: Any) -> Any:
+        if isinstance(self.callback, MonitorCallback) and name == "min_delta":
+            value = abs(value)  # it has the sign of the direction once this is known
+        if self._is_of_the_model(value):
+            return _MISSING
+        try:
+            return taken(value)
+        except NoData as what:
+            self._tell_apart(name, value, what)
+            return _MISSING
+
+    def _put(self, name: str, told: Any) -> Any:
+        mine = put(told, getattr(self.callback, name, None))
+        if isinstance(self.callback, MonitorCallback) and name == "min_delta":
+            return -mine if self.callback.monitor_op is keras.ops.less else mine
+        return mine
+
+    def _is_of_the_model(self, value: Any) -> bool:
+        if isinstance(value, PLAIN):
+            return False
+        found = variables_of(value)
+        return bool(found) and self._models.issuperset(id(plain(each)) for each in found or [])
+
+    def _tell_apart(self, name: str, value: Any, what: NoData) -> None:
+        """Log once that something is left as it is, if it came up in the training."""
+        silent = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
+        if silent or name in self._told or self._objects.get(name, _MISSING) is value:
+            return
+        self._told.add(name)
+        logger.warning(
+            "%s.%s is of type %s and does not follow the job: each worker has its own; if that is "
+            "wrong, give the class state_dict() and load_state_dict()",
+            self.name,
+            name,
+            what,
+        )
+
+
+class CallbackStates:
+    """The memory of all callbacks of a ``fit``; tracked as one object.
+
+    ``verbose``: as the job's ``fit`` has it. ``begun``: the newest epoch whose ``on_epoch_begin``
+    has been called, on all workers but those that join in it; -1 before the first.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._memories: list[_Memory | None] = []
+        self._names: list[str] = []
+        self.verbose: Any = 0
+        self.begun = -1
+        self.told_verbose: Callable[[Any], None] = lambda _verbose: None
+
+    def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
+        """From now on these are the callbacks; those that do not remember are only named."""
+        self._names = [type(callback).__name__ for callback in callbacks]
+        self._memories = [
+            _Memory(callback, model) if kept else None
+            for callback, kept in zip(callbacks, remembers, strict=True)
+        ]
+        self.begun = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "names": list(self._names),
+            "states": [memory.state() if memory else None for memory in self._memories],
+            "verbose": self.verbose,
+            "begun": self.begun,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what the job's callbacks remember.
+
+        From a checkpoint, whose script may have had others, each takes what the one of the same
+        class had.
+
+        Raises:
+            JobFailed: the job begins with different callbacks on its workers.
+            UsageError: this newcomer has others than the job.
+        """
+        saved = self._worker.sends_state  # nobody else has sent it
+        if not saved and state["names"] != self._names:
+            self._refuse(state["names"])
+        if self._worker.rehearsing or not saved:
+            self.verbose = state["verbose"]
+            self.told_verbose(self.verbose)
+        self.begun = int(state["begun"])
+        theirs = list(zip(state["names"], state["states"], strict=True))
+        for name, memory in zip(self._names, self._memories, strict=True):
+            found = next((pair for pair in theirs if pair[0] == name), None)
+            if found is None:
+                logger.info("the checkpoint has no state of %s, which starts afresh", name)
+                continue
+            theirs.remove(found)
+            if memory is not None and found[1] is not None:
+                memory.load(found[1])
+
+    def _refuse(self, theirs: Sequence[str]) -> None:
+        mine, worker = self._names, self._worker
+        here = _without(mine, theirs)
+        there = _without(theirs, mine)
+        if here:
+            what = f"only w{worker.id} was given {here[0]}"
+        elif there:
+            what = f"w{worker.id} was not given {there[0]}"
+        else:
+            what = f"w{worker.id} has them in the order {', '.join(mine)}"
+        sentence = (
+            f"the Keras callbacks differ between workers: {what}, unlike the others; give it to "
+            "all workers, in the same order; edl lets only rank 0 write"
+        )
+        if worker.rehearsing:
+            raise UsageError(sentence)
+        worker.fail(sentence)
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    left = list(names)
+    for name in others:
+        if name in left:
+            left.remove(name)
+    return left

@@ -1,0 +1,68 @@
+"""The list of callbacks of a ``fit``, as edl needs it: in order, complete, with nothing refused.
+
+Keras makes that list inside of ``fit``, and tells nobody of it. So its class is changed once, for
+the process: a list that has a ``KerasCallback`` is put in order before its callbacks hear of the
+model. Other lists are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras.src.callbacks.progbar_logger import ProgbarLogger
+
+from edl.errors import UsageError
+
+_REFUSED: dict[type, str] = {
+    keras.callbacks.BackupAndRestore: (
+        "on a newcomer it would load an old backup over the job's state; use "
+        "edl.checkpoint(directory) before fit, and `edl run --resume`"
+    ),
+    keras.callbacks.OrbaxCheckpoint: (
+        "it writes from all workers at once; use edl.checkpoint(directory) or "
+        "keras.callbacks.ModelCheckpoint"
+    ),
+}
+
+Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the others, model)
+
+
+@functools.cache
+def watch_lists(kind: type, arrange: Arrange) -> None:
+    """From now on every list with a callback of ``kind`` consists of what ``arrange`` returns.
+
+    Raises, as the list is made:
+        UsageError: two callbacks of ``kind``, or one that cannot work in a job.
+    """
+    plain = keras.callbacks.CallbackList.set_model
+
+    def set_model(self: Any, model: Any) -> None:
+        ours = [callback for callback in self.callbacks if isinstance(callback, kind)]
+        if model and ours:
+            if len(ours) > 1:
+                raise UsageError("fit was given two edl.KerasCallback(); give it one")
+            others = [callback for callback in self.callbacks if callback is not ours[0]]
+            _check(others)
+            self.callbacks = arrange(ours[0], others, model)
+            self._async_train = False  # steps are begun and ended in the thread that trains
+        plain(self, model)
+
+    keras.callbacks.CallbackList.set_model = set_model
+
+
+def with_progress(others: list[Any]) -> list[Any]:
+    """``others`` with the progress bar that Keras leaves out where ``verbose`` is 0."""
+    if any(isinstance(callback, ProgbarLogger) for callback in others):
+        return others
+    return [*others, ProgbarLogger()]
+
+
+def _check(callbacks: list[Any]) -> None:
+    for callback in callbacks:
+        for kind, why in _REFUSED.items():
+            if isinstance(callback, kind):
+                name = type(callback).__name__
+                raise UsageError(f"fit was given keras.callbacks.{name}: {why}")

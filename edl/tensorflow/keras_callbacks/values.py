@@ -1,0 +1,116 @@
+"""Values of attributes as they travel: taken apart, put together again, compared.
+
+What is data: None, booleans, numbers, text, bytes, numpy arrays and scalars, TensorFlow's tensors,
+and lists, tuples, dicts, sets and deques of these. What has variables (a ``tf.Variable``, a metric,
+a model) travels as their values, which are assigned to those that are there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from edl.tensorflow.transfer import bytes_of
+from edl.tensorflow.variables import plain, variables_of
+
+PLAIN = (type(None), bool, int, float, str, bytes)
+_CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "deque": deque}
+SMALL_BYTES = 2**20
+
+
+class NoData(Exception):
+    """A value that cannot travel; the text is its type."""
+
+
+def taken(value: Any) -> Any:
+    """``value`` in plain lists, dicts and arrays that later changes do not reach.
+
+    Raises:
+        NoData: there is something in it that is no data.
+    """
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, np.generic):
+        return {"scalar": np.asarray(value)}
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.copy()
+    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+        return {"tensor": value.numpy()}
+    if isinstance(value, dict):
+        return {"dict": [[taken(key), taken(item)] for key, item in value.items()]}
+    for kind, container in _CONTAINERS.items():
+        if isinstance(value, container) and not hasattr(value, "_fields"):
+            items = sorted(value, key=repr) if kind == "set" else value
+            return {kind: [taken(item) for item in items]}
+    variables = variables_of(value) if not isinstance(value, type) else None
+    if variables is None:
+        raise NoData(type(value).__name__)
+    return {"variables": [np.asarray(plain(each).numpy()) for each in variables]}
+
+
+def put(told: Any, mine: Any) -> Any:
+    """The inverse: what :func:`taken` has told, in the place of ``mine``.
+
+    Containers and variables of ``mine`` stay the same objects where they can.
+    """
+    if not isinstance(told, dict):
+        return told.copy() if isinstance(told, np.ndarray) else told
+    ((kind, items),) = told.items()
+    if kind == "scalar":
+        return np.asarray(items)[()]
+    if kind == "tensor":
+        return tf.constant(items)
+    if kind == "variables":
+        for variable, value in zip(variables_of(mine) or [], items, strict=False):
+            plain(variable).assign(value)
+        return mine
+    if kind == "dict":
+        return _put_dict(items, mine)
+    old = list(mine) if isinstance(mine, (list, tuple)) and len(mine) == len(items) else None
+    new = [put(item, old[i] if old else None) for i, item in enumerate(items)]
+    if kind == "tuple" or not isinstance(mine, _CONTAINERS[kind]):
+        return _CONTAINERS[kind](new)
+    mine.clear()
+    if kind == "set":
+        mine.update(new)
+    else:
+        mine.extend(new)
+    return mine
+
+
+def _put_dict(items: list[Any], mine: Any) -> Any:
+    old = dict(mine) if isinstance(mine, dict) else {}
+    keys = [put(key, None) for key, _ in items]
+    new = {key: put(item, old.get(key)) for key, (_, item) in zip(keys, items, strict=True)}
+    if not isinstance(mine, dict):
+        return new
+    mine.clear()
+    mine.update(new)
+    return mine
+
+
+def fingerprint(told: Any) -> Any:
+    """What is equal for two values of :func:`taken` when they are; with no array in it."""
+    if isinstance(told, np.ndarray):
+        return ("array", told.dtype.name, told.shape, zlib.crc32(bytes_of(told).data))
+    if isinstance(told, dict):
+        return {kind: fingerprint(items) for kind, items in told.items()}
+    if isinstance(told, list):
+        return [fingerprint(item) for item in told]
+    return repr(told)  # nan is equal to itself here
+
+
+def is_small(told: Any) -> bool:
+    """Whether it costs little to keep it."""
+    return sum(array.nbytes for array in _arrays(told)) <= SMALL_BYTES
+
+
+def _arrays(told: Any) -> list[np.ndarray[Any, Any]]:
+    if isinstance(told, np.ndarray):
+        return [told]
+    items = told.values() if isinstance(told, dict) else told if isinstance(told, list) else ()
+    return [array for item in items for array in _arrays(item)]

@@ -1,0 +1,207 @@
+"""Callbacks of a Keras `fit`: their memories follow the job, rank 0 writes, all stop together."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from horovodrun import WORKER, HorovodrunTrial
+from jobs import SCRIPTS, Job, started
+from trial import trial
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+FIT = SCRIPTS / "keras_fit.py"
+START_S = 200.0  # TensorFlow takes its time to be imported
+PATIENCE = 9  # epochs after the first, for nothing improves
+
+
+def fault(tmp_path: Path, do: str, what: str, rank: int) -> tuple[Path, list[str]]:
+    """It strikes once the file is there."""
+    file = tmp_path / f"fault-{do}-{what}-{rank}"
+    return file, ["--fault", json.dumps({"file": str(file), "do": do, "what": what, "rank": rank})]
+
+
+@contextmanager
+def fit(
+    tmp_path: Path, zk_hosts: str, *words: str, np: int, max_np: int, options: Sequence[str] = ()
+) -> Iterator[Job]:
+    out, slow = tmp_path / "out", tmp_path / "slow"
+    out.mkdir(exist_ok=True)
+    slow.touch()
+    words = ("--out", str(out), "--slow", str(slow), *words)
+    with started(tmp_path, zk_hosts, FIT, *words, np=np, max_np=max_np, options=options) as job:
+        job.environment |= {"EDL_LOG": "INFO", "EDL_BACKOFF_MAX_S": "1"}
+        yield job
+
+
+def out(job: Job) -> Path:
+    return job.reports_in if isinstance(job, HorovodrunTrial) else job.directory / "out"
+
+
+def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
+    """What all workers tell alike at the end, two or more if their number is not given."""
+    (job.directory / "slow").unlink(missing_ok=True)
+    assert job.end(200.0) == 0, job.story("it failed")
+    reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
+    story = job.story(f"they differ: {json.dumps(reports, indent=1)}")
+    assert len(reports) == workers if workers else len(reports) > 1, story
+    for report in reports:
+        del report["rank"]
+    assert all(report == reports[0] for report in reports), story
+    assert reports[0]["ended"], story
+    return reports[0]
+
+
+def check_files(job: Job, epochs: int) -> None:
+    """Each epoch is in each file once, and the files are whole."""
+    files = out(job) / "files"
+    lines = (files / "log.csv").read_text().split()
+    assert lines[0].startswith("epoch,learning_rate,loss,mae"), lines
+    assert [line.split(",")[0] for line in lines[1:]] == [str(n) for n in range(epochs)], lines
+    for epoch in range(1, epochs + 1):
+        assert zipfile.ZipFile(files / f"{epoch:02d}" / "model.keras").testzip() is None
+    assert (files / "best" / "b.weights.h5").stat().st_size > 0
+    assert board(files / "board" / "train") == set(range(epochs))
+
+
+def board(directory: Path) -> set[int]:
+    """The epochs whose loss is in TensorBoard's files."""
+    script = (
+        "import sys, glob; from tensorflow.python.summary.summary_iterator import summary_iterator"
+        "\nfor path in glob.glob(sys.argv[1] + '/*'):"
+        "\n  for event in summary_iterator(path):"
+        "\n    for v in event.summary.value:"
+        "\n      if v.tag == 'epoch_loss': print(event.step)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(directory)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return {int(line) for line in done.stdout.split()}
+
+
+def shown(job: Job) -> list[int]:
+    """The epochs whose progress was shown, in order."""
+    return [int(n) for n in re.findall(r"Epoch (\d+)/20", job.output())]
+
+
+def test_memories_follow_a_join_and_rank_0_writes_through_its_death(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """A newcomer in the midst of an epoch; rank 0 dies when its files have an epoch's end."""
+    kill, words = fault(tmp_path, "kill", "end", rank=0)
+    with fit(tmp_path, zk_hosts, *words, np=2, max_np=3) as job:
+        job.wait(lambda now: now["epoch"] >= 1, "second epoch", START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        kill.touch()
+        told = ended(job, 2)
+        assert told["epochs"] == list(range(PATIENCE + 1))
+        assert told["wait"][:2] == [PATIENCE, PATIENCE]
+        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        assert told["own"][0] == PATIENCE + 1
+        check_files(job, PATIENCE + 1)
+        assert shown(job)[-1] == PATIENCE + 1, job.story("no progress at the end")
+        (stop,) = job.events("training_stopped")
+        assert "want to stop training" in stop["reason"]
+
+
+def test_all_leave_fit_where_one_wants_to_stop(tmp_path: Path, zk_hosts: str) -> None:
+    """In the midst of an epoch, while another dies in the step in which they hear of it."""
+    stop, words = fault(tmp_path, "stop", "batch", rank=1)
+    kill, more = fault(tmp_path, "kill", "next", rank=2)
+    stop.touch()
+    kill.touch()
+    with fit(tmp_path, zk_hosts, *words, *more, np=3, max_np=3) as job:
+        told = ended(job, 2)
+        assert told["epochs"] == [0]
+        assert told["steps"] == 4
+        assert len(told["history"]["loss"]) == 1
+        (event,) = job.events("training_stopped")
+        assert event["reason"] == (
+            "all workers stop training after step 4: w1 wants to stop training"
+        )
+
+
+def test_callbacks_of_rank_0_alone_are_refused(tmp_path: Path, zk_hosts: str) -> None:
+    with fit(tmp_path, zk_hosts, "--only-rank-0", np=2, max_np=2) as job:
+        assert job.end(START_S) != 0
+        output = job.output()
+        sentence = "w1 was not given ModelCheckpoint, unlike the others; give it to all workers"
+        assert f"[w1] edl: the Keras callbacks differ between workers: {sentence}" in output
+        assert re.search(rf"\[w0\] edl: .*{sentence}", output), job.story("w0 knows nothing")
+        assert "Traceback" not in output, output
+        assert not list((tmp_path / "out").glob("*.json"))
+        assert not list((tmp_path / "out" / "files").glob("*/*")), "it trained"
+
+
+@pytest.mark.long
+def test_deaths_at_the_end_of_an_epoch(tmp_path: Path, zk_hosts: str) -> None:
+    """Rank 0 dies as it sends its metrics, the next among its callbacks; then one wants to stop."""
+    first, words = fault(tmp_path, "kill", "metrics", rank=0)
+    second, more = fault(tmp_path, "kill", "hook", rank=0)
+    stop, last = fault(tmp_path, "stop", "hook", rank=1)
+    first.touch()
+    with fit(tmp_path, zk_hosts, *words, *more, *last, np=4, max_np=4) as job:
+        job.wait(lambda now: now["generation"] > 1 and now["epoch"] > 0, "a repair", START_S)
+        second.touch()
+        job.wait(lambda now: not second.exists() and now["epoch"] > 1, "another", START_S)
+        stop.touch()
+        told = ended(job)
+        epochs = len(told["epochs"])
+        assert told["epochs"] == list(range(epochs))
+        assert told["wait"][0] == epochs - 1
+        check_files(job, epochs)
+        (event,) = job.events("training_stopped")
+        assert re.search(r": w\d+ wants to stop training$", event["reason"])
+
+
+@pytest.mark.long
+def test_memories_are_in_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
+    """Resumed in the midst of an epoch, by more workers; the files go on."""
+    saved = ["--checkpoint", str(tmp_path / "saved")]
+    with fit(tmp_path, zk_hosts, *saved, np=1, max_np=1) as job:
+        job.wait(lambda now: now["epoch"] == 1 and now["epoch_done"] > 8, "epoch 1", START_S)
+        job.edl("stop")
+        assert job.end() == 0, job.story("it failed")
+    with fit(tmp_path, zk_hosts, *saved, np=2, max_np=2, options=["--resume"]) as job:
+        told = ended(job, 2)
+        assert job.events("resumed")[0]["step"] > 24
+        assert told["epochs"] == list(range(PATIENCE + 1))
+        assert told["wait"][:2] == [PATIENCE, PATIENCE]
+        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        assert told["own"][0] == PATIENCE + 1
+        check_files(job, PATIENCE + 1)
+
+
+class FitTrial(HorovodrunTrial):
+    script = FIT
+    shield = WORKER
+
+    def words(self) -> list[str]:
+        return ["--out", str(self.reports_in), "--slow", str(self.slow), *self.more]
+
+
+@pytest.mark.long
+def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
+    """A newcomer, and the death of rank 0 at the end of an epoch; it is started again."""
+    kill, words = fault(tmp_path, "kill", "end", rank=0)
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=FitTrial, more=words) as job:
+        job.wait(lambda now: now["epoch"] >= 1, "second epoch", START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        kill.touch()
+        job.wait(lambda now: now["generation"] > 2, "a repair", START_S)
+        told = ended(job)
+        assert told["wait"][:2] == [PATIENCE, PATIENCE]
+        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        check_files(job, PATIENCE + 1)
