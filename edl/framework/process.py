@@ -6,7 +6,6 @@ its framework needs.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 from edl import config
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
+from edl.framework import ending
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.ring import Collectives
 
@@ -56,7 +56,8 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
     worker = Worker(settings_now, collectives())
     if settings_now.job is not None:
         _leave_on_sigterm(worker)
-    atexit.register(worker.close)
+        ending.arm()
+    ending.Closing(worker.close, worker.ring.break_, settings_now.save_timeout_s).start()
     worker.start()
     _worker = worker
 
@@ -258,6 +259,7 @@ def _speak_in_sentences() -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
+        ending.fails()
         error = _hidden_in(error) or error
         if isinstance(error, EdlError):
             logger.debug("", exc_info=(kind, error, trace))
