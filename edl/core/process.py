@@ -117,7 +117,7 @@ class Process:
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
             return what + (f"; its last line: {self.last_line}" if self.last_line else "")
-        if self._told_before:
+        if self.told is not None:
             return f"{what}: it was ended by its launcher: {self.why}"
         if self.evicted:
             return f"{what}: the leader had given it up: {self.evicted}"
