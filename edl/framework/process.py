@@ -6,7 +6,6 @@ its framework needs.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 from edl import config
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
+from edl.framework import ending
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.ring import Collectives
@@ -62,7 +62,8 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
     if settings_now.job is not None:
         free_all_forks()
         _leave_on_sigterm(worker)
-    atexit.register(worker.close)
+        ending.arm()
+    ending.Closing(worker.close, worker.ring.break_, settings_now.save_timeout_s).start()
     worker.start()
     _worker = worker
 
@@ -279,6 +280,7 @@ def _speak_in_sentences() -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
+        ending.fails()
         error = _hidden_in(error) or error
         if isinstance(error, EdlError):
             logger.debug("", exc_info=(kind, error, trace))
