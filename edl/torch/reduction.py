@@ -74,6 +74,7 @@ class GradientReduction:
         while True:
             try:
                 self._reduce()
+                points.reached("averaged")
                 break
             except RingBroken as error:
                 superseded = worker.recover(error)
