@@ -262,6 +262,7 @@ class GradientReduction:
         if self._broken is not None:
             raise self._broken
         averages = {p: self._wait(flight.handle) for p, flight in self._in_flight.items()}
+        points.reached("averaged")
         self._check_unchanged()
         self._in_flight.clear()
         correction = average_correction(worker.batch_size, len(records), total)

@@ -13,9 +13,9 @@ A group is armed when all groups before it have struck. A fault:
     size    how many workers the ring must have at least
             (after and size are asked of workers in the ring only)
     signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
-            does; or MISS, with the point "averaged" of PyTorch: it has not got the averages that
-            the others have, as if the ring had broken just then; or with "told", the answer of an
-            exchange between two steps
+            does; or MISS, with the point "averaged": it has not got the averages that the others
+            have, as if the ring had broken just then; or with "told", the answer of an exchange
+            between two steps
 
 Otherwise hooks only look and kill: what a worker does is not changed.
 """
@@ -93,19 +93,6 @@ def strike(point):
         return
 
 
-def watch_averages():
-    """Make a point of the instant at which PyTorch's averages are there, inside of their try."""
-    from edl.torch.reduction import GradientReduction
-
-    reduce = GradientReduction._reduce
-
-    def reduce_and_strike(self):
-        reduce(self)
-        strike("averaged")
-
-    GradientReduction._reduce = reduce_and_strike
-
-
 def watch_exchanges():
     """Make a point of the instant at which the answer of an exchange is there."""
     from edl.ring.ring import Ring
@@ -122,8 +109,6 @@ def watch_exchanges():
 
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
 points.subscribe(strike)
-if any(fault["point"] == "averaged" for group in GROUPS for fault in group):
-    watch_averages()
 if any(fault["point"] == "told" for group in GROUPS for fault in group):
     watch_exchanges()
 sys.argv[0] = str(COUNTING)
