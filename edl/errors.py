@@ -32,6 +32,8 @@ Messages say what happened, with the numbers, and what to do next; the CLI print
 
 from __future__ import annotations
 
+REFUSED_EXIT = 78  # sysexits.h: of a script that no other start of the same command would help
+
 
 class EdlError(Exception):
     """Base of all errors that edl raises on purpose."""

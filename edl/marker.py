@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 MARKER = "edl_edits.json"  # beside horovod/__init__.py, in the wheel
+EDL_CALLS = "edl_calls"  # attribute of HorovodBasics: it is edl that calls init(), not the script
 ADDRESS = "ring-at-the-address"  # the edit that lets a ring be at any address of its host
 
 

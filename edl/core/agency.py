@@ -44,6 +44,7 @@ from edl.core.process import (
     seen,
 )
 from edl.core.wording import verb, workers
+from edl.errors import REFUSED_EXIT
 
 SETTLE_S = 1.0  # a place left by a worker stays free this long before somebody else gets it
 KILL_S = 5.0  # from SIGTERM to SIGKILL
@@ -259,6 +260,9 @@ def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     mute = [p for p in processes if p.exit_code == 0 and p.worker is None and p.told is None]
     if mute:
         return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
+    refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
+    if refused:
+        return Outcome(JobState.FAILED, refused[0].last_line, REFUSED_EXIT)
     failed = [p for p in processes if p.failed]
     others = _others(snapshot, own)
     first_died = not any(p.ready for p in processes) and all(

@@ -376,7 +376,7 @@ def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:
         return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
     if process.failed and not snapshot.members:
         code = process.exit_code or 1
-        reason = f"{own.script} {how(code)} before joining the job; see its output"
+        reason = f"{own.script} {how(code)} before joining the job; {last_words(process)}"
         return Outcome(JobState.FAILED, reason, exit_status(code))
     return None
 

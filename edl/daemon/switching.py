@@ -447,6 +447,8 @@ class Switching:
         # After a break nobody knows who else is left: then everybody saves.
         last = not generation.seats and (self._ring.place.rank == 0 or not self._ring.is_open)
         self._ring.close()
+        if not generation.seats:  # whoever saves does not hang, although it completes no step
+            self._daemon.set_stage(Stage.LEAVING)
         if last:
             self._durability.save_last()
         self._durability.settle()

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.errors import BuildError
-from edl.marker import ADDRESS, MARKER
+from edl.errors import REFUSED_EXIT, BuildError
+from edl.marker import ADDRESS, EDL_CALLS, MARKER
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ NO_GIL = "sending-without-the-gil"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
 GRADIENTS = "gradients-outlive-the-ring"
+OWN_INIT = "own-init-is-an-error"
 MARK = "marker"
 
 LOST_WITHOUT = {
@@ -65,6 +66,7 @@ LOST_WITHOUT = {
     ADDRESS: "the host's name must resolve, or workers crash; of an interface with several "
     "addresses the ring takes the first",
     GRADIENTS: "TensorFlow's gradients are sent after backward, not while it computes",
+    OWN_INIT: "a script that still imports horovod trains in each worker alone, unnoticed",
     MARK: "",
 }
 """What edl cannot promise on a Horovod without the edit; empty: nothing, once it is built."""
@@ -75,6 +77,12 @@ _TENSORFLOW_OPS = "horovod/tensorflow/mpi_ops.cc"
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 _CXX20_REASON = (
     "PyTorch >= 2.1 needs C++17; the headers of PyTorch 2.13 and TensorFlow 2.21 need C++20"
+)
+
+_OWN_INIT_SENTENCE = (
+    "edl: this script calls horovod's init() under `edl run`, and each worker would train alone, "
+    "as rank 0 of 1; write `import edl.torch as hvd` in place of `import horovod.torch as hvd` (or "
+    "edl.tensorflow, edl.tensorflow.keras)"
 )
 
 EDITS: tuple[Edit, ...] = (
@@ -517,6 +525,20 @@ std::chrono::milliseconds GetTimeoutFromEnv() {
         anchor="  GLOO_ENFORCE_NE(rv, -1);\n  struct addrinfo* rp;\n",
         replacement='  GLOO_ENFORCE_EQ(rv, 0, attr.hostname, ": ", gai_strerror(rv));\n'
         "  struct addrinfo* rp;\n",
+    ),
+    Edit(
+        name=OWN_INIT,
+        file="horovod/common/basics.py",
+        reason="a launcher of edl tells Horovod nothing, so a script that calls init() by itself "
+        "would train in each worker, as rank 0 of 1, and all would write the same files; edl says "
+        "when it is the one that calls (edl.framework.horovod)",
+        anchor="        if comm is None:\n            comm = []\n",
+        replacement="        if (os.environ.get('EDL_LAUNCH')\n"
+        f"                and not getattr(HorovodBasics, {EDL_CALLS!r}, False)):\n"
+        "            import sys\n"
+        f"            print({_OWN_INIT_SENTENCE!r}, file=sys.stderr, flush=True)\n"
+        f"            raise SystemExit({REFUSED_EXIT})\n"
+        "        if comm is None:\n            comm = []\n",
     ),
 )
 

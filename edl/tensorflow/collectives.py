@@ -28,6 +28,7 @@ from tensorflow.python.eager import context
 
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
+from edl.framework.horovod import call_init
 from edl.framework.message import broadcast_message
 from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
@@ -61,7 +62,7 @@ class TensorFlowCollectives:
 
     def init(self) -> None:
         try:
-            hvd.init()
+            call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
             raise CollectiveFailed(str(error)) from error
         # Horovod registers this anew at every init; one worker may see hundreds of them.

@@ -16,6 +16,7 @@ from horovod.torch import mpi_ops
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
 from edl.errors import UsageError
+from edl.framework.horovod import call_init
 from edl.framework.message import broadcast_message
 from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
@@ -48,7 +49,7 @@ class TorchCollectives:
 
     def init(self) -> None:
         try:
-            hvd.init()
+            call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
             raise CollectiveFailed(str(error)) from error
         # Horovod registers this anew at every init; one worker may see hundreds of them.

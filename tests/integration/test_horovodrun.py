@@ -148,6 +148,41 @@ def test_when_all_workers_die_without_a_checkpoint_the_job_has_failed(
         assert "there is no checkpoint to resume from" in job.output()
 
 
+def test_a_slot_that_keeps_failing_stays_empty(tmp_path: Path, zk_hosts: str) -> None:
+    """Its edl-worker stays: the driver would bar the host. Each end is told, with its last line."""
+    script = tmp_path / "failing.py"
+    script.write_text(
+        "import os, runpy, sys\n"
+        "if os.environ['EDL_SLOT'] == '1':\n"
+        "    sys.argv += ['--fail-at', '20']\n"
+        "    if os.path.exists('failed'):\n"
+        "        raise ValueError('the disk is full')\n"
+        "    open('failed', 'w').close()\n"
+        "    print('[2026-11-21 19:21:26.287: W horovod/common/x.cc:1] noise', file=sys.stderr)\n"
+        f"runpy.run_path({str(STANDIN)!r}, run_name='__main__')\n"
+    )
+    with trial(
+        tmp_path,
+        zk_hosts,
+        np=2,
+        kind=StandinTrial,
+        script=script,
+        environment={"EDL_MAX_RESTARTS": "1"},
+    ) as job:
+        now = job.wait(lambda now: now["slots_given_up"], "end of the crash loop", SLOW_S)
+        assert list(now["slots_given_up"]) == ["localhost:1"]
+        job.wait(lambda now: len(now["members"]) == 1, "one worker")
+        fails = job.events("worker_failed")
+        job.edl("stop")
+        assert job.end() == 0
+        (exited,) = job.events("worker_exited")
+    assert [(f["exit_code"], f["slot"], f["last_line"]) for f in fails] == [
+        (3, 1, ""),
+        (1, 1, "ValueError: the disk is full"),
+    ]
+    assert (exited["exit_code"], exited["slot"]) == (0, 0)
+
+
 def test_what_a_wrapper_has_started_dies_with_it(tmp_path: Path, zk_hosts: str) -> None:
     """Else two would train in one slot."""
     shield = (*WORKER, "bash", "-c", '"$@"; exit $?', "wrapper")  # bash stays: it does not exec

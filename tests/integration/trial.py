@@ -57,6 +57,7 @@ class Trial(Job):
         self.environment = {
             "EDL_SESSION_TIMEOUT_S": str(self.session_s),
             "EDL_BACKOFF_MAX_S": "1",
+            "EDL_MAX_RESTARTS": "1000",  # faults may strike the same slot again and again
             "EDL_LOG": "INFO",
             **self.environment,
         }

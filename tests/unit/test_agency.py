@@ -33,6 +33,7 @@ from edl.core.process import (
     exit_status,
     how,
 )
+from edl.errors import REFUSED_EXIT
 
 NOW = 1000.0
 JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
@@ -312,6 +313,13 @@ def test_a_script_without_init() -> None:
     assert outcome is not None
     assert outcome.reason == "train.py ended without calling edl.init()"
     assert outcome.exit_code == 1
+
+
+def test_a_script_that_was_refused_fails_the_job_at_once() -> None:
+    refused = died(0, REFUSED_EXIT, last_line="edl: this script calls horovod's init()")
+    outcome = decide(snapshot(2), own(refused, process(1)), NOW).outcome
+    assert outcome is not None
+    assert (outcome.reason, outcome.exit_code) == (refused.last_line, REFUSED_EXIT)
 
 
 def test_a_silent_script_fails_the_job_only_before_its_first_ring() -> None:
