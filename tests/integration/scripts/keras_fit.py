@@ -112,7 +112,8 @@ keras.utils.set_random_seed(1 + edl.rank())
 data = np.linspace(-1, 1, 96, dtype=np.float32)[:, None]
 dataset = edl.Dataset((data, 3 * data + 1), 4, shuffle=True)
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-model.compile(edl.Optimizer(keras.optimizers.SGD(0.05, momentum=0.9)), "mse", metrics=["mae"])
+sgd = keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.9)
+model.compile(edl.Optimizer(sgd), "mse", metrics=["mae"])
 if args.checkpoint:
     edl.checkpoint(args.checkpoint, every_s=2.0)
 
@@ -133,6 +134,7 @@ files.mkdir(parents=True, exist_ok=True)
 if args.only_rank_0:
     writing = writing[1:2] if edl.rank() == 0 else []
 callbacks = [
+    keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
     plateau,
     keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
     faults,
