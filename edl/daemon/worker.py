@@ -126,6 +126,7 @@ class Worker:
             WorkerEvicted: it was given up: what it has trained is not the job's.
         """
         self._mailbox.check()
+        self._drop_step()
         self._finished = True
         if self._switching is None or self._daemon is None:
             self._durability.save_last()
@@ -283,6 +284,7 @@ class Worker:
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
+        self._drop_step()
         self._position.next_epoch()
 
     def begin(self) -> None:
@@ -501,6 +503,22 @@ class Worker:
                 raise
             self._switching.repair(error, began)
             return [mine]
+
+    def _drop_step(self) -> None:
+        """The script has left its loop with a batch in hand: let its record arrive, at least.
+
+        For the next one has the same name. If only this worker has left, the others wait for its
+        gradients meanwhile: see :func:`edl.core.stall.judge`.
+        """
+        if self.rehearsing or self._position.superseded:
+            return
+        while self._position.open:
+            try:
+                self.records()
+                return
+            except RingBroken as error:
+                if self.recover(error):
+                    self.end_step()
 
     def _send_record(self) -> None:
         """Send this worker's row; that the ring is broken may only show in :meth:`records`."""

@@ -26,6 +26,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.eager import context
 
+from edl.core.stall import FOR_GRADIENTS
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
 from edl.framework.message import broadcast_message
@@ -34,7 +35,7 @@ from edl.ring.ring import CollectiveFailed
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {tf.bfloat16: tf.float32}
-WAITING = "waiting for the gradients of the others"
+WAITING = FOR_GRADIENTS
 _TAIL = re.compile(r" \[Op:\w*\] ?(name: .*)?$")  # what TensorFlow adds to a message
 
 

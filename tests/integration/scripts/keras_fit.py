@@ -26,7 +26,7 @@ keras = tf.keras
 options = argparse.ArgumentParser()
 options.add_argument("--out", type=Path, required=True)
 options.add_argument("--slow", type=Path, help="a batch takes a while as long as this exists")
-options.add_argument("--delay", type=float, default=0.8)
+options.add_argument("--delay", type=float, default=1.5)
 options.add_argument("--epochs", type=int, default=20)
 options.add_argument("--patience", type=int, default=9)
 options.add_argument("--checkpoint", type=Path)
