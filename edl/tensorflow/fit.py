@@ -184,12 +184,15 @@ class _Last(keras.callbacks.Callback):
         assert self._training.replica is not None
         if self.states.begun == epoch:
             self._entered = self._training.replica.state()
+            # What a callback had not made yet when the state came, it may make now.
+            self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         entered, self._entered = self._entered, None
         if entered is not None:
             assert self._training.replica is not None
             self._training.replica.load(entered, Receive.ALL)
+            self.states.received = {}
         self.states.begun = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -372,17 +372,38 @@ assert edl.step() == 4
 """,
         "",
     ),
+    "what workers tell each other at the end of an epoch": (
+        """
+from edl.errors import UsageError
+from edl.tensorflow.keras_callbacks.agreement import Met, end_row, job_metrics, met, metrics_row
+rows = [metrics_row(w, n, {"loss": x}) for w, n, x in ((4, 30, 1.0), (0, 10, 5.0), (2, 0, np.nan))]
+assert job_metrics(rows, ["loss"]) == {"loss": 2.0}
+odd = metrics_row(7, 1, {"loss": 1.0, "val_loss": 2.0})
+assert len(odd) == len(rows[0])
+try:
+    job_metrics([*rows, odd], ["loss"])
+except UsageError as error:
+    assert "the metrics of w7 are not those of w4" in str(error)
+else:
+    raise AssertionError("a mean of unlike things")
+assert met([end_row(4, False, True), end_row(0, False, False)]) == Met("", True)
+assert met([end_row(4, True, False), end_row(0, True, False)]) == Met(
+    "w0 and w4 want to stop training", False
+)
+""",
+        "",
+    ),
     "what callbacks remember": (
         """
 from collections import Counter, deque
 from edl.tensorflow.keras_callbacks.memory import CallbackStates, _Memory
-from edl.tensorflow.keras_callbacks.values import fingerprint, put, taken
+from edl.tensorflow.keras_callbacks.values import NoData, fingerprint, put, taken
 mean = keras.metrics.Mean()
 mean.update_state([1.0, 3.0])
 some = {
     "a": [1, 2.5, None, "x", b"y", True, (1, [2])], 3: {1, 2}, "d": deque([1, 2], maxlen=3),
     "n": np.float32(0.5), "z": np.arange(3), "t": tf.constant([1.0]), "v": tf.Variable(4.0),
-    "m": mean, "c": Counter("aab"), (1, 2): float("nan"),
+    "m": mean, "k": keras.Variable(1.0), "c": Counter("aab"), (1, 2): float("nan"),
 }
 told = taken(some)
 some["a"].append(1), some["z"].__setitem__(0, 9), some["v"].assign(5.0), mean.reset_state()
@@ -392,6 +413,10 @@ put(told, some)
 assert fingerprint(told) == fingerprint(taken(some)), some
 assert kept == (some["v"], some["d"], some["m"], some["c"]) and some["d"].maxlen == 3
 assert float(some["v"]) == 4.0 and float(mean.result()) == 2.0 and some["n"].dtype == np.float32
+for odd in (object(), np.array(["text"]), np.array([None]), [open]):
+    try: taken(odd)
+    except NoData: continue
+    raise AssertionError(odd)
 fresh = put(told, None)
 assert fresh["a"] == some["a"] and fresh[3] == {1, 2} and fresh["t"].numpy() == [1.0]
 

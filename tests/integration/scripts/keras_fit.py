@@ -73,6 +73,8 @@ class Faults(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.begun += 1
+        if epoch == 0 or not hasattr(self, "late"):
+            self.late = tf.Variable(0)
 
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 3:
@@ -80,6 +82,7 @@ class Faults(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.seen["batches"] += 1
+        self.late.assign(edl.step())
         if self.begun > 1 and args.slow and args.slow.exists():
             time.sleep(args.delay)
         if batch == 2 and strike("batch"):
@@ -155,7 +158,7 @@ told = {
     "wait": [stopping.wait, stopping.stopped_epoch, stopping.min_delta, plateau.wait],
     "best": [stopping.best, stopping.best_epoch, plateau.best, plateau.min_delta],
     "own": [faults.begun, sorted(faults.seen["epochs"]), faults.losses.tolist()],
-    "mean": float(faults.mean.numpy()),
+    "mean": [float(faults.mean.numpy()), int(faults.late.numpy())],
     "ended": faults.ended,
 }
 (args.out / f"{os.getpid()}.json").write_text(json.dumps(told))
