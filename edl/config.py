@@ -60,6 +60,7 @@ class Config:
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
     chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for rehearsals
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
+    max_restarts: int = 10  # of a slot whose workers fail, without 60 s in the ring in between
 
     stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
     stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
@@ -75,6 +76,10 @@ class Config:
                 raise ConfigError(
                     one.name, f"{one.name} is {value:g}; it must be a positive time in seconds"
                 )
+        if self.max_restarts < 0:
+            raise ConfigError(
+                "max_restarts", f"max_restarts is {self.max_restarts}; it must not be negative"
+            )
         if ":" in self.address:
             raise ConfigError(
                 "address", f"address is {self.address}; Horovod's rendezvous client knows IPv4 only"

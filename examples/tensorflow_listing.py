@@ -63,8 +63,12 @@ obj = opt.minimize(loss)
 named = tf.argmax(network(tf.constant(images[test].reshape(-1, 64))), axis=1)
 with edl.Session() as s:  # tf.compat.v1.Session that knows the job
     while not s.Done():
-        s.run(obj)
+        _, value = s.run([obj, loss])
         time.sleep(args.step_delay)
         edl.notify_batch_end()
+        if edl.step() % 100 == 0:
+            mean = edl.mean(value)  # over all workers' samples in this step
+            if edl.rank() == 0:
+                print(f"step {edl.step()} loss {mean:.3f}", flush=True)
     if edl.rank() == 0:
         print(f"accuracy {np.mean(s.run(named) == labels[test]):.3f} steps {edl.step()}")

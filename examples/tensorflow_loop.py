@@ -81,11 +81,15 @@ def accuracy():
 # that builds the graph while the others train. Nothing of it counts, and its rank is never 0.
 for epoch in dataset.epochs(args.epochs):  # (edl)
     for x, y in dataset:
-        train_step(x, y)
+        loss = train_step(x, y)
         if args.step_delay:
             time.sleep(args.step_delay)
+    last = edl.mean(loss)  # (edl) of all workers' samples in the epoch's last step
     if edl.rank() == 0:
-        print(f"epoch {epoch} accuracy {accuracy():.3f} workers {edl.size()}", flush=True)
+        print(
+            f"epoch {epoch} loss {last:.3f} accuracy {accuracy():.3f} workers {edl.size()}",
+            flush=True,
+        )
 
 if edl.rank() == 0:
     print(f"accuracy {accuracy():.3f} epochs {args.epochs} steps {edl.step()}", flush=True)

@@ -115,8 +115,12 @@ for epoch in loader.epochs(args.epochs):  # (edl)
             time.sleep(args.step_delay)
         optimizer.step()  # (edl) workers join and leave in here
     scheduler.step()
+    last = edl.mean(loss)  # (edl) of all workers' samples in the epoch's last step
     if edl.rank() == 0:
-        print(f"epoch {epoch} accuracy {accuracy():.3f} workers {edl.size()}", flush=True)
+        print(
+            f"epoch {epoch} loss {last:.3f} accuracy {accuracy():.3f} workers {edl.size()}",
+            flush=True,
+        )
 
 log_digest()
 if edl.rank() == 0:

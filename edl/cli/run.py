@@ -41,7 +41,7 @@ POLL_S = 0.5  # for the end of a job that stops
 # What all hosts with --or-join have to ask for alike. --resume is for who starts the job.
 _ALIKE = (
     *("command", "cwd", "min_np", "max_np"),
-    *("elastic_timeout_s", "save_timeout_s", "stall_limit_s", "chaos"),
+    *("elastic_timeout_s", "save_timeout_s", "stall_limit_s", "max_restarts", "chaos"),
 )
 
 
@@ -114,6 +114,17 @@ def run(
             show_default=False,
         ),
     ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-restarts",
+            metavar="N",
+            help="How often a slot whose workers fail is started again, after pauses of 1, 2, 4, "
+            "... 30 s; 60 s in the ring begin the count anew. Then the job goes on without it, or "
+            "fails if --min-np needs it. Default: 10.",
+            show_default=False,
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Train COMMAND with -np workers; others may join and leave while it runs.
@@ -127,6 +138,7 @@ def run(
         zookeeper=zookeeper,
         elastic_timeout_s=elastic_timeout_s,
         stall_limit_s=stall_limit_s,
+        max_restarts=max_restarts,
         resume=str(resume_from.absolute()) if resume_from else ("1" if resume else None),
     )
     if resume_from is not None and not resume_from.is_dir():
@@ -163,6 +175,7 @@ def run(
         elastic_timeout_s=settings.elastic_timeout_s,
         save_timeout_s=settings.save_timeout_s,
         stall_limit_s=settings.stall_limit_s or 0.0,
+        max_restarts=settings.max_restarts,
         chaos=chaos or settings.chaos,
     )
     here = this_host(settings, slots, hosts)

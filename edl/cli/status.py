@@ -96,6 +96,8 @@ def table(facts: Mapping[str, Any]) -> RenderableType:
     }
     for worker, reason in list(facts["given_up"].items())[-GIVEN_UP_SHOWN:]:
         rows[f"{worker} given up"] = reason
+    for slot, reason in facts["slots_given_up"].items():
+        rows[f"slot {slot} given up"] = reason
     for name, value in rows.items():
         head.add_row(name, Text(str(value)))
     if not facts["members"]:

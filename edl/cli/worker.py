@@ -138,6 +138,7 @@ def _create(
         elastic_timeout_s=settings.elastic_timeout_s,
         save_timeout_s=settings.save_timeout_s,
         stall_limit_s=settings.stall_limit_s or 0.0,
+        max_restarts=settings.max_restarts,
         chaos=settings.chaos,
         driver=slot.driver,
     )

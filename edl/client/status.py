@@ -46,9 +46,16 @@ def summary(snapshot: Snapshot, zookeeper: str) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "command": list(job.command),
         "given_up": {f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
+        "slots_given_up": _slots_given_up(snapshot),
         "zookeeper": zookeeper,
         "away": "",  # with --watch: why ZooKeeper does not answer
     }
+
+
+def _slots_given_up(snapshot: Snapshot) -> dict[str, str]:
+    """Slots in which no worker is started any more, as ``host:slot``, and why."""
+    told = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.given_up.items()}
+    return told | {f"{s.host}:{s.slot}": s.given_up for s in snapshot.slots if s.given_up}
 
 
 def _reason(snapshot: Snapshot) -> str:

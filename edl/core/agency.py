@@ -12,8 +12,12 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
    itself ended with errors, or when this happens again without progress.
 5. A worker that the leader has given up is ended, and so is one that was never in a ring and has
    left ZooKeeper for long: it is frozen, and no leader knows of it. So is one that has not joined
-   yet when its host leaves the job.
-6. What the plan lacks is started, each slot with a back-off that grows with its failures.
+   yet when its host leaves the job. One whose script has ended, or that the leader knows is gone,
+   ends by itself; it is killed when it does not.
+6. What the plan lacks is started, each slot with a back-off that grows with its failures. A slot
+   that fails more often than that is given up: the plan is lowered by its worker, and the job
+   goes on with the others. Below ``min_np`` another free slot takes its place; without one the job
+   has FAILED. Whoever raises the plan again lets such a slot begin anew, after all others.
 
 An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
 So a worker that leaves, or was taken out, no longer counts, and only a lasting lack of workers is
@@ -22,84 +26,35 @@ filled again: the plan is lowered in the same moment, and the two are not read i
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edl.core.death import GONE
 from edl.core.facts import Generation, Job, JobState, Member, Snapshot, Stage
+from edl.core.placement import without_slot
+from edl.core.process import (
+    BACKOFF_MAX_S,
+    EXIT_S,
+    GONE_S,
+    Process,
+    exit_status,
+    how,
+    how_all,
+    last_words,
+    seen,
+)
+from edl.core.wording import verb, workers
 
 SETTLE_S = 1.0  # a place left by a worker stays free this long before somebody else gets it
 KILL_S = 5.0  # from SIGTERM to SIGKILL
 STOP_S = 30.0  # for a ring to end after `edl stop`
+STUCK_S = 5.0  # the same while it completes no step, and for five usual steps; nothing is lost then
+STUCK_STEPS = 5
 LEADERLESS_S = 10.0  # the same without a leader; longer than an election by session expiry
 FINISH_S = 600.0  # for what a script does after its training: evaluate, save, upload
-BACKOFF_MAX_S = 30.0
 RESTARTS = 3  # how often a job may lose all its workers without a new checkpoint in between
-UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
-UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
 LOST_S = 10.0  # the same for those of other hosts, when all of ours have died
-TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
-
-
-@dataclass(frozen=True)
-class Process:
-    """One start of one worker process, as its agent has seen it. Times by the agent's clock."""
-
-    slot: int
-    launch: str
-    started: float
-    failures: int = 0  # failed starts in a row in this slot before this one
-    worker: int | None = None  # id of its member, once it was seen
-    ready: bool = False  # its member has been ready, or further
-    seated: bool = False  # it has had a seat in a generation
-    departing: float | None = None  # since when it leaves, has finished, or was taken out
-    absent: float | None = None  # since when it has no node in ZooKeeper, which it had
-    told: float | None = None  # since when it is being ended by the agent
-    exit_code: int | None = None  # None: it runs; -9: killed by signal 9
-    exited: float | None = None
-    last_line: str = ""  # of its output, known when it has exited
-
-    @property
-    def alive(self) -> bool:
-        return self.exit_code is None
-
-    @property
-    def failed(self) -> bool:
-        """It ended with an error or without ever joining, and not because the agent ended it."""
-        if self.exit_code is None or self.told is not None:
-            return False
-        return self.exit_code != 0 or self.worker is None
-
-    @property
-    def crashed(self) -> bool:
-        """A signal killed it that was not the agent's, whether or not the leader has seen it, too.
-
-        The leader may have given it up for that before the agent knew: then it has not ``failed``.
-        """
-        code = self.exit_code or 0
-        ours = self.told is not None and self.told < (self.exited or 0.0)
-        return code < 0 and code != UNKNOWN_EXIT and not ours
-
-    def failed_late(self, finished: float) -> bool:
-        """It ended with an error after the job had ``finished``, or was about to.
-
-        Who died while it trained was replaced, or was not needed any more: that is no failure.
-        """
-        over = self.departing is not None or (self.exited or 0.0) >= finished
-        return self.failed and bool(self.exit_code) and self.seated and over
-
-    @property
-    def name(self) -> str:
-        return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"
-
-    @property
-    def failures_now(self) -> int:
-        """Failures in a row in this slot, this process included."""
-        if not self.failed:
-            return 0 if self.exit_code == 0 else self.failures
-        trained = self.seated and (self.exited or 0.0) - self.started >= TRAINED_S
-        return 1 if trained else self.failures + 1
 
 
 @dataclass(frozen=True)
@@ -124,6 +79,8 @@ class Own:
     script: str = "the script"  # for messages
     draining: bool = False  # the host is about to leave the job
     losses: tuple[Loss, ...] = ()
+    stepped: float = 0.0  # when the job's step was last seen to change
+    ended: frozenset[int] = frozenset()  # workers of which some agent has told how they ended
 
 
 @dataclass(frozen=True)
@@ -141,6 +98,16 @@ class Ending:
 
     launch: str
     kill: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Give up a slot after the end of the process ``launch``; the plan without it is ``plan``."""
+
+    launch: str
+    slot: int
+    plan: Mapping[str, int]
     reason: str
 
 
@@ -163,29 +130,23 @@ class Decision:
     outcome: Outcome | None = None
     warnings: tuple[str, ...] = ()
     end: bool = False
-
-
-def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
-    """A ``process`` that the system could not start: it has failed, as one that died at once.
-
-    That is its host's trouble (memory, processes, a disk that is full), not the job's: it is tried
-    again after the pause of its slot, and the others train on.
-    """
-    line = f"cannot start {' '.join(command)}: {error.strerror or error}"
-    return replace(process, exit_code=UNSTARTED_EXIT, exited=process.started, last_line=line)
+    give_up: GiveUp | None = None
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """The processes with what ZooKeeper says of them; those that matter no more are dropped.
+    """The processes with what ZooKeeper says of them."""
+    return tuple(seen(process, snapshot, now) for process in processes)
+
+
+def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process, ...]:
+    """The processes without those that matter no more.
 
     An exited process matters while it is the last of its slot (for the back-off) or has a seat
     in the current generation (for the end of the job).
     """
     seats = snapshot.generation.members if snapshot.generation else ()
-    by_launch = {m.launch: m for m in snapshot.members}
-    seen = [_observe(p, by_launch.get(p.launch), snapshot, now) for p in processes]
-    last = {p.slot: p.launch for p in sorted(seen, key=lambda p: p.started)}
-    return tuple(p for p in seen if p.alive or last[p.slot] == p.launch or (p.worker in seats))
+    last = {p.slot: p.launch for p in sorted(processes, key=lambda p: p.started)}
+    return tuple(p for p in processes if p.alive or last[p.slot] == p.launch or p.worker in seats)
 
 
 def record_loss(
@@ -210,6 +171,14 @@ def record_loss(
 
 def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
     """The agent's next act, or none, with the reason. ``now``: the agent's monotonic clock."""
+    decision = _decide(snapshot, own, now)
+    told = {ending.launch for ending in decision.endings}
+    lingering = [p for p in own.processes if p.alive and p.launch not in told and lingers(p)]
+    late = _end(lingering, now, "")
+    return replace(decision, endings=decision.endings + late)
+
+
+def _decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
     state = snapshot.job.state
     if state.over:
         return _wind_down(snapshot, own, now)
@@ -219,62 +188,6 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
     if outcome:
         return Decision(outcome.reason, outcome=outcome)
     return _keep(snapshot, own, now)
-
-
-def exit_status(code: int) -> int:
-    """A shell's exit status for a process's exit code: 128 + n for signal n."""
-    if code == UNKNOWN_EXIT:
-        return 1
-    return 128 - code if code < 0 else code
-
-
-def how(code: int) -> str:
-    """An exit code in words."""
-    if code == UNKNOWN_EXIT:
-        return "ended (an earlier agent had started it, so how is not known)"
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with code {code}"
-
-
-def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
-    """How long a slot waits before its next start: 1, 2, 4, ... 30 s."""
-    return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))
-
-
-def _observe(process: Process, member: Member | None, snapshot: Snapshot, now: float) -> Process:
-    generation = snapshot.generation
-    worker = process.worker if member is None else member.id
-    in_ring = generation is not None and worker in generation.members
-    seated = process.seated or in_ring or (member is not None and member.generation > 0)
-    stage = member.stage if member else None
-    leaving = stage in (Stage.LEAVING, Stage.FINISHED) or (
-        seated and generation is not None and not in_ring and stage is not Stage.READY
-    )
-    gone = member is None and worker is not None and process.alive
-    since = process.departing if process.departing is not None else now
-    told = process.told
-    if told is None and not process.alive and worker in snapshot.evicted:
-        told = now  # it has obeyed the leader
-    code = process.exit_code
-    if code == UNKNOWN_EXIT and (leaving or snapshot.job.state not in _ENDS_BADLY):
-        code = 0  # it was about to end
-    return replace(
-        process,
-        exit_code=code,
-        worker=worker,
-        seated=seated,
-        ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
-        departing=since if leaving else None,
-        absent=(process.absent if process.absent is not None else now) if gone else None,
-        told=told,
-    )
-
-
-_ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
 
 def _wind_down(snapshot: Snapshot, own: Own, now: float) -> Decision:
@@ -307,9 +220,13 @@ def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
     if not living and not others:
         return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
     waited = now - own.state_since
-    patience = stop_limit(snapshot.job)
+    patience, quiet = stop_limit(snapshot.job), now - max(own.stepped, own.state_since)
+    still = stuck(snapshot, living, quiet)
     if snapshot.generation is None:
         ending, why = living, "the job stops before it began"
+    elif still:  # they know that the job stops: SIGTERM would tell them nothing else
+        why = f"the job stops and no step has completed for {quiet:.0f} s"
+        return Decision(reason, endings=tuple(Ending(p.launch, True, why) for p in still))
     elif waited >= patience:
         ending, why = living, f"the ring did not end within {patience:g} s"
     elif snapshot.leader is None and waited >= LEADERLESS_S:
@@ -317,6 +234,21 @@ def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
     else:
         ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
     return Decision(reason, endings=_end(ending, now, why))
+
+
+def stuck(snapshot: Snapshot, living: Sequence[Process], quiet: float) -> list[Process]:
+    """Who is still in a ring that completes no step, and neither leaves nor saves.
+
+    Whoever evaluates completes no step either. So where something can be saved, as long is waited
+    as for a ring that goes on.
+    """
+    usual = float(snapshot.status.get("median_step_s", 0.0))
+    limit = min(STOP_S, max(STUCK_S, STUCK_STEPS * usual))
+    if quiet < (STOP_S if snapshot.job.checkpoint else limit):
+        return []
+    stages = {m.launch: m.stage for m in snapshot.members}
+    on_its_way = (Stage.LEAVING, Stage.FINISHED)
+    return [p for p in living if stages.get(p.launch) not in on_its_way and not lingers(p)]
 
 
 def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
@@ -337,7 +269,7 @@ def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
         code = died.exit_code or 1
         several = len(processes) > 1
         who = f"all {len(processes)} workers" if several else "the only worker"
-        reason = f"{who} {_all_how(failed, several)} before joining the job; {_last(died)}"
+        reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(code))
     usable = sum(p.alive and p.worker is not None for p in processes) + len(others)
     late = [p for p in processes if p.started + own.start_timeout_s <= now]
@@ -353,7 +285,7 @@ def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
         died = failed[0]
         reason = (
             f"{usable} of at least {job.min_np} workers came up {limit}; {died.name} "
-            f"{how(died.exit_code or 1)}; {_last(died)}"
+            f"{how(died.exit_code or 1)}; {last_words(died)}"
         )
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     return None
@@ -367,18 +299,18 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     if not generation.seats:
         return None if snapshot.members else Outcome(JobState.STOPPED, generation.reason)
     mine = _dead_ring(snapshot, own.processes, own.token)
-    if not mine or not _others_are_dead(generation, mine, own.losses, now):
+    if not mine or not _others_are_dead(snapshot, generation, mine, own, now):
         return None
-    failed = [p for p in mine if p.exit_code]
+    failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if failed:
         hopeless = _hopeless(snapshot.job, own, failed, now)
         if hopeless is None:
             return None
-        own_errors = [p for p in failed if p.told is None and (p.exit_code or 0) > 0]
+        own_errors = [p for p in failed if p.failed and (p.exit_code or 0) > 0]
         died = (own_errors or failed)[0]
         several = len(generation.seats) > 1
         who = "all workers" if several else "the last worker"
-        reason = f"{who} {_all_how(failed, several)}{hopeless}; {_last(died)}"
+        reason = f"{who} {how_all(failed, several)}{hopeless}; {last_words(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     if all(now - (p.exited or 0.0) >= SETTLE_S for p in mine):
         return Outcome(JobState.FINISHED, "all workers have exited with code 0")
@@ -394,15 +326,17 @@ def _dead_ring(snapshot: Snapshot, processes: Sequence[Process], token: str) -> 
 
 
 def _others_are_dead(
-    generation: Generation, mine: Sequence[Process], losses: Sequence[Loss], now: float
+    snapshot: Snapshot, generation: Generation, mine: Sequence[Process], own: Own, now: float
 ) -> bool:
-    """Whether the workers of other hosts have been out of ZooKeeper for so long that they are dead.
+    """Whether the workers of other hosts are dead, too.
 
-    Of them nothing else is known here, and who only lost its session trains on, and is soon back.
+    Their agents have told so, or the leader had proof of it. Or they have been out of ZooKeeper
+    for so long: who only lost its session trains on, and is soon back.
     """
-    if {p.worker for p in mine} >= {*generation.members}:
+    gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
+    if {p.worker for p in mine} | own.ended | gone >= {*generation.members}:
         return True
-    lost = [loss.at for loss in losses if loss.generation == generation.number]
+    lost = [loss.at for loss in own.losses if loss.generation == generation.number]
     return bool(lost) and now - lost[0] >= LOST_S
 
 
@@ -439,7 +373,12 @@ def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
     counted -= sum(_counts(p, now) for p in given_up)
     occupied = {p.slot for p in living} | {m.slot for m in foreign}
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
-    starts = _starts(wanted - counted, slots, occupied, own, now)
+    places = _places(wanted - counted, slots, occupied, own)
+    limit = snapshot.job.max_restarts
+    failing = next((p for _, p in places if p is not None and p.uses_up(limit)), None)
+    if failing is not None:
+        return _give_up(failing, snapshot, own)
+    starts = _starts(places, own, now)
     warnings = tuple(
         f"{own.script} in {p.name} runs for {own.start_timeout_s:g} s and did not call edl.init()"
         for p in living
@@ -464,47 +403,92 @@ def _vanished(process: Process, now: float) -> bool:
     return not process.seated and process.absent is not None and now - process.absent >= ABSENT_S
 
 
-def _starts(
-    lacking: int, slots: int | None, occupied: set[int], own: Own, now: float
-) -> tuple[Start, ...]:
-    """Fill the lowest free slots; a slot whose last start failed waits for its back-off.
+def _places(
+    lacking: int, slots: int | None, occupied: set[int], own: Own
+) -> list[tuple[int, Process | None]]:
+    """Where ``lacking`` workers are to be started: slots, each with its last process.
 
-    When none is free, the replacement of a worker that is about to leave shares its slot until
-    then: the slot is the number of a device, and there are no more of them.
+    The lowest free slots, and after all others those that were given up. When none is free, the
+    replacement of a worker that is about to leave shares its slot until then: the slot is the
+    number of a device, and there are no more of them.
     """
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
-    order = [slot for slot in range(max(0, lacking) + len(occupied)) if slot not in occupied]
+    used_up = {slot for slot, process in last.items() if process.used_up}
+    count = max(0, lacking) + len(occupied | used_up)
+    order = [slot for slot in range(count) if slot not in occupied]
+    order.sort(key=lambda slot: slot in used_up)
     if slots is not None:
         living = [p for p in own.processes if p.alive]
         staying = {p.slot for p in living if p.departing is None}
         order = [slot for slot in order if slot < slots]
         order += sorted({p.slot for p in living} - staying)
+    return [(slot, last.get(slot)) for slot in order[: max(0, lacking)]]
+
+
+def _starts(
+    places: Sequence[tuple[int, Process | None]], own: Own, now: float
+) -> tuple[Start, ...]:
+    """Fill the places; a slot whose last start failed waits for its back-off."""
     starts = []
-    for slot in order[: max(0, lacking)]:
-        before = last.get(slot)
-        if before is None:
-            starts.append(Start(slot, 0, "the plan wants it"))
-            continue
-        if before.alive:
+    for slot, before in places:
+        if before is None or before.used_up:
+            again = " again" if before is not None else ""
+            starts.append(Start(slot, 0, f"the plan wants it{again}"))
+        elif before.alive:
             starts.append(Start(slot, 0, f"{before.name} leaves and the plan wants a worker"))
-            continue
-        failures = before.failures_now
-        pause = backoff_s(failures, own.backoff_max_s) if before.failed else 0.0
-        if now >= (before.exited or 0.0) + pause:
+        elif now >= (before.exited or 0.0) + before.pause_s(own.backoff_max_s):
             reason = f"{before.name} {how(before.exit_code or 0)} and the plan wants a worker"
-            starts.append(Start(slot, failures, reason))
+            starts.append(Start(slot, before.failures_now, reason))
     return tuple(starts)
 
 
+def _give_up(process: Process, snapshot: Snapshot, own: Own) -> Decision:
+    """Go on without the slot of ``process``, or end the job that cannot."""
+    job = snapshot.job
+    what = (
+        f"slot {process.slot} of host {own.host} failed {process.failures_now} times in a row "
+        f"(--max-restarts is {job.max_restarts})"
+    )
+    last = f"{process.name} {how(process.exit_code or 0)}; {last_words(process)}"
+    used_up = {p.slot for p in own.processes if p.used_up} | {process.slot}
+    plan = without_slot(snapshot, own.host, used_up)
+    if plan is None:
+        reason = f"{what}, and without it fewer than {job.min_np} (--min-np) are left: {last}"
+        code = exit_status(process.exit_code or 1)
+        return Decision(reason, outcome=Outcome(JobState.FAILED, reason, code))
+    wanted = sum(plan.values())
+    reason = f"{what} and is given up; {workers(wanted)} {verb(wanted)} wanted now; {last}"
+    return Decision(reason, give_up=GiveUp(process.launch, process.slot, plan, reason))
+
+
+def lingers(process: Process) -> bool:
+    """Whether it is about to end by itself."""
+    return process.ended is not None or process.gone is not None
+
+
 def _end(processes: Iterable[Process], now: float, reason: str) -> tuple[Ending, ...]:
-    """SIGTERM once, SIGKILL when that did not help."""
-    endings = []
-    for process in processes:
-        if process.told is None:
-            endings.append(Ending(process.launch, False, reason))
-        elif now - process.told >= KILL_S:
-            endings.append(Ending(process.launch, True, f"{reason}; SIGTERM did not help"))
-    return tuple(endings)
+    endings = (ending_of(process, now, reason) for process in processes)
+    return tuple(ending for ending in endings if ending is not None)
+
+
+def ending_of(
+    process: Process, now: float, reason: str, patience_s: float = KILL_S
+) -> Ending | None:
+    """How to end a process now: SIGTERM once, SIGKILL when that did not help.
+
+    Who ends by itself gets no SIGTERM: it would hide how it has ended.
+    """
+    if process.ended is not None:
+        why = f"its script has ended, and the process has not within {EXIT_S:g} s"
+        return Ending(process.launch, True, why) if now - process.ended >= EXIT_S else None
+    if process.gone is not None:
+        why = f"its port is closed, and the process has not ended within {GONE_S:g} s"
+        return Ending(process.launch, True, why) if now - process.gone >= GONE_S else None
+    if process.told is None:
+        return Ending(process.launch, False, reason)
+    if now - process.told >= patience_s:
+        return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
+    return None
 
 
 def _others(snapshot: Snapshot, own: Own) -> list[Member]:
@@ -517,15 +501,3 @@ def _foreign(snapshot: Snapshot, processes: Iterable[Process], token: str) -> li
     return [
         m for m in snapshot.members if not m.launch.startswith(token) and m.launch not in adopted
     ]
-
-
-def _all_how(failed: Sequence[Process], several: bool) -> str:
-    codes = sorted({p.exit_code or 0 for p in failed})
-    told = " or ".join(how(code) for code in codes)
-    return told.replace("was killed", "were killed") if several else told
-
-
-def _last(process: Process) -> str:
-    if not process.last_line:
-        return f"{process.name} wrote nothing"
-    return f"the last line of {process.name}: {process.last_line}"

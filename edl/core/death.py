@@ -22,6 +22,7 @@ from edl.core.facts import Generation, Member, Seat, Snapshot, Stage
 SWITCH_S = 0.5  # a switch in which nobody has failed takes less
 FROZEN_S = 1.0  # no step for this long, and for this many usual steps: the ring stands still
 FROZEN_STEPS = 5
+GONE = "its process is gone"  # so begins every proof that it has ended by itself
 
 
 class Liveness(StrEnum):
@@ -106,9 +107,9 @@ def proof(worker: int, place: str, answer: Answer, now: Snapshot, quiet: Quiet) 
 def gone(worker: int, place: str, answer: Answer) -> str | None:
     """What proves that the process of ``worker`` has ended, whatever its ring does; or None."""
     if answer.liveness is Liveness.REFUSED:
-        return f"its process is gone: {place} refuses connections"
+        return f"{GONE}: {place} refuses connections"
     if answer.name not in (None, f"w{worker}"):
-        return f"its process is gone: on {place} {answer.name} answers"
+        return f"{GONE}: on {place} {answer.name} answers"
     return None
 
 

@@ -87,6 +87,7 @@ class Job(Record):
     elastic_timeout_s: float = 600.0  # as in Config
     save_timeout_s: float = 60.0  # as in Config
     stall_limit_s: float = 0.0  # as in Config; 0: none
+    max_restarts: int = 10  # as in Config
     checkpoint: str = ""
     saved_step: int = -1
     chaos: bool = False  # its workers open the door for `edl chaos`
@@ -104,6 +105,7 @@ class Host(Record):
     address: str
     pid: int = 0
     leaving: bool = False  # set by others: its agent is asked to leave the job
+    given_up: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class KeptSlot(Record):
     host: str
     slot: int
     pid: int = 0
+    given_up: str = ""  # why no worker is started in it any more
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,12 @@ class Broken(Record):
 
     generation: int
     step: int  # the last step that it completed; -1: it has no state yet
+    exchanges: int = 0  # how many exchanges between steps it has completed
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it is: all workers make the same steps and exchanges in the same order."""
+        return self.step, self.exchanges
 
 
 @dataclass(frozen=True)

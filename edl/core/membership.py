@@ -6,8 +6,9 @@ applies decides:
 1. A stopping job gets a generation without seats: everybody leaves after the same step.
 2. A job without a ring starts with ``np`` ready workers, or with ``min_np`` after a time limit.
    So does a job whose last ring is proven dead to the last worker.
-3. A broken ring: all its members report or are dead, then the survivors go on. Newcomers wait,
-   for the survivors are in the middle of a step. Until a generation is adopted, the ring is the
+3. A broken ring: all its members report or are dead, then the survivors go on from one that has
+   made the most progress, by steps and then by exchanges between steps. Newcomers wait, for the
+   survivors are in the middle of a step. Until a generation is adopted, the ring is the
    one before it, with those who were to leave.
 4. A generation that was announced is adopted by all its members before the next one. Only the
    proven death of one of its newcomers replaces it earlier: they hold no state, so nothing is
@@ -222,19 +223,20 @@ def _recover(
     members = {seat.id for seat in ring}
     newcomers = [seat for seat in current.seats if seat.id not in members]
     survivors = [s for s in (*ring, *newcomers) if _broke(training.get(s.id), current)]
-    steps = {s.id: b.step for s in survivors if (b := training[s.id].broken) is not None}
-    gone = tuple(seat.id for seat in ring if seat.id not in steps)
-    newest = max(steps.values())
+    progress = {s.id: b.progress for s in survivors if (b := training[s.id].broken) is not None}
+    gone = tuple(seat.id for seat in ring if seat.id not in progress)
+    most = max(progress.values())
+    newest, _ = most
     if newest < 0 and absent:
         return Decision(
             f"generation {current.number} is broken and only {names(absent)} may hold the state; "
             "no change until they come back or are proven dead"
         )
     if newest < 0:
-        root, behind = survivors[0].id, tuple(steps)
+        root, behind = survivors[0].id, tuple(progress)
     else:
-        root = next(seat.id for seat in survivors if steps[seat.id] == newest)
-        behind = tuple(worker for worker, step in steps.items() if step < newest)
+        root = next(seat.id for seat in survivors if progress[seat.id] == most)
+        behind = tuple(worker for worker, (step, _) in progress.items() if step < newest)
     lost = f"{names(gone)} went" if gone else "nobody died"
     reason = (
         f"generation {current.number} broke and {lost}; {len(survivors)} of {len(ring)} "

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import SupportsIndex
 
 from edl.core.facts import Host, Job, Snapshot
@@ -204,6 +205,29 @@ def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, i
             f"{job.min_np}; scale out on other hosts first, or run `edl stop {job.name}`"
         )
     return new
+
+
+def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[str, int] | None:
+    """The plan when a slot of ``host`` is given up; None: fewer than min_np would be left.
+
+    It has a worker less there. Where that is too few, one is wanted in a free slot, here or on
+    another host.
+
+    Args:
+        given_up: all such slots of ``host``, the new one included.
+    """
+    job, wanted = now.job, sum(now.plan.values())
+    plan = {**now.plan, host: max(0, now.plan.get(host, 0) - 1)}
+    if sum(plan.values()) >= job.min_np:
+        return plan
+    usable = [
+        replace(one, slots=one.slots - len(given_up if one.name == host else one.given_up))
+        for one in now.hosts
+    ]
+    try:
+        return place(job.name, wanted, plan, usable)
+    except UsageError:
+        return None
 
 
 def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int]) -> str:

@@ -18,7 +18,9 @@ one. The rules, in order:
 5. So has the last one of a ring that died, unless a checkpoint is there to go on from.
 6. A worker that was given up, or that left ZooKeeper for long without ever training, is ended.
 7. A worker that has ended is started again, with a back-off that grows with its failures; not
-   while nobody is left of the ring who could give it the state.
+   while nobody is left of the ring who could give it the state. A slot that fails more often than
+   that is given up: this process stays, for the driver would bar its host, and starts nothing any
+   more. With fewer than ``min_np`` slots left the job has failed.
 
 When another `edl-worker` has died, with its host or by kill -9, the driver knows, but acts only
 when all others ask it to place the slots anew: then it bars the whole host. :func:`abandoned` finds
@@ -28,28 +30,27 @@ such slots and :func:`after_loss` says what is best.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from edl.core.agency import (
     ABSENT_S,
-    BACKOFF_MAX_S,
     FINISH_S,
-    KILL_S,
     LOST_S,
     RESTARTS,
     SETTLE_S,
     STOP_S,
     Ending,
     Outcome,
-    Process,
     Start,
-    backoff_s,
-    exit_status,
-    how,
+    ending_of,
+    lingers,
     stop_limit,
+    stuck,
 )
+from edl.core.death import GONE
 from edl.core.facts import Job, JobState, Snapshot
+from edl.core.process import BACKOFF_MAX_S, Process, exit_status, how, last_words
 
 RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
 BARRED_S = 3.0  # of the 5 s that the driver leaves to the processes of a host that it bars
@@ -77,6 +78,8 @@ class Own:
     lost_since: float | None = None  # since when nobody of the ring is in ZooKeeper
     backoff_max_s: float = BACKOFF_MAX_S
     script: str = "the script"
+    stepped: float = 0.0  # when the job's step was last seen to change
+    ended: frozenset[int] = frozenset()  # workers of which some edl-worker has told how they ended
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,21 @@ class Decision:
     ending: Ending | None = None
     outcome: Outcome | None = None
     exit_code: int | None = None
+    give_up: bool = False  # no worker is started in the slot any more, for ``reason``
 
 
 def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
     """The next act for one slot, or none, with the reason. ``now``: as the times in ``own``."""
-    job, process = snapshot.job, own.process
+    process = own.process
     living = process if process is not None and process.alive else None
+    decision = _decide(snapshot, own, living, now)
+    if decision.ending is None and living is not None and lingers(living):
+        return replace(decision, ending=ending_of(living, now, ""))
+    return decision
+
+
+def _decide(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+    job = snapshot.job
     if job.state.over:
         return _wind_down(snapshot, own, living, now)
     if job.state is JobState.STOPPING:
@@ -107,7 +119,7 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
         return Decision(outcome.reason, outcome=outcome)
     if living is not None:
         return _watch(snapshot, living, now)
-    return _start(own, now)
+    return _start(snapshot, own, now)
 
 
 def ring_lost(snapshot: Snapshot, process: Process | None) -> bool:
@@ -292,7 +304,7 @@ def _wind_down(snapshot: Snapshot, own: Own, living: Process | None, now: float)
         return Decision(reason, exit_code=code)
     limit = {JobState.FAILED: 0.0, JobState.FINISHED: FINISH_S}.get(job.state, STOP_S)
     if now - own.state_since >= limit or not living.seated:
-        return Decision(reason, ending=_end(living, now, reason))
+        return Decision(reason, ending=ending_of(living, now, reason))
     return Decision(f"{reason}; {living.name} still runs")
 
 
@@ -303,8 +315,12 @@ def _stop(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> D
         return Decision(reason, outcome=stopped)
     waited = now - own.state_since
     patience = stop_limit(snapshot.job)
+    quiet = now - max(own.stepped, own.state_since)
+    if snapshot.generation is not None and stuck(snapshot, [living], quiet):
+        why = f"the job stops and no step has completed for {quiet:.0f} s"
+        return Decision(reason, ending=Ending(living.launch, True, why))
     if snapshot.generation is None or living.worker is None or waited >= patience:
-        return Decision(reason, ending=_end(living, now, reason))
+        return Decision(reason, ending=ending_of(living, now, reason))
     return Decision(reason)
 
 
@@ -322,11 +338,11 @@ def _leave(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> 
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
     if living is not None:
         if own.removed and (not living.seated or living.worker in snapshot.evicted):
-            return Decision(reason, ending=_end(living, now, reason))
+            return Decision(reason, ending=ending_of(living, now, reason))
         if own.told is None:  # the leader takes it out of the ring: its slot is beyond the plan
             return Decision(reason)
         patience_s = BARRED_S if own.removed and own.given_up else RELEASE_S
-        return Decision(reason, ending=_end(living, now, reason, patience_s))
+        return Decision(reason, ending=ending_of(living, now, reason, patience_s))
     if own.removed:
         return Decision(reason, exit_code=0)
     if own.told is not None and now - own.told >= RELEASE_S:
@@ -341,7 +357,7 @@ def _leave_unseen(snapshot: Snapshot, own: Own, living: Process | None, now: flo
     """
     reason = "its ssh has ended, and so has this process for the driver"
     if living is not None:
-        return Decision(reason, ending=_end(living, now, reason, RELEASE_S))
+        return Decision(reason, ending=ending_of(living, now, reason, RELEASE_S))
     ended = (own.process.exited if own.process is not None else None) or 0.0
     if len(snapshot.slots) > 1 and now - ended >= UNSEEN_S:
         return Decision(reason, exit_code=1)
@@ -368,7 +384,7 @@ def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:
 def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     """FAILED, when the whole ring has died and there is nothing to go on from."""
     process, job = own.process, snapshot.job
-    if own.lost_since is None or now - own.lost_since < LOST_S or process is None or process.alive:
+    if not _all_dead(snapshot, own, now) or process is None or process.alive:
         return None
     code = process.exit_code or 0
     if job.saved_step < 0:
@@ -386,31 +402,51 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
 def _watch(snapshot: Snapshot, living: Process, now: float) -> Decision:
     evicted = snapshot.evicted.get(living.worker) if living.worker is not None else None
     if evicted is not None:
-        return Decision(evicted, ending=_end(living, now, evicted))
+        return Decision(evicted, ending=ending_of(living, now, evicted))
     if not living.seated and living.absent is not None and now - living.absent >= ABSENT_S:
         reason = f"it left ZooKeeper {ABSENT_S:g} s ago"
-        return Decision(reason, ending=_end(living, now, reason))
+        return Decision(reason, ending=ending_of(living, now, reason))
     return Decision(f"{living.name} runs")
 
 
-def _start(own: Own, now: float) -> Decision:
+def _start(snapshot: Snapshot, own: Own, now: float) -> Decision:
     last = own.process
     if last is None:
         return Decision("the driver wants it", Start(own.slot, 0, "the driver wants it"))
-    if own.lost_since is not None and now - own.lost_since < LOST_S:
+    if last.used_up:
+        return Decision(f"slot {own.slot} was given up")
+    if own.lost_since is not None and not _all_dead(snapshot, own, now):
         return Decision("nobody of the ring is in ZooKeeper")
+    if last.uses_up(snapshot.job.max_restarts):
+        return _give_up(snapshot, own, last)
     told = f"{last.name} {how(last.exit_code or 0)}"
-    pause = backoff_s(last.failures_now, own.backoff_max_s) if last.failed else SETTLE_S
+    pause = last.pause_s(own.backoff_max_s) or SETTLE_S
     if now < (last.exited or 0.0) + pause:
         return Decision(f"{told}; a pause before the next start")
     reason = f"{told} and the driver wants a worker"
     return Decision(reason, Start(own.slot, last.failures_now, reason))
 
 
-def _end(process: Process, now: float, reason: str, patience_s: float = KILL_S) -> Ending | None:
-    """SIGTERM once, SIGKILL when that did not help."""
-    if process.told is None:
-        return Ending(process.launch, False, reason)
-    if now - process.told >= patience_s:
-        return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
-    return None
+def _give_up(snapshot: Snapshot, own: Own, last: Process) -> Decision:
+    """Go on without this slot, or end the job that cannot."""
+    job = snapshot.job
+    code = last.exit_code or 0
+    what = f"slot {own.slot} failed {last.failures_now} times in a row"
+    how_often = f"EDL_MAX_RESTARTS is {job.max_restarts}"
+    story = f"{last.name} {how(code)}; {last_words(last)}"
+    unused = {(one.host, one.slot) for one in snapshot.slots if one.given_up}
+    if len(planned(snapshot) - unused) - 1 >= job.min_np:
+        return Decision(f"{what} and is given up ({how_often}): {story}", give_up=True)
+    reason = f"{what} ({how_often}), and without it fewer than {job.min_np} are left: {story}"
+    return Decision(reason, outcome=Outcome(JobState.FAILED, reason, exit_status(code or 1)))
+
+
+def _all_dead(snapshot: Snapshot, own: Own, now: float) -> bool:
+    """Whether the whole ring, of which nobody is in ZooKeeper, is dead.
+
+    How each has ended was told, or the leader had proof of it; or they are away for so long.
+    """
+    members = snapshot.generation.members if snapshot.generation else ()
+    gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
+    lost = own.lost_since is not None
+    return lost and (own.ended | gone >= {*members} or now - (own.lost_since or 0.0) >= LOST_S)

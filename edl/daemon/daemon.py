@@ -182,9 +182,9 @@ class Daemon:
             self._dirty = True
         self._wake.set()
 
-    def report_broken(self, generation: int, step: int) -> None:
-        """Say that the ring of ``generation`` failed, and which step was the last complete one."""
-        self._change_member(broken=Broken(generation, step))
+    def report_broken(self, generation: int, step: int, exchanges: int) -> None:
+        """Say that the ring of ``generation`` failed, and what was complete; see ``Broken``."""
+        self._change_member(broken=Broken(generation, step, exchanges))
 
     @property
     def run(self) -> str:

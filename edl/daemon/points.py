@@ -1,7 +1,8 @@
 """Named points of a worker's life, announced as it passes them.
 
 For tests that kill a worker at an exact point, and for `edl chaos`. Nothing here changes what a
-worker does: without a listener an announcement is one comparison.
+worker does: without a listener an announcement is one comparison. A listener may raise RingBroken
+at ``records`` and ``averaged``: then this worker has missed what the others may have.
 
 ==============  ==================================================================================
 ``rehearsed``   a newcomer has rehearsed and is about to say that it is ready
@@ -9,8 +10,11 @@ worker does: without a listener an announcement is one comparison.
 ``step``        a batch is handed out, the step record is on its way
 ``gradient``    the first gradient of the step is on its way
 ``records``     about to wait for the records of the others
+``averaged``    the averages of the step's gradients are here, none is taken over
 ``reduced``     all gradients of the step are averaged, none is applied
 ``applied``     the update is applied, the ledger not yet moved
+``exchange``    between two steps, about to exchange numbers with the others
+``exchanged``   everybody's numbers of an exchange are in
 ``agreed``      all have agreed to switch, the old ring still stands
 ``closed``      the old ring is closed
 ``build``       about to build a new ring
@@ -29,9 +33,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 NAMES = (
-    "rehearsed", "boundary", "step", "gradient", "records", "reduced", "applied",
-    "agreed", "closed", "build", "built", "broadcast", "broken", "reported",
-    "deciding", "decided", "finish",
+    "rehearsed", "boundary", "step", "gradient", "records", "averaged", "reduced", "applied",
+    "exchange", "exchanged", "agreed", "closed", "build", "built", "broadcast",
+    "broken", "reported", "deciding", "decided", "finish",
 )  # fmt: skip
 
 _listeners: list[Callable[[str], None]] = []

@@ -52,6 +52,9 @@ class Position:
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None
         self.filler = False  # the batch is repeated and counts for nothing
+        self.weight = 0  # the samples that count of the batch that was handed out last
+        self.exchanges = 0  # how many exchanges between steps the job has made
+        self.told: list[list[float]] = []  # what everybody has told in the last one
         self.scripted = False  # the script keeps its own place in its data
         self.ended = False  # the same: the script's training function has returned, somewhere
         self.stop = ""  # why all stop training after the last complete step, if they do
@@ -134,6 +137,7 @@ class Position:
         """A batch is handed out."""
         assert not self.open
         self.open, self.batch, self.filler = True, batch, filler
+        self.weight = self.samples
 
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
@@ -144,9 +148,14 @@ class Position:
         self.open = False
         self.step += 1
 
+    def exchanged(self, told: list[list[float]]) -> None:
+        """An exchange between two steps is complete: what everybody has told, in rank order."""
+        self.exchanges += 1
+        self.told = told
+
     def abandon(self) -> None:
         """Forget a batch that was handed out and never trained (the script left its loop)."""
-        self.open, self.batch = False, None
+        self.open, self.batch, self.weight = False, None, 0
 
     def adopt(self, members: tuple[int, ...]) -> None:
         """Membership changed: what the others have left is free again.
@@ -181,15 +190,21 @@ class Position:
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
+            "exchanges": self.exchanges,
+            "told": self.told,
         }
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Move to the sync root's position.
 
         Who missed a step that others completed is done with it: its samples are in the model
-        that it receives. If the root has left the epoch already, this one is over here, too,
-        and the root's ledger is kept for the next. A root that has not left it yet will begin the
-        next one as all do, with the members that there are now.
+        that it receives. Who missed an exchange that the root has completed gets what was told in
+        it. Nobody has missed two of either, or both: an exchange needs all, after the step before
+        it, and so does each step.
+
+        If the root has left the epoch already, this one is over here, too, and the root's ledger
+        is kept for the next. A root that has not left it yet will begin the next one as all do,
+        with the members that there are now.
 
         Raises:
             DataError: the root trains on other data.
@@ -205,6 +220,9 @@ class Position:
                 f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
             )
         self._upcoming = None  # it was of members that are no more
+        if receive is not Receive.ALL and self.has_state:
+            missed = int(header["step"]) - self.step, int(header["exchanges"]) - self.exchanges
+            assert missed in ((0, 0), (0, 1), (1, 0)), missed
         self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
         if ledger.total != self.source.total:
@@ -229,7 +247,10 @@ class Position:
             # is somebody else's now.
             self.shard.enter(ledger.epoch)
             self.filler = True
+            if not self.superseded:
+                self.weight = 0
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
+        self.exchanges, self.told = int(header["exchanges"]), header["told"]
 
     def resume(self, step: int, ledger: Mapping[str, Any]) -> None:
         """Go on from a checkpoint. All leases are free: other workers held them.

@@ -4,10 +4,11 @@ Rules that make it safe:
 
 1. A planned switch happens between two steps that all old members agree on through their step
    records, and only when all of them have arrived there (a barrier in the old ring).
-2. A worker whose ring broke cuts it, so that the others fail too, reports its last complete step
+2. A worker whose ring broke cuts it, so that the others fail too, reports what it has completed
    and then accepts nothing but a generation that *repairs*: one that was made from reports.
-3. After a repair everybody takes over the sync root's position; who missed the last step takes
-   the model that includes it.
+3. After a repair everybody takes over the position of the sync root, which has completed as much
+   as any survivor; who missed the last step takes the model that includes it, and who missed the
+   last exchange what was told in it.
 4. A newcomer holds no state until it was synchronised once; if the ring breaks before, the
    others need not wait for it, and it is a newcomer like any other again.
 """
@@ -359,7 +360,7 @@ class Switching:
         points.reached("broken")
         self._ring.break_()
         step = self._position.step if self._position.has_state else NO_STATE
-        self._daemon.report_broken(generation, step)
+        self._daemon.report_broken(generation, step, self._position.exchanges)
         self._ring.close()
         points.reached("reported")
 

@@ -35,6 +35,7 @@ from edl.core.steprecord import StepRecord, Stop, SwitchTimes, agreed_generation
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
 from edl.daemon.durability import FLUSH_S, Durability
+from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
@@ -82,7 +83,6 @@ class Worker:
         self._entered_at = 0  # the step after which it began
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
-        self._alike = False  # the last step was completed here, in the ring, as by the others
 
     # --- life ---
 
@@ -342,6 +342,20 @@ class Worker:
         return self._position.samples
 
     @property
+    def batch_weight(self) -> int:
+        """How many samples count of the batch that was handed out last, trained or not yet.
+
+        Raises:
+            UsageError: the script keeps its own place in its data.
+        """
+        if self._position.scripted:
+            raise UsageError(
+                "edl.batch_weight() is of the batches of edl's data loader; in a script with an "
+                "elastic state give the number of samples: edl.mean(value, weight=len(batch))"
+            )
+        return self._position.weight
+
+    @property
     def batch(self) -> Batch | None:
         """The batch that was handed out and is not trained yet."""
         return self._position.batch
@@ -380,9 +394,7 @@ class Worker:
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        if self._switching is None:
-            raise error
-        self._switching.repair(error, self._waiting_since)
+        self._repair(error, self._waiting_since)
         if not self._position.superseded:
             self._send_record()
         return self._position.superseded
@@ -397,13 +409,11 @@ class Worker:
             return
         if position.superseded:  # the others completed this step; their state counts it already
             position.superseded = position.open = False
-            self._alike = False
             self._report()
             return
         points.reached("applied")
         records = self.records()
         position.complete(records)
-        self._alike = True
         self._steps_here += 1
         self._samples_total += sum(record.samples for record in records)
         self._target, reason = agreed_generation(records)
@@ -470,10 +480,8 @@ class Worker:
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        if self._switching is None:
-            raise error
         self._target = None
-        self._switching.repair(error, time.monotonic())
+        self._repair(error, time.monotonic())
 
     @property
     def ended(self) -> bool:
@@ -486,23 +494,31 @@ class Worker:
         self._position.ended = True
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        """Everybody's ``values`` in rank order, between two steps; for what people want to see.
+        """Everybody's ``values`` in rank order, as many from each; all workers, at the same point.
 
-        Only this worker's own when somebody dies meanwhile. It is never tried again: others may
-        have their answer and be in the next step. For the same reason a worker that had to be
-        given the last step does not take part: the ring in which the others did is gone.
+        The same on all, whoever dies meanwhile: those whom the survivors lack are in the answer if
+        one of the survivors had it, and then all get it; else the survivors exchange once more.
+        While this worker rehearses, and in a job of one, its own.
+
+        A script that keeps its own place in its data is broken off instead, like at any collective.
+
+        Raises:
+            UsageError: in the midst of a step, before training has begun, or after its end.
+            RingBroken: to the script that keeps its own place in its data.
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        mine = list(values)
-        if self.rehearsing or not self._alike:
-            return [mine]
-        began = time.monotonic()
-        try:
-            return self.ring.exchange(mine)
-        except RingBroken as error:
-            if self._switching is None:
-                raise
-            self._switching.repair(error, began)
-            return [mine]
+        if self.rehearsing and not self._position.open:
+            return [[float(value) for value in values]]
+        check_place(self._position, self._finished)
+        return self._exchange(values)
+
+    def _exchange(self, values: Sequence[float]) -> list[list[float]]:
+        return exchange(values, self.ring, self._position, self._repair)
+
+    def _repair(self, error: RingError, waiting_since: float) -> None:
+        if self._switching is None:
+            raise error
+        self._switching.repair(error, waiting_since)
 
     def _drop_step(self) -> None:
         """The script has left its loop with a batch in hand: let its record arrive, at least.

@@ -35,7 +35,6 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from edl.daemon.position import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
-from edl.framework.forks import free_all_forks
 from edl.framework.process import current_worker, let_state_follow
 from edl.framework.refusal import is_refusal
 from edl.ring.ring import Ring
@@ -281,7 +280,6 @@ def _enlist(state: State, state_name: str) -> Worker:
         )
     let_state_follow(state_name)
     worker.leave_data_to_script(state, state.on_reset)
-    free_all_forks()  # the script's own data loader may make some
     return worker
 
 

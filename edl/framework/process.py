@@ -6,8 +6,8 @@ its framework needs.
 
 from __future__ import annotations
 
-import atexit
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 from edl import config
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
+from edl.framework import ending
+from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.ring import Collectives
 
@@ -41,9 +43,12 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
         ConfigError: a setting has no usable value.
         CoordinationError: ZooKeeper or the job is not there.
         JobFailed: the job did not start in time.
+        UsageError: this process is no worker, but was started by one.
     """
     global _worker
     settings_now = config.load(**settings)
+    if settings_now.job is not None:
+        _refuse_child()
     if _worker is not None:
         return
     if config.horovod_slot() is not None:
@@ -55,8 +60,10 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
         )
     worker = Worker(settings_now, collectives())
     if settings_now.job is not None:
+        free_all_forks()
         _leave_on_sigterm(worker)
-    atexit.register(worker.close)
+        ending.arm()
+    ending.Closing(worker.close, worker.ring.break_, settings_now.save_timeout_s).start()
     worker.start()
     _worker = worker
 
@@ -212,7 +219,22 @@ def attach_replica(replica: FrameworkReplica) -> None:
     _replica = replica
 
 
+def _refuse_child() -> None:
+    """A process of multiprocessing would take part in the job in the name of its parent.
+
+    Spawned ones and those of a fork server run the script's top level again, before they know
+    their parent; multiprocessing itself tells it by this attribute.
+    """
+    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if inheriting or multiprocessing.parent_process() is not None:
+        raise UsageError(
+            "edl.init() was called in a process that multiprocessing has started, which is no "
+            'worker; put edl.init() and the training under `if __name__ == "__main__":`'
+        )
+
+
 def _leave_on_sigterm(worker: Worker) -> None:
+    end_forks_by_sigterm()
     if threading.current_thread() is threading.main_thread():  # Python allows it there only
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
 
@@ -258,6 +280,7 @@ def _speak_in_sentences() -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
+        ending.fails()
         error = _hidden_in(error) or error
         if isinstance(error, EdlError):
             logger.debug("", exc_info=(kind, error, trace))

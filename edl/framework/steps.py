@@ -6,7 +6,7 @@ comes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from edl.daemon.shard import Batch
@@ -32,12 +32,25 @@ class Feed(Protocol):
 
 
 class Steps:
-    """Hands out batches at the right moments. ``unfinished``: what to say of an open step."""
+    """Hands out batches at the right moments.
 
-    def __init__(self, worker: Worker, feed: Feed, unfinished: str) -> None:
+    Args:
+        unfinished: what to say of an open step.
+        settle: called before that, when the script is done with a batch: a step that it has
+            skipped after its gradients were reduced is complete then.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        feed: Feed,
+        unfinished: str,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._worker = worker
         self._feed = feed
         self._unfinished = unfinished
+        self._settle = settle
         self._restarts = -1
         self._rehearsed = False
         self.in_epoch = False
@@ -81,6 +94,7 @@ class Steps:
             UsageError: the batch before was not trained.
         """
         worker, feed = self._worker, self._feed
+        self._settle()
         if worker.step_open:
             raise UsageError(self._unfinished)
         if worker.rehearsing:
@@ -104,4 +118,5 @@ class Steps:
         self.in_epoch = True
         self._feed.restart()
         yield epoch
+        self._settle()  # the script may have left its loop in the middle
         self.in_epoch = False

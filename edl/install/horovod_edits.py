@@ -41,6 +41,8 @@ GONE = "gone-is-final"
 QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
 HALF_DONE = "half-done-transfers-fail"
+GIVEN_UP = "given-up-transfers-fail"
+NO_GIL = "sending-without-the-gil"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
 GRADIENTS = "gradients-outlive-the-ring"
@@ -57,6 +59,8 @@ LOST_WITHOUT = {
     CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
     HALF_DONE: "a worker that dies in the midst of a transfer is noticed after 30 s, not at once",
+    GIVEN_UP: "a survivor may need 30 s to leave a ring that broke, when there are three or more",
+    NO_GIL: "a PyTorch worker whose ring breaks while it sends gradients can freeze for good",
     ONE_MESH: "building a ring takes about three times as long on one host",
     ADDRESS: "the host's name must resolve, or workers crash; of an interface with several "
     "addresses the ring takes the first",
@@ -254,6 +258,36 @@ EDITS: tuple[Edit, ...] = (
         "  if (receiving) {\n"
         "    receiving->signalException(ex);\n"
         "  }\n",
+    ),
+    Edit(
+        name=GIVEN_UP,
+        file=_PAIR,
+        reason="a collective that fails by one neighbour gives up its buffers while a message of "
+        "the other one is half read. The rest of it has no place to go, so nothing is read from "
+        "that connection any more, not even its end: who waits for a later message waits for "
+        "Gloo's time-out of 30 s, and the event loop spins. Such a connection has failed",
+        anchor="    const auto nbytes = prepareRead(rx_, buf, iov);\n"
+        "    if (nbytes < 0) {\n"
+        "      return false;\n",
+        replacement="    const auto nbytes = prepareRead(rx_, buf, iov);\n"
+        "    if (nbytes < 0) {\n"
+        "      if (rx_.getOpcode() == Op::SEND_UNBOUND_BUFFER) {\n"
+        "        signalException(\n"
+        '            GLOO_ERROR_MSG("gave up a message of ", peer_.str()));\n'
+        "      }\n"
+        "      return false;\n",
+    ),
+    Edit(
+        name=NO_GIL,
+        file="horovod/torch/mpi_ops_v2.cc",
+        reason="a call that sends a tensor holds Python's lock (the GIL) and takes Horovod's locks "
+        "of process sets and tensors. When a ring ends, Horovod's own thread holds these two and "
+        "lets go of the tensors that were sent, for which PyTorch takes the GIL: each waits for "
+        "the other, and no Python thread of the process runs again",
+        anchor="  ThrowIfError(common::CheckInitialized());\n",
+        replacement="  py::gil_scoped_release release_python_gil;\n"
+        "  ThrowIfError(common::CheckInitialized());\n",
+        count=18,
     ),
     Edit(
         name=GRADIENTS,

@@ -20,30 +20,29 @@ from types import FrameType
 
 from edl.coordination.store import JobStore
 from edl.core.agency import (
-    BACKOFF_MAX_S,
     Decision,
     Ending,
+    GiveUp,
     Loss,
     Outcome,
     Own,
-    Process,
     Start,
     decide,
-    how,
     observe,
     record_loss,
-    unstarted,
+    relevant,
 )
-from edl.core.agency import exit_status as status_of
 from edl.core.arrival import arrive, is_last, withdrawn
 from edl.core.facts import Host, Job, JobState, Snapshot
 from edl.core.placement import drain_host
+from edl.core.process import BACKOFF_MAX_S, Process, exited, how, unstarted
+from edl.core.process import exit_status as status_of
 from edl.core.wording import workers
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
 from edl.launch.output import Output
-from edl.launch.record import conclude, worker_failed
+from edl.launch.record import conclude, slot_given_up, who_ended, worker_ended
 from edl.launch.signals import handled
 from edl.launch.story import tell
 from edl.launch.workers import Workers
@@ -124,6 +123,9 @@ class Agent:
         self._written: Host | None = None  # what that node says
         self._away_since: float | None = None
         self._last_event = -1
+        self._step = (-1, -1)  # generation and step, as the leader has told them
+        self._stepped = 0.0  # when that changed
+        self._ended: set[int] = set()  # workers whose end was logged, by any agent
         self._wake = threading.Event()  # somebody wants a turn
         self._changed = threading.Event()  # the facts have changed
         self._signals: Counter[signal.Signals] = Counter()
@@ -131,6 +133,7 @@ class Agent:
         self._refused: Snapshot | None = None  # in which this host could not leave
         self._draining = False
         self._told: set[str] = set()  # notes and warnings that were shown
+        self._reported: set[str] = set()  # launches whose end was logged
 
     def run(self) -> int:
         """Work until the job is over, or this host has left it; the exit code.
@@ -223,15 +226,20 @@ class Agent:
     # --- facts
 
     def _reap(self, now: float) -> None:
-        for ended in self._workers.reap():
-            last_line = self._output.finish(ended.launch)
-            self._update(ended.launch, exit_code=ended.exit_code, exited=now, last_line=last_line)
+        for launch, code in self._workers.ended_scripts().items():
+            process = self._process(launch)
+            if process.ended is None:
+                self._replace(replace(process, ended=now, ended_code=code))
+        finished = self._state is JobState.FINISHED
+        for one in self._workers.reap():
+            last_line = self._output.finish(one.launch)
+            ended = exited(self._process(one.launch), one.exit_code, now, last_line, finished)
+            self._replace(ended)
             self._changed.set()  # judge it by what ZooKeeper says now
-            gone = next((p.worker for p in self._processes if p.launch == ended.launch), None)
-            if gone is not None:
+            if ended.worker is not None:
                 # It is dead, whatever its session says: the leader need not wait for that.
                 with contextlib.suppress(CoordinationError, UnknownJob):
-                    self._store.remove_member(gone)
+                    self._store.remove_member(ended.worker)
 
     def _read(self, now: float) -> Snapshot | None:
         """The facts, read anew when they may have changed; None while ZooKeeper is away."""
@@ -265,10 +273,18 @@ class Agent:
     def _observe(self, snapshot: Snapshot, now: float) -> None:
         unnamed = {p.launch for p in self._processes if p.worker is None}
         self._processes = observe(self._processes, snapshot, now)
-        self._losses = record_loss(self._losses, self._processes, snapshot, self._token, now)
         for process in self._processes:
             if process.launch in unnamed and process.worker is not None:
                 self._output.name(process.launch, process.name)
+            if not process.alive and process.launch not in self._reported:
+                worker_ended(self._store, process, self._host.name, snapshot)
+                self._reported.add(process.launch)
+        self._processes = relevant(self._processes, snapshot)
+        self._losses = record_loss(self._losses, self._processes, snapshot, self._token, now)
+        generation = snapshot.generation.number if snapshot.generation else 0
+        step = (generation, int(snapshot.status.get("step", -1)))
+        if step != self._step:
+            self._step, self._stepped = step, now
         if snapshot.job.state is not self._state:
             self._state, self._state_since = snapshot.job.state, now
         if self._on_snapshot is not None:
@@ -277,7 +293,10 @@ class Agent:
     def _show_events(self) -> None:
         for number, event in self._store.events(self._last_event):
             self._last_event = number
-            if not event.kind.startswith("job_"):  # the last line says that
+            if (worker := who_ended(event)) is not None:
+                self._ended.add(worker)
+            # The last line says how the job has ended; that workers end as they should is usual.
+            if not event.kind.startswith("job_") and event.kind != "worker_exited":
                 self._output.note(tell(event))
 
     def _on_change(self) -> None:
@@ -296,6 +315,8 @@ class Agent:
             script=self._script,
             draining=self._draining,
             losses=self._losses,
+            stepped=self._stepped,
+            ended=frozenset(self._ended),
         )
 
     def _alone(self, now: float) -> int | None:
@@ -317,13 +338,12 @@ class Agent:
     def _act(self, decision: Decision, snapshot: Snapshot, now: float) -> None:
         for warning in decision.warnings:
             self._note_once(warning)
-        for process in self._processes:
-            if process.failed or process.crashed:
-                self._report_failure(process, snapshot)
         for ending in decision.endings:
             self._end(ending, now)
         for start in decision.starts:
             self._start(start, now)
+        if decision.give_up is not None:
+            self._give_up(decision.give_up, snapshot)
         if decision.outcome is not None:
             self._conclude(decision.outcome, snapshot)
 
@@ -331,6 +351,9 @@ class Agent:
         launch = f"{self._token}-{self._launches}"
         self._launches += 1
         process = Process(start.slot, launch, now, failures=start.failures)
+        if str(start.slot) in self._host.given_up:
+            others = {k: v for k, v in self._host.given_up.items() if k != str(start.slot)}
+            self._host = replace(self._host, given_up=others)  # written in the next turn
         try:
             path = self._workers.start(launch, start.slot)
         except OSError as error:
@@ -341,23 +364,27 @@ class Agent:
         self._processes = (*self._processes, process)
 
     def _end(self, ending: Ending, now: float) -> None:
-        process = next(p for p in self._processes if p.launch == ending.launch)
+        process = self._process(ending.launch)
         if process.told is None:
-            self._update(ending.launch, told=now)
+            self._replace(replace(process, told=now, why=ending.reason))
         logger.info("ending %s: %s", process.name, ending.reason)
         self._workers.end(ending.launch, ending.kill)
 
-    def _report_failure(self, process: Process, snapshot: Snapshot) -> None:
-        if process.launch in self._told:
-            return
-        assert process.exit_code is not None
-        reason = f"{process.name} on {self._host.name} {how(process.exit_code)}"
-        if process.exit_code == 0:
-            reason += " without calling edl.init()"
-        if process.last_line:
-            reason += f"; its last line: {process.last_line}"
-        worker_failed(self._store, process, self._host.name, reason, snapshot)
-        self._told.add(process.launch)
+    def _give_up(self, given_up: GiveUp, snapshot: Snapshot) -> None:
+        """Take a slot out of the plan, and say so; whoever plans more workers here may use it."""
+        name, before = self._host.name, snapshot.plan
+
+        def change(plan: dict[str, int]) -> dict[str, int]:
+            return dict(given_up.plan) if plan == dict(before) else plan
+
+        self._changed.set()
+        if self._store.change_plan(change) != dict(given_up.plan):
+            return  # it was changed meanwhile, so the slot is judged again
+        process = self._process(given_up.launch)
+        self._replace(replace(process, used_up=True))
+        told = {**self._host.given_up, str(given_up.slot): given_up.reason}
+        self._host = replace(self._host, given_up=told)  # written in the next turn
+        slot_given_up(self._store, name, given_up.slot, given_up.reason, given_up.plan, snapshot)
 
     def _conclude(self, outcome: Outcome, snapshot: Snapshot) -> None:
         conclude(self._store, outcome, snapshot)
@@ -500,10 +527,12 @@ class Agent:
             return status_of(code)
         return 0
 
-    def _update(self, launch: str, **changes: object) -> None:
+    def _process(self, launch: str) -> Process:
+        return next(p for p in self._processes if p.launch == launch)
+
+    def _replace(self, process: Process) -> None:
         self._processes = tuple(
-            replace(p, **changes) if p.launch == launch else p  # type: ignore[arg-type]
-            for p in self._processes
+            process if p.launch == process.launch else p for p in self._processes
         )
 
     def _note_once(self, text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,8 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from edl.core.lastline import KEPT, best
 
 _POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16
@@ -30,7 +33,7 @@ class _Tail:
     def __init__(self, path: Path, slot: int, from_now: bool) -> None:
         self.slot = slot
         self.prefix = f"[slot {slot}]"
-        self.last_line = ""
+        self.newest: deque[str] = deque(maxlen=KEPT)
         self._file = path.open("rb")
         if from_now:
             self._file.seek(0, os.SEEK_END)
@@ -44,14 +47,11 @@ class _Tail:
             if len(self._rest) > _LINE_BYTES:
                 complete.append(self._rest)
                 self._rest = b""
-            lines += [_text(line) for line in complete]
+            lines += [as_shown(line) for line in complete]
         if finish and self._rest:
-            lines.append(_text(self._rest))
+            lines.append(as_shown(self._rest))
             self._rest = b""
-        for line in reversed(lines):
-            if line.strip():
-                self.last_line = line.strip()
-                break
+        self.newest.extend(lines)
         return lines
 
     def close(self) -> None:
@@ -115,14 +115,14 @@ class Output:
                 self._tails[launch].prefix = f"[{name}]"
 
     def finish(self, launch: str) -> str:
-        """Show the rest of the log of a worker that has exited; its last line with text."""
+        """Show the rest of the log of a worker that has exited; the line that says best why."""
         with self._lock:
             tail = self._tails.pop(launch, None)
             if tail is None:
                 return ""
             self._show(tail, tail.lines(finish=True))
             tail.close()
-            return tail.last_line
+            return best(tail.newest)
 
     def note(self, text: str) -> None:
         """A line of the agent itself."""
@@ -166,6 +166,6 @@ class Output:
             self._gone = True
 
 
-def _text(line: bytes) -> str:
+def as_shown(line: bytes) -> str:
     """A line as a terminal would show it: the last state of a progress bar."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 
 from edl.coordination.store import JobStore
-from edl.core.agency import Outcome, Process
+from edl.core.agency import Outcome
 from edl.core.facts import Event, Snapshot
+from edl.core.process import Process
 
 
 def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:
@@ -17,17 +18,32 @@ def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:
         _add(store, f"job_{state}", outcome.reason, snapshot, {})
 
 
-def worker_failed(
-    store: JobStore, process: Process, host: str, reason: str, snapshot: Snapshot
-) -> None:
-    """Log that a worker's process on ``host`` has ended with an error."""
+def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapshot) -> None:
+    """Log how a worker's process on ``host`` has ended: it failed, or it was to end."""
     details = {
         "worker": None if process.worker is None else process.name,
         "host": host,
         "slot": process.slot,
         "exit_code": process.exit_code,
+        "last_line": process.last_line,
     }
-    _add(store, "worker_failed", reason, snapshot, details)
+    kind = "worker_failed" if process.failed else "worker_exited"
+    _add(store, kind, process.ending_story(host), snapshot, details)
+
+
+def slot_given_up(
+    store: JobStore, host: str, slot: int, reason: str, plan: Mapping[str, int], snapshot: Snapshot
+) -> None:
+    """Log that no worker is started in a slot of ``host`` any more."""
+    _add(store, "slot_given_up", reason, snapshot, {"host": host, "slot": slot, "plan": dict(plan)})
+
+
+def who_ended(event: Event) -> int | None:
+    """The worker of whose end an event tells; None: it tells of none."""
+    if event.kind not in ("worker_failed", "worker_exited"):
+        return None
+    name = event.details.get("worker")
+    return int(name[1:]) if isinstance(name, str) else None
 
 
 def _add(

@@ -2,7 +2,8 @@
 
 It reads the facts, lets :mod:`edl.core.slot` decide, and acts. The training process is its child
 and dies with it, for the driver then counts the slot as failed. It writes to where this process
-does, so horovodrun shows its output as it always does.
+does, so horovodrun shows its output as it always does; its standard error passes through here, for
+its last line says why it has ended.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dataclasses import replace
 from types import FrameType
 
 from edl.coordination.store import JobStore
-from edl.core.agency import Ending, Outcome, Process, Start, how, observe, unstarted
+from edl.core.agency import Ending, Outcome, Start
 from edl.core.facts import JobState, KeptSlot, Snapshot
 from edl.core.losses import Losses
+from edl.core.process import Process, exited, seen, unstarted
 from edl.core.slot import (
     REMOVAL_S,
     ROUND_S,
@@ -44,9 +46,10 @@ from edl.errors import CoordinationError, UnknownJob
 from edl.launch.command import title
 from edl.launch.driver import Assigned, Driver
 from edl.launch.parent import die_with_parent, is_unread
-from edl.launch.record import conclude, worker_failed
+from edl.launch.record import conclude, slot_given_up, who_ended, worker_ended
 from edl.launch.signals import TO_END, handled
-from edl.launch.workers import exit_code, signal_group
+from edl.launch.tee import Tee
+from edl.launch.workers import ended_code, exit_code, signal_group
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +94,13 @@ class Keeper:
         self._token = uuid.uuid4().hex[:12]
         self._starts = 0
         self._child: subprocess.Popen[bytes] | None = None
+        self._tee: Tee | None = None  # of its standard error
         self._process: Process | None = None
         self._snapshot: Snapshot | None = None
         self._read_at = 0.0
+        self._step = (-1, -1)  # generation and step, as the leader has told them
+        self._stepped = 0.0  # when that changed
+        self._slot_given_up = ""  # why no worker is started any more
         self._state = JobState.RUNNING
         self._state_since = 0.0
         self._lost_since: float | None = None
@@ -154,11 +161,12 @@ class Keeper:
             if decision.reason != self._reason:
                 self._reason = decision.reason
                 logger.info("slot %d: %s", self._slot, decision.reason)
-            self._report_failure(snapshot)
             if decision.ending is not None:
                 self._end(decision.ending, now)
             if decision.start is not None:
                 self._start(decision.start, now)
+            if decision.give_up:
+                self._give_up(decision.reason, snapshot)
             if decision.outcome is not None:
                 self._conclude(decision.outcome, snapshot)
             if decision.exit_code is not None:
@@ -175,10 +183,16 @@ class Keeper:
 
     def _reap(self, now: float) -> None:
         child, process = self._child, self._process
-        if child is None or process is None or (code := exit_code(child)) is None:
+        if child is None or process is None:
+            return
+        if process.ended is None and (said := ended_code(child.pid)) is not None:
+            self._process = process = replace(process, ended=now, ended_code=said)
+        if (code := exit_code(child)) is None:
             return
         self._child = None
-        self._process = replace(process, exit_code=code, exited=now)
+        last_line = self._tee.finish() if self._tee is not None else ""
+        finished = self._state is JobState.FINISHED
+        self._process = exited(process, code, now, last_line, finished)
         self._changed.set()
         if process.worker is not None:
             # It is dead, whatever its session says: the leader need not wait for that.
@@ -195,19 +209,36 @@ class Keeper:
         self._away_since = None
         if self._session_epoch != self._store.session.epoch:
             epoch = self._store.session.epoch
-            self._store.put_slot(KeptSlot(self._host, self._slot, os.getpid()))
+            self._put_slot("")
             self._session_epoch = epoch
         if self._snapshot is None or self._changed.is_set() or now - self._read_at >= READ_S:
             self._changed.clear()
             self._snapshot = snapshot = self._store.snapshot(wake=self.on_change)
             self._read_at = now
             if self._process is not None:
-                self._process = observe([self._process], snapshot, now)[0]
+                self._process = seen(self._process, snapshot, now)
+                self._report_end(self._process, snapshot)
             if snapshot.job.state is not self._state:
                 self._state, self._state_since = snapshot.job.state, now
             lost = ring_lost(snapshot, self._process)
             self._lost_since = (self._lost_since or now) if lost else None
+            generation = snapshot.generation.number if snapshot.generation else 0
+            step = (generation, int(snapshot.status.get("step", -1)))
+            if step != self._step:
+                self._step, self._stepped = step, now
         return self._snapshot
+
+    def _ended(self) -> frozenset[int]:
+        """Whose end was told; it matters only when nobody of the ring is left in ZooKeeper."""
+        if self._lost_since is None:
+            return frozenset()
+        told = (who_ended(event) for _, event in self._store.events())
+        return frozenset(worker for worker in told if worker is not None)
+
+    def _put_slot(self, given_up: str) -> None:
+        self._slot_given_up = given_up or self._slot_given_up
+        one = KeptSlot(self._host, self._slot, os.getpid(), self._slot_given_up)
+        self._store.put_slot(one)
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
         """Write what the driver has said into the plan; let it decide again when that is done."""
@@ -289,6 +320,8 @@ class Keeper:
             lost_since=self._lost_since,
             backoff_max_s=self._backoff_max_s,
             script=title(self._command),
+            stepped=self._stepped,
+            ended=self._ended(),
         )
 
     def _attend(self, snapshot: Snapshot | None, now: float) -> None:
@@ -346,6 +379,7 @@ class Keeper:
                 self._command,
                 env={**self._environment, "EDL_LAUNCH": launch},
                 stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # the driver may kill edl-worker at any time
             )
@@ -354,12 +388,15 @@ class Keeper:
             self._say(self._process.last_line)
             return
         logger.info("started process %d: %s", self._child.pid, start.reason)
+        assert self._child.stderr is not None
+        self._tee = Tee(self._child.stderr, sys.stderr.buffer)
+        self._tee.start()
         self._process = process
 
     def _end(self, ending: Ending, now: float) -> None:
         assert self._process is not None
         if self._process.told is None:
-            self._process = replace(self._process, told=now)
+            self._process = replace(self._process, told=now, why=ending.reason)
         logger.info("ending %s: %s", self._process.name, ending.reason)
         self._signal(signal.SIGKILL if ending.kill else signal.SIGTERM)
 
@@ -374,16 +411,17 @@ class Keeper:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver of the kernel holds it
                 self._child.wait(KILLED_S)
 
-    def _report_failure(self, snapshot: Snapshot) -> None:
-        process = self._process
-        if process is None or process.launch in self._reported:
-            return
-        if not process.failed and not process.crashed:
-            return
-        assert process.exit_code is not None
-        reason = f"{process.name} on {self._host} {how(process.exit_code)}"
-        worker_failed(self._store, process, self._host, reason, snapshot)
-        self._reported.add(process.launch)
+    def _report_end(self, process: Process, snapshot: Snapshot) -> None:
+        if not process.alive and process.launch not in self._reported:
+            worker_ended(self._store, process, self._host, snapshot)
+            self._reported.add(process.launch)
+
+    def _give_up(self, reason: str, snapshot: Snapshot) -> None:
+        assert self._process is not None
+        self._process = replace(self._process, used_up=True)
+        self._put_slot(reason)
+        slot_given_up(self._store, self._host, self._slot, reason, snapshot.plan, snapshot)
+        self._say(reason)
 
     def _conclude(self, outcome: Outcome, snapshot: Snapshot) -> None:
         conclude(self._store, outcome, snapshot)

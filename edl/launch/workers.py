@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.core.process import ENDED
 from edl.launch.adoption import Found, find
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,11 @@ class Workers:
                 del self._running[launch]
         return exits
 
+    def ended_scripts(self) -> dict[str, int]:
+        """The launches whose script has ended, though the process has not; and its exit code."""
+        codes = {launch: ended_code(one.pid) for launch, one in self._running.items()}
+        return {launch: code for launch, code in codes.items() if code is not None}
+
     def end(self, launch: str, kill: bool) -> None:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
         process = self._running.get(launch)
@@ -146,6 +152,19 @@ def exit_code(child: subprocess.Popen[bytes]) -> int | None:
         return None
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
+
+
+def ended_code(pid: int) -> int | None:
+    """The exit code that the script of a process said when it had ended; None: it runs.
+
+    See :func:`edl.framework.ending.say_ended`.
+    """
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return None
+    word, _, code = name.partition(":")
+    return int(code) if word == ENDED and code.isdigit() else None
 
 
 def _lives(orphan: Found) -> bool:

@@ -20,6 +20,7 @@ A script written for Horovod Elastic needs no more than ``import edl.tensorflow 
 from __future__ import annotations
 
 from edl import data
+from edl.framework.metrics import batch_weight
 from edl.framework.process import (
     checkpoint,
     current_worker,
@@ -36,7 +37,7 @@ from edl.framework.process import (
     step,
 )
 from edl.tensorflow import elastic, horovod_names
-from edl.tensorflow.api import init, track
+from edl.tensorflow.api import init, mean, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
@@ -55,6 +56,7 @@ __all__ = [
     "Optimizer",
     "Session",
     "SessionHook",
+    "batch_weight",
     "checkpoint",
     "current_worker",
     "data",
@@ -66,6 +68,7 @@ __all__ = [
     "is_rehearsing",
     "leader",
     "local_rank",
+    "mean",
     "next_batch",
     "notify_batch_end",
     "on_resize",

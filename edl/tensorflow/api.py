@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.framework import process
+from edl.framework import metrics, process
+from edl.tensorflow import training
 from edl.tensorflow.collectives import TensorFlowCollectives
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
@@ -39,3 +40,10 @@ def track(**objects: Any) -> None:
         UsageError: an object has neither.
     """
     process.track(TensorFlowReplica.check, objects)
+
+
+def mean(value: Any, weight: float | None = None) -> Any:
+    """See :func:`edl.framework.metrics.mean`. The update that was applied last is complete."""
+    if process.current_worker().step_open:
+        training.current().finish_step()
+    return metrics.mean(value, weight)

@@ -5,8 +5,8 @@ Horovod's binding has no handles as PyTorch's has, so the step record, which is 
 the model computes, waits in a thread of its own.
 
 Run eagerly, Horovod's operations are known by their type alone, whatever name they are given:
-no two of a type may be under way at once. Gradients are allreduces, step records are the only
-allgathers, and a state is broadcast between steps.
+no two of a type may be under way at once. Step records are the only allgathers, and a state is
+broadcast between steps; gradients have names (:mod:`edl.tensorflow.gradient_ops`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from edl.framework.message import broadcast_message
 from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
 
-# Horovod's binding knows no bfloat16; such gradients travel as float32.
-WIRE_DTYPE = {tf.bfloat16: tf.float32}
 WAITING = FOR_GRADIENTS
 _TAIL = re.compile(r" \[Op:\w*\] ?(name: .*)?$")  # what TensorFlow adds to a message
 
@@ -112,7 +110,7 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
 
 @waits(WAITING)
 def average(tensors: Sequence[Any]) -> list[Any]:
-    """The mean of each tensor over the ring; the tensors stay as they are.
+    """The mean of each tensor over the ring, on a Horovod without the edit for gradients.
 
     All tensors of a type are one operation: none is reduced before all are there.
     """

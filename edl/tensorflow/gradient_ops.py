@@ -1,34 +1,53 @@
-"""Horovod's allreduce as a part of the user's graph, one operation a gradient.
+"""Horovod's allreduce as an operation of a graph, one a gradient.
 
 So each gradient is on its way while backward computes the next, as in plain Horovod. What plain
 Horovod's operations cannot do needs an edit of its source ("gradients-outlive-the-ring" in
 :mod:`edl.install.horovod_edits`): when the ring breaks, an operation named ``edl_gradient*`` ends
 without an error that would end the whole graph, and is counted here as failed; and while nothing
 is to be sent it hands on what it got.
+
+Horovod matches what the workers send by name, and knows an operation that runs eagerly by its type
+alone. So Python sends through a graph of its own (:func:`averages`), under the same names: in one
+step, one worker may send in its graph what another sends again after a repair.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow import mpi_ops
+from tensorflow.python.eager import context
 
-from edl.tensorflow.collectives import WIRE_DTYPE
+from edl.daemon.activity import waits
+from edl.tensorflow.collectives import WAITING
 
+# Horovod's binding knows no bfloat16; such gradients travel as float32.
+WIRE_DTYPE = {tf.bfloat16: tf.float32}
 _REASON_BYTES = 1000
 _library = mpi_ops._basics.MPI_LIB_CTYPES
 
 AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has the edit
 
 
-def average(gradient: Any, number: int) -> Any:
+def on_wire(gradient: Any) -> Any:
+    """The gradient in a type that Horovod's binding knows."""
+    return tf.cast(gradient, WIRE_DTYPE.get(gradient.dtype, gradient.dtype))
+
+
+def weighted(gradient: Any, weight: Any) -> Any:
+    """``gradient`` times ``weight``, a scalar float64 tensor; zeros if that is 0, for inf too."""
+    product = gradient * tf.cast(weight, gradient.dtype)
+    return tf.where(tf.equal(weight, 0), tf.zeros_like(gradient), product)
+
+
+def average(sent: Any, number: int) -> Any:
     """The mean over the ring of the gradient ``number``, as an operation of the graph."""
-    wire = WIRE_DTYPE.get(gradient.dtype, gradient.dtype)
-    mean = mpi_ops.MPI_LIB.horovod_allreduce(
-        tf.cast(gradient, wire),
+    return mpi_ops.MPI_LIB.horovod_allreduce(
+        sent,
         name=f"edl_gradient_{number}",
         reduce_op=hvd.Average,
         prescale_factor=1.0,
@@ -36,7 +55,25 @@ def average(gradient: Any, number: int) -> Any:
         ignore_name_scope=True,  # scopes may differ where a newcomer has traced less often
         process_set_id=hvd.global_process_set.process_set_id,
     )
-    return tf.cast(mean, gradient.dtype)
+
+
+@waits(WAITING)
+def averages(sent: Sequence[Any]) -> list[Any]:
+    """The means over the ring, from Python; all are under way at once.
+
+    Traced once for tensors of these shapes and types.
+    """
+    with context.eager_mode():
+        # Not by calling it: that would run operation by operation while the script has
+        # tf.config.run_functions_eagerly.
+        traced = _averages.get_concrete_function(*sent)
+        received: list[Any] = traced(*sent)
+        return received
+
+
+@tf.function(autograph=False)  # type: ignore[untyped-decorator]
+def _averages(*sent: Any) -> list[Any]:
+    return [average(each, number) for number, each in enumerate(sent)]
 
 
 def send(sends: bool) -> None:

@@ -85,7 +85,7 @@ def _keras_apply(optimizer: Any) -> None:
         with tf.init_scope():  # not in the branch below
             if not optimizer.built:
                 optimizer.build(variables)
-        means, proceed = training.current().reduction.reduce(grads)
+        means, proceed = training.current().reduction.reduce(grads, variables)
         _if(proceed, lambda: plain(means, variables))
 
     optimizer.apply = apply
@@ -99,8 +99,9 @@ def _graph_apply(optimizer: Any) -> None:
         grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
     ) -> Any:
         pairs = list(grads_and_vars)
-        means, proceed = training.current().reduction.reduce([gradient for gradient, _ in pairs])
-        averaged = list(zip(means, (variable for _, variable in pairs), strict=True))
+        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        means, proceed = training.current().reduction.reduce(gradients, variables)
+        averaged = list(zip(means, variables, strict=True))
         optimizer._create_slots([v for g, v in pairs if g is not None])  # not in the branch below
         return tf.cond(proceed, lambda: plain(averaged, global_step), tf.no_op, name=name)
 

@@ -4,14 +4,18 @@ In a graph each gradient is an operation of its own, on its way while backward c
 (:mod:`edl.tensorflow.gradient_ops`), between two calls back into this process (docs/adr/0008):
 :meth:`GradientReduction._begin` when the first one is there, :meth:`~GradientReduction._end` when
 all are reduced, or some have failed. In the second the ring can be repaired without the graph
-noticing: the local gradients are still there to be sent again. Nor does the graph know how many
-workers there are, so no change of membership traces it anew.
+noticing: the local gradients are still there to be sent again, by a loop in the graph. Nor does the
+graph know how many workers there are, so no change of membership traces it anew.
+
+Whatever a worker has gone through, it sends the same for the same step: as many tensors under the
+same names. One that has to repeat a step meets others that begin it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -25,9 +29,10 @@ from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
 from edl.framework.interrupt import raise_in
 from edl.framework.refusal import told_apart
+from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
-from edl.tensorflow.collectives import WAITING, WIRE_DTYPE, average
+from edl.tensorflow.collectives import WAITING, average
 from edl.tensorflow.feed import PipelineFeed
 
 Told = TypeVar("Told")
@@ -40,20 +45,21 @@ class Verdict(IntEnum):
 
     SKIP = 0  # nothing is applied
     APPLY = 1  # the means that the graph's operations have made
-    AGAIN = 2  # first reduce the local gradients once more, from Python
+    AGAIN = 2  # first send the local gradients once more
 
 
-# If nothing breaks, what becomes of a step, and whether the graph sends its gradients.
-PROSPECTS = {
-    Reduction.NONE: (Verdict.SKIP, False),
-    Reduction.LOCAL: (Verdict.APPLY, False),
-    Reduction.PLAIN: (Verdict.APPLY, True),
-    Reduction.WEIGHTED: (Verdict.AGAIN, False),
-}
+@dataclass(frozen=True)
+class _Way:
+    """How a step is reduced if nothing breaks. All but ``weight`` is the same on all workers."""
+
+    verdict: Verdict
+    sends: bool = False
+    plain: bool = True  # both factors are 1 everywhere
+    weight: float = 1.0  # of what is sent
+    correction: float = 1.0  # of what comes back
 
 
-def _needed(worker: Worker, records: Sequence[StepRecord]) -> Reduction:
-    return reduction([record.samples for record in records], worker.batch_size)
+SKIPPED = _Way(Verdict.SKIP)
 
 
 class GradientReduction:
@@ -63,12 +69,15 @@ class GradientReduction:
         self._worker = worker
         self._feed = feed
         self.repairs = True  # False where the variables cannot be reached inside of a step
+        self.applies = False  # the gradients of the step that was reduced last count
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._pending: BaseException | None = None  # it showed inside a graph
         self._verdict = Verdict.SKIP  # of the step whose graph runs
-        self._broken: RingBroken | None = None  # what the graph's operations met
-        self._sending = False  # they are being reduced
+        self._broken: RingBroken | None = None  # what is to be repaired before anything is sent
+        self._sending = False  # the graph's gradients are being reduced
         self._expected = 0  # gradients in the graph
+        self._bare: list[str] = []  # variables without a gradient
+        self._traced = False  # what sends from Python is built
         activity.waits_unseen(self._unseen)
         self._thread = threading.get_ident()  # the one that trains
         self._refused = False  # it was told that it uses edl wrongly
@@ -84,50 +93,79 @@ class GradientReduction:
         if pending is not None:
             raise pending
 
-    def reduce(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
         """Replace gradients by the means over the global batch, eagerly or in a graph.
 
-        ``gradients``: tensors, ``IndexedSlices`` (which become dense), or None, which stays None;
-        it must be so on all workers.
+        Args:
+            gradients: tensors, ``IndexedSlices`` (which become dense), or None, which stays None.
+                A variable has a gradient on all workers, or on none.
+            variables: whose they are.
 
         Returns:
             The means, and whether to apply them: a scalar boolean tensor in a graph.
         """
-        dense = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        local = [
+            _nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        bare = [gradient is None for gradient in gradients]
+        self._bare = [str(v.name) for v, none in zip(variables, bare, strict=True) if none]
         if tf.executing_eagerly():
-            means, proceed = self._complete(dense)
+            means, proceed = self._complete(local)
         elif gradient_ops.AVAILABLE:
-            means, proceed = self._in_graph(dense)
+            computed = [each for each, none in zip(local, bare, strict=True) if not none]
+            means, proceed = self._in_graph(local, computed[-1:])
         else:
-            *means, proceed = self._again_in_graph(dense)
-        found = iter(means)
-        return [None if gradient is None else next(found) for gradient in gradients], proceed
+            *means, proceed = self._from_python_in_graph(local)
+        return [None if none else mean for mean, none in zip(means, bare, strict=True)], proceed
 
     # --- in a graph
 
-    def _in_graph(self, local: list[Any]) -> tuple[list[Any], Any]:
+    def _in_graph(self, local: list[Any], first: list[Any]) -> tuple[list[Any], Any]:
+        """``first``: what backward computes first, as a rule that of the last variable."""
         self._expected = len(local)
-        with tf.control_dependencies(local[-1:]):  # as a rule the first that backward computes
+        with tf.control_dependencies(first):
             begun = tf.numpy_function(self._begin, [], tf.bool, name="edl_begin")
         with tf.control_dependencies([begun]):
-            averages = [gradient_ops.average(each, number) for number, each in enumerate(local)]
+            averages = [
+                gradient_ops.average(gradient_ops.on_wire(each), number)
+                for number, each in enumerate(local)
+            ]
         with tf.control_dependencies(averages):
             verdict = tf.numpy_function(self._end, [], tf.int64, name=END)
         verdict.set_shape(())
-        *means, proceed = tf.cond(
+        verdict, *means = tf.cond(
             tf.equal(verdict, int(Verdict.AGAIN)),
-            lambda: self._again_in_graph(local),
-            lambda: [*averages, tf.equal(verdict, int(Verdict.APPLY))],
+            lambda: self._again(local),
+            lambda: (verdict, *_typed(averages, local)),
         )
-        return means, proceed
+        return means, tf.equal(verdict, int(Verdict.APPLY))
 
-    def _again_in_graph(self, local: list[Any]) -> list[Any]:
-        types = [*(gradient.dtype for gradient in local), tf.bool]
-        *means, proceed = tf.py_function(self._again, local, types, name=AGAIN)
-        for mean, gradient in zip(means, local, strict=True):
-            mean.set_shape(gradient.shape)
-        proceed.set_shape(())
-        return [*means, proceed]
+    def _again(self, local: list[Any]) -> tuple[Any, ...]:
+        """Send the local gradients once more, until a ring holds."""
+
+        def attempt(_verdict: Any, *_means: Any) -> tuple[Any, ...]:
+            scalars = [tf.float64, tf.float64]
+            weight, correction = tf.numpy_function(self._begin_again, [], scalars, name=AGAIN)
+            weight.set_shape(())
+            correction.set_shape(())
+            averages = []
+            for number, gradient in enumerate(local):
+                sent = gradient_ops.weighted(gradient_ops.on_wire(gradient), weight)
+                averages.append(gradient_ops.average(sent, number))
+            with tf.control_dependencies(averages):
+                verdict = tf.numpy_function(self._end, [], tf.int64, name=END)
+            verdict.set_shape(())
+            means = [each * tf.cast(correction, each.dtype) for each in averages]
+            return (verdict, *_typed(means, local))
+
+        found: tuple[Any, ...] = tf.while_loop(
+            lambda verdict, *_: tf.equal(verdict, int(Verdict.AGAIN)),
+            attempt,
+            (tf.constant(int(Verdict.AGAIN), tf.int64), *local),
+            shape_invariants=(tf.TensorShape(()), *(gradient.shape for gradient in local)),
+        )
+        return tuple(found)
 
     def _begin(self) -> Any:
         """The first gradient is there."""
@@ -138,10 +176,27 @@ class GradientReduction:
             return self._sending
 
         sends = self._from_graph(begin, False)
+        self._announce(sends)
+        return np.bool_(sends)
+
+    def _begin_again(self) -> tuple[Any, Any]:
+        """What to multiply the gradients by before they are sent, and the averages."""
+
+        def begin() -> _Way:
+            self._verdict, self._sending = Verdict.SKIP, False
+            way = self._agreed()
+            self._verdict, self._sending = way.verdict, way.sends
+            return way
+
+        way = self._from_graph(begin, SKIPPED)
+        self._announce(way.sends)
+        return np.float64(way.weight), np.float64(way.correction)
+
+    @staticmethod
+    def _announce(sends: bool) -> None:
         gradient_ops.send(sends)
         if sends:
             points.reached("gradient")
-        return np.bool_(sends)
 
     def _prospect(self) -> tuple[Verdict, bool]:
         """What will become of the step if nothing breaks, and whether gradients are sent."""
@@ -152,37 +207,30 @@ class GradientReduction:
         if worker.rehearsing:
             return Verdict.APPLY, False
         try:
-            records = worker.records()
+            way = self._way(worker.records())
         except RingBroken as error:
             self._broken = error
             return Verdict.AGAIN, False
-        return PROSPECTS[_needed(worker, records)]
+        return (way.verdict, way.sends) if way.plain else (Verdict.AGAIN, False)
 
     def _end(self) -> Any:
         """All gradients of the graph are reduced, handed on, or have failed."""
 
         def end() -> Verdict:
             sending, self._sending = self._sending, False
-            if sending and (failure := gradient_ops.failure()) is not None:
-                found = told_apart(failure)
-                if isinstance(found, UsageError):
-                    raise found
-                self._broken = RingBroken(self._worker.generation, failure)
-                return Verdict.AGAIN
+            if sending:
+                try:
+                    self._received()
+                except RingBroken as error:
+                    self._broken = error
+                    return Verdict.AGAIN
             if self._verdict is Verdict.AGAIN or self._refused or self._is_trial():
                 return self._verdict
-            self._finish()
+            self._finish(self._verdict is Verdict.APPLY)
             return self._verdict
 
         verdict = self._from_graph(end, Verdict.SKIP) if self._pending is None else Verdict.SKIP
         return np.int64(verdict)
-
-    def _again(self, *gradients: Any) -> list[Any]:
-        def complete() -> tuple[list[Any], bool]:
-            return self._complete(list(gradients), self._broken)
-
-        means, proceed = self._from_graph(complete, (list(gradients), False))
-        return [*means, tf.constant(proceed)]
 
     def _from_graph(self, act: Callable[[], Told], otherwise: Told) -> Told:
         """In a thread of TensorFlow's, while the training thread waits for the graph."""
@@ -197,7 +245,7 @@ class GradientReduction:
             return otherwise
         except BaseException as error:  # noqa: BLE001 - raised by the training thread
             self._pending = error
-            self._done_step = self._worker.begun
+            self._done_step, self.applies = self._worker.begun, False
             return otherwise
 
     def _unseen(self) -> str | None:
@@ -206,6 +254,75 @@ class GradientReduction:
         return WAITING if waits else None
 
     # --- from Python
+
+    def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
+        """The means over the global batch, and whether to apply them.
+
+        Raises:
+            UsageError: no batch was handed out for this step, or it was reduced already.
+        """
+        if self._is_trial():
+            return gradients, False
+        self._check()
+        self._broken = None
+        while True:
+            way = self._agreed()
+            try:
+                means = self._averages(gradients, way) if way.sends else gradients
+                break
+            except RingBroken as error:
+                self._broken = error
+        if not way.sends:
+            self._trace(gradients)
+        applies = way.verdict is Verdict.APPLY
+        self._finish(applies)
+        return means, applies
+
+    def _averages(self, gradients: list[Any], way: _Way) -> list[Any]:
+        sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
+        if not way.plain:
+            weight = tf.constant(way.weight, tf.float64)
+            sent = [gradient_ops.weighted(each, weight) for each in sent]
+        if gradient_ops.AVAILABLE:
+            self._announce(True)
+            averages = gradient_ops.averages(sent)
+            self._received()
+        else:
+            points.reached("gradient")
+            try:
+                averages = average(sent)
+            except CollectiveFailed as error:
+                raise RingBroken(self._worker.generation, str(error)) from error
+            points.reached("averaged")
+        if not way.plain:
+            averages = [mean * tf.cast(way.correction, mean.dtype) for mean in averages]
+        return _typed(averages, gradients)
+
+    def _trace(self, gradients: list[Any]) -> None:
+        """Build once what sends, while nobody waits for it: in a rehearsal, say."""
+        if gradient_ops.AVAILABLE and not self._traced:
+            self._announce(False)
+            gradient_ops.averages([gradient_ops.on_wire(gradient) for gradient in gradients])
+        self._traced = True
+
+    def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
+        """Without operations that outlive the ring: reduce from Python when all are there."""
+
+        def complete(*gradients: Any) -> list[Any]:
+            def act() -> tuple[list[Any], bool]:
+                return self._complete(list(gradients))
+
+            means, proceed = self._from_graph(act, (list(gradients), False))
+            return [*means, tf.constant(proceed)]
+
+        types = [*(gradient.dtype for gradient in local), tf.bool]
+        *means, proceed = tf.py_function(complete, local, types, name=AGAIN)
+        for mean, gradient in zip(means, local, strict=True):
+            mean.set_shape(gradient.shape)
+        proceed.set_shape(())
+        return [*means, proceed]
+
+    # --- in both
 
     def _is_trial(self) -> bool:
         """A session that does not know the job runs its graph for the first time."""
@@ -221,78 +338,81 @@ class GradientReduction:
             )
         if self.done:
             raise UsageError(
-                "gradients were applied twice for one batch; add up the losses, then apply the "
-                "gradients once"
+                "gradients were computed and applied twice for one batch; add up the losses, then "
+                "compute and apply the gradients once"
             )
 
-    def _finish(self) -> None:
-        self._done_step = self._worker.begun
-        points.reached("reduced")
+    def _agreed(self) -> _Way:
+        """How the step is reduced in a ring that stands: a broken one is repaired first.
 
-    def _complete(
-        self, gradients: list[Any], error: RingBroken | None = None
-    ) -> tuple[list[Any], bool]:
-        """The means over the global batch, and whether to apply them.
-
-        When a worker dies meanwhile, the survivors complete the step with the gradients that
-        they hold. When others had completed it already, their state is in the model: then this
-        worker must change nothing.
-
-        Args:
-            error: the ring broke before.
-
-        Raises:
-            UsageError: no batch was handed out for this step, or it was reduced already.
+        When a worker dies, the survivors complete the step with the gradients that they hold.
+        When others had completed it already, their state is in the model: then this worker must
+        change nothing.
         """
         worker = self._worker
-        if self._is_trial():
-            return gradients, False
-        self._check()
-        means, proceed = gradients, True
-        while not worker.rehearsing:
+        if worker.rehearsing:
+            return _Way(Verdict.APPLY)
+        while True:
+            error, self._broken = self._broken, None
             try:
                 if error is not None:
                     raise error
-                means, proceed = self._reduce(gradients)
-                break
+                return self._way(worker.records())
             except RingBroken as broken:
-                error = None
                 if not self.repairs:
                     raise RingError(
                         f"a step was interrupted, and this session cannot be repaired inside of "
                         f"it, for it runs one operation at a time; use edl.Session ({broken})"
                     ) from broken
                 if worker.recover(broken):
-                    means, proceed = gradients, False
-                    break
-        self._finish()
-        return means, proceed
+                    return SKIPPED
 
-    def _reduce(self, gradients: list[Any]) -> tuple[list[Any], bool]:
+    def _way(self, records: Sequence[StepRecord]) -> _Way:
         worker = self._worker
-        records = worker.records()
-        needed = _needed(worker, records)
+        needed = reduction([record.samples for record in records], worker.batch_size)
         if needed in (Reduction.NONE, Reduction.LOCAL):
-            return gradients, needed is Reduction.LOCAL
-        sent = [self._weighted(gradient) for gradient in gradients]
-        points.reached("gradient")
-        try:
-            averages = average(sent)
-        except CollectiveFailed as error:
-            raise RingBroken(worker.generation, str(error)) from error
-        correction = average_correction(worker.batch_size, len(records), global_samples(records))
-        if correction != 1.0:
-            averages = [mean * tf.cast(correction, mean.dtype) for mean in averages]
-        return [
-            mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
-            for mean, gradient in zip(averages, gradients, strict=True)
-        ], True
+            return _Way(Verdict.APPLY if needed is Reduction.LOCAL else Verdict.SKIP)
+        return _Way(
+            Verdict.APPLY,
+            sends=True,
+            plain=needed is Reduction.PLAIN,
+            weight=send_weight(worker.samples, worker.batch_size),
+            correction=average_correction(worker.batch_size, len(records), global_samples(records)),
+        )
 
-    def _weighted(self, gradient: Any) -> Any:
-        """This worker's part of the sum; the gradient itself when nothing has to be changed."""
-        samples, wire = self._worker.samples, WIRE_DTYPE.get(gradient.dtype, gradient.dtype)
-        if samples == 0:  # 0 * inf would be nan
-            return tf.zeros_like(gradient, dtype=wire)
-        weight = send_weight(samples, self._worker.batch_size)
-        sent = gradient if gradient.dtype == wire else tf.cast(gradient, wire)
-        return sent if weight == 1.0 else sent * tf.cast(weight, wire)
+    def _received(self) -> None:
+        """All gradients have come back.
+
+        Raises:
+            RingBroken: some have failed.
+            UsageError: Horovod refuses them, on all workers alike.
+        """
+        failure = gradient_ops.failure()
+        if failure is None:
+            points.reached("averaged")
+            return
+        if isinstance(found := told_apart(failure), UsageError):
+            here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
+            raise UsageError(f"{found}; the same variables must have a gradient on all: {here}")
+        raise RingBroken(self._worker.generation, failure)
+
+    def _finish(self, applies: bool) -> None:
+        self._done_step, self.applies = self._worker.begun, applies
+        points.reached("reduced")
+
+
+def _nothing(variable: Any) -> Any:
+    """What is sent for a variable without a gradient, so that all send the same.
+
+    Of another shape than its gradient: where another worker has one, Horovod refuses both.
+    """
+    rank = tf.TensorShape(variable.shape).rank or 0
+    return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
+
+
+def _typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """The means in the types of the gradients."""
+    return [
+        mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
+        for mean, gradient in zip(means, gradients, strict=True)
+    ]

@@ -19,6 +19,7 @@ A script written for Horovod Elastic needs no more than ``import edl.torch as hv
 from __future__ import annotations
 
 from edl import data
+from edl.framework.metrics import batch_weight, mean
 from edl.framework.process import (
     checkpoint,
     current_worker,
@@ -43,6 +44,7 @@ from edl.torch.optimizer import Optimizer
 __all__ = [
     "DataLoader",
     "Optimizer",
+    "batch_weight",
     "checkpoint",
     "current_worker",
     "data",
@@ -53,6 +55,7 @@ __all__ = [
     "is_rehearsing",
     "leader",
     "local_rank",
+    "mean",
     "notify_batch_end",
     "on_resize",
     "rank",

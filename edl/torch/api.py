@@ -41,15 +41,21 @@ def track(**objects: Stateful) -> None:
 
 
 def notify_batch_end() -> None:
-    """The update of this batch is complete. ``optimizer.step()`` ends with it; harmless twice.
+    """This batch is done with, and counts as trained. ``optimizer.step()`` ends with it.
 
-    Call it for a batch whose ``optimizer.step()`` may be skipped, after ``scaler.step(optimizer)``
-    of a ``GradScaler`` for example: the batch then counts as trained, on all workers alike.
+    Only a batch needs it that has no ``backward()``, on all workers alike. Harmless twice.
     """
     worker = current_worker()
     if worker.step_open and _reduction is not None:
-        _reduction.finish()
-    worker.end_step()
+        _reduction.skip()
+    else:
+        worker.end_step()
+
+
+def settle_step() -> None:
+    """The script wants its next batch: the update of this one was made, or skipped."""
+    if _reduction is not None:
+        _reduction.settle()
 
 
 def attach_optimizer(replica: TorchReplica, reduction: GradientReduction) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
@@ -16,15 +17,16 @@ from edl.daemon.shard import Batch
 from edl.daemon.worker import Worker
 from edl.data.dataset import Dataset
 from edl.errors import DataError, UsageError
-from edl.framework.forks import let_go_of_the_network
+from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
+from edl.torch.api import settle_step
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 UNFINISHED = (
-    "the loop body took a batch without calling optimizer.step(); every worker must train each "
-    "batch with exactly one optimizer.step()"
+    "the loop body took a batch without calling backward() and optimizer.step(); every worker must "
+    "train each batch, or call edl.notify_batch_end() for one that all leave out"
 )
 
 
@@ -78,7 +80,7 @@ class DataLoader:
                 **options,
             ),
         )
-        self._steps = Steps(self._worker, self._feed, UNFINISHED)
+        self._steps = Steps(self._worker, self._feed, UNFINISHED, settle_step)
         self.dataset = dataset
         self.batch_size = batch_size
 
@@ -153,7 +155,12 @@ class _LoaderFeed:
                 PyTorch puts before it.
         """
         try:
-            yield from self._loader
+            if _forks(self._loader):
+                with holding_sigterm():  # until _WorkerInit does
+                    batches = iter(self._loader)
+            else:
+                batches = iter(self._loader)
+            yield from batches
         except DataError as error:
             sentence = str(error).rpartition(f"{DataError.__module__}.{DataError.__name__}: ")[2]
             raise DataError(sentence.strip()) from error
@@ -178,6 +185,12 @@ class _LoaderFeed:
         return collate([dataset[index] for index in indices])
 
 
+def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
+    """Whether its processes are forks. Others may keep a blocked signal for good."""
+    context = loader.multiprocessing_context or multiprocessing
+    return loader.num_workers > 0 and context.get_start_method() == "fork"
+
+
 class _Leases(torch.utils.data.Sampler[list[int]]):
     """The batch sampler: asks for one batch after the other until there is none (for now)."""
 
@@ -192,8 +205,8 @@ class _Leases(torch.utils.data.Sampler[list[int]]):
 class _WorkerInit:
     """Makes a loader process forget the ring and die with its worker.
 
-    It is a fork: it holds copies of the ring's connections, and as long as it does, the others
-    cannot see that the worker is gone.
+    A fork holds copies of the ring's connections, and as long as it does, the others cannot see
+    that the worker is gone.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
@@ -205,18 +218,20 @@ class _WorkerInit:
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_obey, args=(parent,), daemon=True).start()
+        worker = multiprocessing.parent_process()  # not the parent: that may be a fork server
+        assert worker is not None
+        threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()
         let_go_of_the_network()
         if self._then is not None:
             self._then(number)
 
 
-def _obey(parent: int) -> None:
-    """End by a SIGTERM of the worker only, not by one that goes to every process at once.
+def _obey(worker: int | None) -> None:
+    """End by a SIGTERM of ``worker``, a process, not by one that goes to every process at once.
 
     The worker needs its loader until it has left the job.
     """
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != worker:
         pass
     os._exit(0)
 

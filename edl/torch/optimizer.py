@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TypeVar
 
 import torch
@@ -9,8 +10,9 @@ import torch
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
-from edl.torch.reduction import GradientReduction
+from edl.torch.reduction import GradientReduction, LastStep
 from edl.torch.replica import TorchReplica
+from edl.torch.scalers import see_scalers
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 
@@ -18,9 +20,9 @@ Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
     """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
 
-    Gradients are sent while backward still computes. The same object is returned, with one more
-    method: ``optimizer.synchronize()`` waits for the gradients of this step, for scripts that
-    clip or look at them before ``optimizer.step()``.
+    Gradients are sent while backward still computes, and are that mean when ``backward()``
+    returns. The same object is returned. Of Horovod's optimizer it has ``synchronize()`` and
+    ``skip_synchronize()``, which are not needed.
 
     The model's parameters and buffers and the optimizer's state reach every newcomer.
 
@@ -39,8 +41,11 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         )
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
-    reduction = GradientReduction(worker, optimizer, model)
-    attach_optimizer(TorchReplica(model, optimizer), reduction)
+    last_step = LastStep()
+    reduction = GradientReduction(worker, optimizer, model, last_step)
+    replica = TorchReplica(model, optimizer, last_step)
+    attach_optimizer(replica, reduction)
+    see_scalers(replica.see_scaler)
 
     def before(_: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
@@ -53,9 +58,11 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         reduction.let_go()
 
     def after(*_: Any) -> None:
-        worker.end_step()
+        # A GradScaler leaves it to some optimizers to skip the update.
+        reduction.end_step(skipped=getattr(optimizer, "found_inf", None) or False)
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
-    optimizer.synchronize = reduction.finish  # type: ignore[attr-defined]
+    optimizer.synchronize = reduction.synchronize  # type: ignore[attr-defined]
+    optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
     return optimizer

@@ -5,11 +5,21 @@ split in two, see :mod:`edl.core.batching`: in a full step nothing is multiplied
 local gradient is never written to before the step is complete: whoever survives a broken ring
 can send it again. It changes places with the buffer that receives the average, so this costs
 one more gradient's memory and no copy.
+
+When ``backward()`` returns, each gradient is the mean over the global batch, so what scripts do
+with gradients then (clipping, loss scaling, looking for overflow) they do with the job's.
+
+Who has a gradient is decided by all workers together. At the end of backward each tells for which
+parameters it has one. A parameter that somebody has a gradient of gets one everywhere; one that
+nobody has a gradient of has none anywhere, so that weight decay and momentum leave it alone, as
+in one process. What a worker without samples has computed counts for nothing in this, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,50 +28,81 @@ import torch
 
 from edl.core.batching import average_correction, send_weight
 from edl.core.steprecord import global_samples
-from edl.daemon import points
+from edl.daemon import activity, points
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
+from edl.torch.backward import BackwardEnd
 from edl.torch.collectives import WIRE_DTYPE, average_start, finish
+
+PRESENT = "edl.gradient.present"  # the collective in which workers tell who has a gradient
 
 
 @dataclass
 class _InFlight:
-    """A gradient on its way. ``sent`` must stay alive until Horovod has read it."""
+    """A gradient on its way. ``sent`` must stay alive until Horovod has read it.
+
+    ``local`` and ``version``: the parameter's gradient when it was sent, and how often it had
+    been written to; None where it has none and takes part with zeros.
+    """
 
     handle: int
     sent: torch.Tensor
+    local: torch.Tensor | None
+    version: int
+
+
+@dataclass
+class LastStep:
+    """What became of the last complete step.
+
+    ``skipped``: its update was skipped; a tensor that is not 0.0 then where the optimizer decides
+    it by itself, on its device.
+    """
+
+    skipped: bool | torch.Tensor = False
 
 
 class GradientReduction:
     """The gradients of one optimizer's parameters, step by step."""
 
     def __init__(
-        self, worker: Worker, optimizer: torch.optim.Optimizer, model: torch.nn.Module
+        self,
+        worker: Worker,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        last_step: LastStep,
     ) -> None:
         self._worker = worker
         self._optimizer = optimizer
         self._model = model
-        self._names: dict[torch.nn.Parameter, str] = {}
+        self._last_step = last_step
+        self._backward_end = BackwardEnd(self._backward_ended)
+        self._listed: list[torch.nn.Parameter] = []  # the optimizer's, in its order
+        self._names: dict[torch.nn.Parameter, str] = {}  # the same
         self._hooked: set[torch.nn.Parameter] = set()
         self._computed: dict[torch.nn.Parameter, int] = {}  # in which step, by Worker.begun
         self._in_flight: dict[torch.nn.Parameter, _InFlight] = {}
         self._spare: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._left: dict[torch.nn.Parameter, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._dropped_step = 0  # the newest one that is to change nothing
         self._broken: RingBroken | None = None  # it showed while backward was running
         self._hook_new()
 
+    # --- the life of a step
+
     def finish(self) -> None:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent.
 
         When a worker dies meanwhile, the survivors complete the step with the gradients that
-        they hold. When others had completed it already, their state is in the model: then all
-        gradients are zero here, and :meth:`let_go` takes them away.
-        A parameter without a gradient here counts as zero, for another worker may have one.
+        they hold. When others had completed it already, their state is in the model: then the
+        gradients here are no more than what lets the script decide as the others did, and
+        :meth:`let_go` takes them away.
 
         Raises:
-            UsageError: no batch was handed out for this step.
+            UsageError: no batch was handed out for this step; or gradients are left of the step
+                before, or were changed meanwhile.
         """
         worker = self._worker
         if not worker.step_open:
@@ -69,9 +110,13 @@ class GradientReduction:
                 "optimizer.step() was called without a batch from the edl loader; take each "
                 "training batch from edl.DataLoader, and call optimizer.step() once for it"
             )
-        if self._reduced or worker.rehearsing:
+        if self._reduced:
             return
-        while True:
+        self._hook_new()
+        for parameter in self._names:
+            if self._computed.get(parameter) != worker.begun:
+                self._refuse_leftover(parameter, since=0)
+        while not worker.rehearsing:
             try:
                 self._reduce()
                 break
@@ -79,52 +124,221 @@ class GradientReduction:
                 superseded = worker.recover(error)
                 self._forget_flights()
                 if superseded:
-                    self._drop()
+                    # They may have skipped the update, and the script here must decide the same.
+                    self._drop(torch.inf if self._last_step.skipped else 0.0)
                     break
         self._done_step = worker.begun
-        points.reached("reduced")
+        if not worker.rehearsing:
+            points.reached("reduced")
 
-    def _reduce(self) -> None:
-        """Average all gradients over the ring, or change none of them."""
-        worker = self._worker
-        records = worker.records()
-        total = global_samples(records)
-        if worker.ring.alone:
-            if total == 0:
-                self._drop()
-            return  # else the mean over the batch is what backward has computed
-        self._send_missing()
-        if self._broken is not None:
-            raise self._broken
-        averages = {p: self._wait(flight) for p, flight in self._in_flight.items()}
-        for parameter, average in averages.items():
-            self._take_over(parameter, average)
-        self._in_flight.clear()
-        if total == 0:
-            self._drop()
-            return
-        correction = average_correction(worker.batch_size, len(records), total)
-        if correction != 1.0:
-            torch._foreach_mul_([p.grad for p in averages if p.grad is not None], correction)
+    def synchronize(self) -> None:
+        """Horovod's name. The gradients are the mean when ``backward()`` returns.
+
+        Only where ``backward()`` has met no parameter of the optimizer, and may have on other
+        workers, is this the moment; the optimizer's step is the next.
+        """
+        if self._worker.step_open:
+            self.finish()
 
     def let_go(self) -> None:
         """Right before the optimizer's step: leave no gradient of a step that is to change nothing.
 
         Momentum or weight decay would change something for a gradient of zero, too.
         """
-        if self._dropped_step == self._worker.begun:
+        if self._dropped:
             for parameter in self._names:
                 parameter.grad = None
 
-    def _drop(self) -> None:
+    def end_step(self, skipped: bool | torch.Tensor) -> None:
+        """The optimizer has made its step, or the script has skipped it."""
+        worker = self._worker
+        if worker.step_open and not self._dropped:
+            self._last_step.skipped = skipped
+        worker.end_step()
+        self._left = {
+            parameter: (weakref.ref(gradient), gradient._version)
+            for parameter in self._listed
+            if (gradient := parameter.grad) is not None
+        }
+
+    def settle(self) -> None:
+        """The script wants its next batch: a step that is reduced and not applied was skipped."""
+        if self._worker.step_open and self._reduced:
+            self.end_step(skipped=True)
+        self._hook_new()
+
+    def skip(self) -> None:
+        """The script ends the step without an update, with or without a backward pass."""
+        if not self._reduced:
+            for parameter in self._listed:
+                if self._is_leftover(parameter, since=0):
+                    parameter.grad = None
+        self.finish()
+        self.end_step(skipped=True)
+
+    # --- while backward runs
+
+    def _hook_new(self) -> None:
+        """Listen to all parameters of the optimizer; some may be added to it later.
+
+        Also to those that require no gradient yet.
+        """
+        listed = [p for group in self._optimizer.param_groups for p in group["params"]]
+        if len(listed) == len(self._listed) and all(map(operator.is_, listed, self._listed)):
+            return
+        self._listed = listed
+        self._names = {p: name for name, p in optimizer_parameters(self._optimizer, self._model)}
+        for parameter in listed:
+            if parameter not in self._hooked:
+                required = parameter.requires_grad
+                parameter.requires_grad_(True)  # PyTorch takes a hook only then
+                listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+                listen(self._accumulated)
+                parameter.requires_grad_(required)
+                self._hooked.add(parameter)
+
+    def _accumulated(self, parameter: torch.nn.Parameter) -> None:
+        """Autograd has accumulated this gradient: start its reduction."""
+        worker = self._worker
+        if not worker.step_open or parameter not in self._names:
+            return
+        if self._computed.get(parameter) == worker.begun or self._reduced:
+            raise UsageError(
+                f"the gradient of {self._names[parameter]} was computed twice in one step; call "
+                "backward() once on the sum of the losses, then optimizer.step(); "
+                "torch.autograd.grad computes gradients for other purposes, and "
+                "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
+            )
+        self._refuse_leftover(parameter, since=1)  # what autograd has added
+        self._computed[parameter] = worker.begun
+        self._backward_end.expect()
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:  # also alone: the optimizer's state must be that of a ring
+            parameter.grad = gradient.to_dense()
+        if not (worker.rehearsing or worker.ring.alone or self._broken) and worker.samples:
+            self._send(parameter)
+
+    def _backward_ended(self) -> None:
+        with activity.training_here():
+            self.synchronize()
+
+    def _refuse_leftover(self, parameter: torch.nn.Parameter, since: int) -> None:
+        """Refuse a gradient of the step before, which was written to ``since`` times after it.
+
+        It is the mean of another step, and a newcomer does not have it.
+        """
+        if self._is_leftover(parameter, since):
+            raise UsageError(
+                f"the gradient of {self._names[parameter]} is still there from the step before; "
+                "call optimizer.zero_grad() before each backward(); gradients are not "
+                "accumulated over batches"
+            )
+
+    def _is_leftover(self, parameter: torch.nn.Parameter, since: int) -> bool:
+        left, gradient = self._left.get(parameter), parameter.grad
+        if left is None or gradient is None:
+            return False
+        reference, version = left
+        return reference() is gradient and gradient._version == version + since
+
+    # --- around the ring
+
+    def _reduce(self) -> None:
+        """Average all gradients over the ring, or change none of them."""
+        worker = self._worker
+        records = worker.records()
+        total = global_samples(records)
+        if total == 0:  # so nobody has sent anything
+            self._drop(0.0)
+            return
+        if worker.ring.alone:
+            return  # the mean over the batch is what backward has computed
+        if self._broken is not None:
+            raise self._broken
+        for parameter in self._with_gradient():
+            if parameter not in self._in_flight:
+                self._send(parameter)
+        if self._broken is not None:
+            raise self._broken
+        averages = {p: self._wait(flight.handle) for p, flight in self._in_flight.items()}
+        points.reached("averaged")
+        self._check_unchanged()
+        self._in_flight.clear()
+        correction = average_correction(worker.batch_size, len(records), total)
+        if correction != 1.0 and averages:
+            torch._foreach_mul_(list(averages.values()), correction)
+        for parameter in self._listed:
+            self._take_over(parameter, averages.get(parameter))
+
+    def _with_gradient(self) -> list[torch.nn.Parameter]:
+        """The parameters that somebody with samples has a gradient of."""
+        counts = self._worker.samples > 0
+        mine = torch.tensor([float(counts and p.grad is not None) for p in self._listed])
+        # Of the kind that gradients are, so that Horovod sends it along with the last of them.
+        handle = self._guard(average_start, mine, torch.empty_like(mine), PRESENT)
+        shares = self._wait(handle).tolist()
+        return [p for p, share in zip(self._listed, shares, strict=True) if share > 0]
+
+    def _send(self, parameter: torch.nn.Parameter) -> None:
+        sent = self._weighted(parameter)
+        buffer = self._spare.pop(parameter, None)
+        if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
+            buffer = torch.empty_like(sent)
+        name = f"edl.gradient.{self._names[parameter]}"
+        try:
+            handle = self._guard(average_start, sent, buffer, name)
+        except RingBroken as error:
+            self._broken = error  # backward() must not fail; finish() deals with it
+            return
+        if not self._in_flight:
+            points.reached("gradient")
+        local = parameter.grad
+        version = 0 if local is None else local._version
+        self._in_flight[parameter] = _InFlight(handle, sent, local, version)
+
+    def _weighted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """This worker's part of the sum; the gradient itself when nothing has to be changed."""
+        samples, gradient = self._worker.samples, parameter.grad
+        dtype = parameter.dtype if gradient is None else gradient.dtype
+        wire = WIRE_DTYPE.get(dtype, dtype)
+        if gradient is None or samples == 0:  # 0 * inf would be nan
+            return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
+        gradient = gradient.detach()  # backward(create_graph=True)
+        weight = send_weight(samples, self._worker.batch_size)
+        weighted = gradient if weight == 1.0 else gradient * weight
+        return weighted.to(wire).contiguous()
+
+    def _check_unchanged(self) -> None:
+        """What was reduced must be what is there, for nobody could tell which of them is meant."""
+        for parameter, flight in self._in_flight.items():
+            local = parameter.grad
+            version = 0 if local is None else local._version
+            if local is not flight.local or version != flight.version:
+                raise UsageError(
+                    f"the gradient of {self._names[parameter]} was changed while it was being "
+                    "reduced; change gradients when backward() has returned, for example before "
+                    "optimizer.step(): they are the mean over all workers then"
+                )
+
+    def _take_over(self, parameter: torch.nn.Parameter, average: torch.Tensor | None) -> None:
+        local = parameter.grad
+        dtype = parameter.dtype if local is None else local.dtype
+        parameter.grad = average if average is None else average.to(dtype)
+        # The next average goes to the memory of this gradient, if it has the form of one.
+        spare = local if average is None or average.dtype == dtype else average
+        if spare is not None and spare.is_contiguous() and not spare.requires_grad:
+            self._spare[parameter] = spare
+
+    def _drop(self, gradient: float) -> None:
         """Let the step change nothing: others have completed it, or who had samples has died.
 
-        Until the optimizer's step the script may look at the gradients, which are zero.
+        Until the optimizer's step the script may look at the gradients.
         """
         self._dropped_step = self._worker.begun
-        for parameter in self._names:
+        for parameter in self._listed:
             if parameter.grad is not None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.full_like(parameter, gradient)
 
     def _forget_flights(self) -> None:
         """Let Horovod forget what was under way in a ring that is gone."""
@@ -138,77 +352,13 @@ class GradientReduction:
     def _reduced(self) -> bool:
         return self._done_step == self._worker.begun
 
-    def _hook_new(self) -> None:
-        """Listen to all parameters of the optimizer that require a gradient.
+    @property
+    def _dropped(self) -> bool:
+        return self._dropped_step == self._worker.begun
 
-        Some may require one only later, or be added to the optimizer later.
-        """
-        for name, parameter in optimizer_parameters(self._optimizer, self._model):
-            self._names.setdefault(parameter, name)
-            if parameter.requires_grad and parameter not in self._hooked:
-                listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
-                listen(self._send)
-                self._hooked.add(parameter)
-
-    def _send(self, parameter: torch.nn.Parameter) -> None:
-        """Autograd has accumulated this gradient: start its reduction."""
-        worker, name = self._worker, self._names[parameter]
-        if not worker.step_open:
-            return
-        if self._computed.get(parameter) == worker.begun or self._reduced:
-            raise UsageError(
-                f"the gradient of {name} was computed twice in one step; call backward() once "
-                "on the sum of the losses, then optimizer.step()"
-            )
-        self._computed[parameter] = worker.begun
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.is_sparse:  # also alone: the optimizer's state must be that of a ring
-            gradient = parameter.grad = gradient.to_dense()
-        if worker.rehearsing or worker.ring.alone or self._broken:
-            return
-        sent = self._weighted(gradient)
-        buffer = self._spare.pop(parameter, None)
-        if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
-            buffer = torch.empty_like(sent)
-        try:
-            handle = self._guard(average_start, sent, buffer, f"edl.gradient.{name}")
-        except RingBroken as error:
-            self._broken = error  # backward() must not fail; finish() deals with it
-            return
-        if not self._in_flight:
-            points.reached("gradient")
-        self._in_flight[parameter] = _InFlight(handle, sent)
-
-    def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
-        """This worker's part of the sum; the gradient itself when nothing has to be changed."""
-        samples, wire = self._worker.samples, WIRE_DTYPE.get(gradient.dtype, gradient.dtype)
-        if samples == 0:  # 0 * inf would be nan
-            return torch.zeros_like(gradient, dtype=wire)
-        weight = send_weight(samples, self._worker.batch_size)
-        weighted = gradient if weight == 1.0 else gradient * weight
-        return weighted.to(wire).contiguous()
-
-    def _send_missing(self) -> None:
-        self._hook_new()
-        for parameter in self._names:
-            if parameter.requires_grad and parameter not in self._in_flight:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                self._computed.pop(parameter, None)
-                self._send(parameter)
-
-    def _wait(self, flight: _InFlight) -> torch.Tensor:
-        average: torch.Tensor = self._guard(finish, flight.handle)
+    def _wait(self, handle: int) -> torch.Tensor:
+        average: torch.Tensor = self._guard(finish, handle)
         return average
-
-    def _take_over(self, parameter: torch.nn.Parameter, average: torch.Tensor) -> None:
-        local = parameter.grad
-        assert local is not None
-        if average.dtype == local.dtype:
-            parameter.grad, self._spare[parameter] = average, local
-        else:
-            parameter.grad, self._spare[parameter] = average.to(local.dtype), average
 
     def _guard(self, function: Callable[..., Any], *arguments: object) -> Any:
         try:

@@ -11,19 +11,27 @@ from edl.daemon.position import Receive
 from edl.errors import UsageError
 from edl.framework.replica import FrameworkReplica, Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
-from edl.torch.reduction import optimizer_parameters
+from edl.torch.reduction import LastStep, optimizer_parameters
+from edl.torch.scalers import Scalers
 from edl.torch.transfer import TorchArrays
 
 
 class TorchReplica(FrameworkReplica):
-    """Model, optimizer and tracked objects of this process."""
+    """Model, optimizer, gradient scalers and tracked objects of this process."""
 
     framework = "torch"
     arrays = TorchArrays()
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        last_step: LastStep | None = None,
+    ) -> None:
         super().__init__(type(optimizer).__name__)
+        self._last_step = last_step or LastStep()
+        self._scalers = Scalers()
         self._model = model
         self._optimizer = optimizer
         self._copier = Copier()
@@ -37,10 +45,17 @@ class TorchReplica(FrameworkReplica):
                     "load_state_dict()"
                 )
 
+    def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """The script is about to use ``scaler``, which follows the job by itself from now on."""
+        if not any(thing is scaler for thing in self.things().values()):
+            self._scalers.see(scaler)
+
     def state(self) -> dict[str, Any]:
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors()},
             "optimizer": self._optimizer.state_dict(),
+            "scalers": self._scalers.states(),
+            "skipped": bool(self._last_step.skipped),
             "tracked": self.states_of_things(),
         }
 
@@ -57,7 +72,9 @@ class TorchReplica(FrameworkReplica):
             # script's schedulers have yet to do what the sender's have done.
             state["optimizer"]["param_groups"] = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict(state["optimizer"])
+        self._last_step.skipped = state["skipped"]
         if receive is not Receive.STEP:
+            self._scalers.load(state["scalers"])
             self.load_things(state["tracked"])
 
     def copied(self, state: dict[str, Any]) -> Any:

@@ -54,6 +54,7 @@ class Ordeal(Trial):
     step_delay_s = 0.15
     session_s = 3.0
     script = FAULTY
+    more = ("--exchange", "2")
     _remembered: tuple[str, ...] = ()
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:

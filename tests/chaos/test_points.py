@@ -16,7 +16,7 @@ from edl.daemon import points as named
 
 pytestmark = [pytest.mark.chaos]
 
-STEP = ("boundary", "step", "gradient", "records", "reduced", "applied")
+STEP = ("boundary", "step", "gradient", "records", "reduced", "applied", "exchange", "exchanged")
 SWITCH = ("agreed", "closed", "build", "built", "broadcast")
 NEWCOMER = ("rehearsed", "build", "built", "broadcast")
 REPAIR = ("broken", "reported", "build", "built", "broadcast")
@@ -25,7 +25,8 @@ Groups = Sequence[Sequence[Fault]]
 
 
 def test_every_named_point_has_its_death() -> None:
-    tried = {*STEP, *SWITCH, *NEWCOMER, *REPAIR, *LEADING, "finish"}
+    missed = {"averaged"}  # by one that lives on
+    tried = {*STEP, *missed, *SWITCH, *NEWCOMER, *REPAIR, *LEADING, "finish"}
     assert tried == set(named.NAMES)
 
 
@@ -50,7 +51,7 @@ def test_while_the_job_starts(point: str, tmp_path: Path, zk_hosts: str) -> None
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("role", ["plain", "leader"])
-@pytest.mark.parametrize("points", [STEP[:3], STEP[3:]], ids="-".join)
+@pytest.mark.parametrize("points", [STEP[:3], STEP[3:6], STEP[6:]], ids="-".join)
 def test_in_a_step(
     points: Sequence[str], role: str, num_workers: int, tmp_path: Path, zk_hosts: str
 ) -> None:
@@ -59,6 +60,16 @@ def test_in_a_step(
     with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers) as job:
         job.wait_for_strikes()
         job.prove()
+
+
+@pytest.mark.chaos_short
+def test_in_an_exchange(tmp_path: Path, zk_hosts: str) -> None:
+    """When one who dies has its answer, and so has one who lives, and another one has not."""
+    lost = [fault("told", "plain", signal="MISS"), fault("exchanged", "leader")]
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=[lost], samples=600, epochs=3) as job:
+        job.wait_for_strikes()
+        reports = job.prove()
+    assert all(report["exchanges"] for report in reports)
 
 
 @pytest.mark.parametrize("role", ["plain", "leader"])

@@ -36,6 +36,7 @@ CASES = {
             [fault("step", "leader", size=2)],
             [fault("gradient", "plain", size=2)],
             [fault("records", "leader", size=2)],
+            [fault("averaged", "leader", size=2, signal="MISS")],
             [fault("reduced", "plain", size=2)],
             [fault("applied", "leader", size=2)],
         ],

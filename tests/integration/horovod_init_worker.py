@@ -5,6 +5,7 @@ object: how long what failed took, what it raised, and what an allreduce gave af
 as a world of one in the same process.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -22,10 +23,35 @@ ALONE = {
     "CROSS_RANK": "0",
     "CROSS_SIZE": "1",
 }
+DEADLINE_S = 60.0
+PAUSE_S = 1e-4  # between two tensors
+SEND_ON_S = 0.5  # after the first error
+
+
+def send(_: torch.Tensor) -> None:
+    """Rank 0 sends one tensor after the other, for each of which the ring waits for rank 1.
+
+    And it sends on when the ring is broken: backward() does not stop at the first gradient that
+    cannot be sent. Meanwhile Horovod's own thread lets go of all the tensors.
+    """
+    if hvd.rank() == 1:
+        time.sleep(DEADLINE_S)
+    failed = 0.0
+    for number in itertools.count():
+        try:
+            hvd.allreduce_async(torch.ones(8), name=f"sent.{number}")
+            time.sleep(PAUSE_S)
+        except (HorovodInternalError, ValueError, RuntimeError) as error:
+            failed = failed or time.monotonic()
+            if time.monotonic() - failed > SEND_ON_S:
+                raise HorovodInternalError(error) from error
+
+
 COLLECTIVES = {
     "allreduce": lambda tensor: hvd.allreduce_(tensor, name="tensor"),
     "broadcast from 0": lambda tensor: hvd.broadcast_(tensor, 0, name="tensor"),
     "broadcast from 1": lambda tensor: hvd.broadcast_(tensor, 1, name="tensor"),
+    "sending on": send,
 }
 
 

@@ -211,3 +211,22 @@ def test_a_peer_that_dies_in_the_midst_of_a_transfer_raises_at_once(
     assert result["raised"] == "HorovodInternalError"
     assert float(str(result["elapsed_s"])) < LONG_GLOO_TIMEOUT_S / 2
     assert result["sum"] == [2.0, 2.0, 2.0]
+
+
+def test_a_ring_that_breaks_while_tensors_are_sent_freezes_nobody(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store]
+) -> None:
+    """Horovod's own thread and the one that sends want Python's lock and Horovod's, crosswise."""
+    store = serve(Store())
+    for rank in (0, 1):
+        workers.append(start_worker(rank, 2, store, "sending on", "1"))
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "begins\n"
+    time.sleep(HALF_WAY_S)
+    workers[1].kill()
+
+    result = outcome(workers[0])
+
+    assert result["raised"] == "HorovodInternalError"
+    assert result["sum"] == [2.0, 2.0, 2.0]

@@ -76,6 +76,17 @@ with tf.compat.v1.Session() as s:
 """,
 }
 WRONG_USES = {
+    "mean in a step": (
+        (
+            "edl.init(); ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd, network())\n"
+            "for _ in ds.epochs(1):\n for _ in ds: edl.mean(1.0)"
+        ),
+        "call edl.mean() after the update of a batch and before the next one",
+    ),
+    "mean inside of a function": (
+        "edl.init(); tf.function(lambda x: edl.mean(x))(tf.constant(1.0))",
+        "edl.mean takes a number, or a tensor with one element in it",
+    ),
     "rank before init": ("edl.rank()", "call edl.init() first"),
     "optimizer before init": ("edl.Optimizer(sgd)", "call edl.init() first"),
     "dataset before init": ("edl.Dataset(data)", "call edl.init() first"),

@@ -103,10 +103,10 @@ sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1
 for _ in loader.epochs(1):
     for _ in loader:
         train_it = edl.step() == 0
+        opt.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
-        opt.synchronize()
         if not train_it:
-            opt.synchronize.__self__._drop()
+            opt.synchronize.__self__._drop(0.0)
             assert all(p.grad.eq(0).all() for p in model.parameters()), "the script may look"
         before = model.weight.clone()
         opt.step()
@@ -152,7 +152,7 @@ WRONG_USES = {
     ),
     "batch without a step": (
         "edl.init(); loader = edl.DataLoader(data)\nfor _ in loader.epochs(1): list(loader)",
-        "took a batch without calling optimizer.step()",
+        "took a batch without calling backward() and optimizer.step()",
     ),
     "backward twice": (
         (
@@ -165,6 +165,18 @@ WRONG_USES = {
     "epochs twice": (
         LOOP + "for n in (1, 2):\n for _ in loader.epochs(n):\n  for _ in loader: train()",
         "this job's training is over",
+    ),
+    "mean before its time": (
+        LOOP + "edl.mean(1.0)",
+        "the loop over the epochs: training has not begun",
+    ),
+    "mean in a step": (
+        LOOP + "for _ in loader.epochs(1):\n for _ in loader: edl.mean(1.0)",
+        "call edl.mean() after the update of a batch and before the next one",
+    ),
+    "mean after the end": (
+        LOOP + "for _ in loader.epochs(1):\n for _ in loader: train()\nedl.mean(1.0)",
+        "inside the loop over the epochs: all epochs are trained",
     ),
     "bad setting": ("edl.init(session_timeout_s=-1.0)", "session_timeout_s is -1"),
 }

@@ -158,6 +158,8 @@ class Trial(Job):
     def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
         """Let it end: each sample was counted once an epoch, on all workers alike.
 
+        What the workers have exchanged between steps was the same on all, too.
+
         Args:
             workers: how many trained to the end; None: any number.
             code: that `edl run` ends with.
@@ -177,6 +179,9 @@ class Trial(Job):
             assert report["counts"] == {str(self.epochs): self.samples}, story
             for epoch in report["epochs"]:
                 assert epoch["counts"] == {str(epoch["epoch"] + 1): self.samples}, story
+            for steps, told in report["exchanges"].items():
+                assert all(r["exchanges"].get(steps, told) == told for r in reports), story
+                assert {row[1] for row in told} == {float(steps)}, story
         assert len({report["w_sha256"] for report in reports}) == 1, story
         assert len({report["steps"] for report in reports}) == 1, story
         assert len({report["rings"][-1]["generation"] for report in reports}) == 1, story

@@ -13,20 +13,26 @@ from edl.core.agency import (
     RESTARTS,
     SETTLE_S,
     STOP_S,
-    TRAINED_S,
-    UNKNOWN_EXIT,
+    STUCK_S,
     Decision,
     Loss,
     Own,
-    Process,
-    backoff_s,
     decide,
-    exit_status,
-    how,
     observe,
     record_loss,
+    relevant,
 )
 from edl.core.facts import Generation, Host, Job, JobState, Leader, Member, Seat, Snapshot, Stage
+from edl.core.process import (
+    EXIT_S,
+    GONE_S,
+    TRAINED_S,
+    UNKNOWN_EXIT,
+    Process,
+    backoff_s,
+    exit_status,
+    how,
+)
 
 NOW = 1000.0
 JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
@@ -181,6 +187,11 @@ def test_members_on_other_hosts_do_not_count() -> None:
 # --- failures
 
 
+def patient(**changes: object) -> Snapshot:
+    """Of a job whose slots are never given up."""
+    return snapshot(2, generation(0, 1), job=replace(JOB, max_restarts=1000), **changes)
+
+
 @pytest.mark.parametrize(
     ("failures", "waited", "starts"),
     [(0, 0.9, []), (0, 1.0, [1]), (2, 3.9, []), (2, 4.0, [1]), (20, 29.9, []), (20, 30.0, [1])],
@@ -189,7 +200,7 @@ def test_a_failed_slot_waits_for_its_back_off(
     failures: int, waited: float, starts: list[int]
 ) -> None:
     crashed = trainer(1, exit_code=1, exited=NOW - waited, failures=failures)
-    decision = decide(snapshot(2, generation(0, 1)), own(trainer(0), crashed), NOW)
+    decision = decide(patient(), own(trainer(0), crashed), NOW)
     assert slots(decision) == starts
     assert [start.failures for start in decision.starts] == [failures + 1] * len(starts)
 
@@ -202,7 +213,7 @@ def test_back_off() -> None:
 
 def test_the_longest_back_off_can_be_set() -> None:
     crashed = trainer(1, exit_code=1, exited=NOW - 1.0, failures=20)
-    facts = snapshot(2, generation(0, 1))
+    facts = patient()
     assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.0), NOW)) == [1]
     assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.1), NOW)) == []
 
@@ -434,15 +445,108 @@ def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
     assert decide(facts, own(mine, losses=earlier), NOW + LOST_S).outcome is None
 
 
-def test_who_was_killed_has_crashed_though_the_leader_gave_it_up_first() -> None:
-    killed_one = trainer(0, exit_code=-9, exited=NOW)
-    given_up = snapshot(1, generation(1), evicted={0: "its process is gone"})
-    (seen,) = observe((killed_one,), given_up, NOW)
-    assert (seen.failed, seen.crashed) == (False, True)
-    (ours,) = observe((replace(killed_one, told=NOW - 1.0),), given_up, NOW)
-    assert not ours.crashed
-    (obeyed,) = observe((replace(killed_one, exit_code=1),), given_up, NOW)
-    assert (obeyed.failed, obeyed.crashed) == (False, False)
+def test_those_of_other_hosts_are_dead_when_their_end_was_told_or_proven() -> None:
+    facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=3, exited=NOW)
+    assert decide(facts, own(mine), NOW).outcome is None
+    assert decide(facts, own(mine, ended=frozenset({1})), NOW).outcome is not None
+    proven = replace(facts, evicted={1: "its process is gone: port 1 refuses connections"})
+    assert decide(proven, own(mine), NOW).outcome is not None
+    cut_off = replace(facts, evicted={1: "it is frozen or cut off"})
+    assert decide(cut_off, own(mine), NOW).outcome is None
+
+
+def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
+    ended = trainer(0, exit_code=-15, exited=NOW, told=NOW - 1)
+    failed = trainer(1, exit_code=1, exited=NOW, last_line="Boom")
+    outcome = decide(snapshot(2, generation(0, 1)), own(ended, failed), NOW).outcome
+    assert outcome is not None
+    assert outcome.reason == "all workers exited with code 1; the last line of w1: Boom"
+
+
+# --- a slot that keeps failing
+
+
+def failing(slot: int = 1, **changes: object) -> Process:
+    """Its slot has failed once more than it may."""
+    values = {"exit_code": 3, "exited": NOW, "failures": JOB.max_restarts, "last_line": "Boom"}
+    return trainer(slot, **{**values, **changes})
+
+
+def test_a_slot_that_keeps_failing_is_given_up_and_the_plan_does_not_want_it() -> None:
+    facts = snapshot(2, generation(0))
+    decision = decide(facts, own(trainer(0), failing()), NOW)
+    assert (decision.starts, decision.outcome) == ((), None)
+    assert decision.give_up is not None
+    assert (decision.give_up.launch, decision.give_up.slot) == ("t-1", 1)
+    assert decision.give_up.plan == {"a": 1}
+    assert decision.give_up.reason == (
+        "slot 1 of host a failed 11 times in a row (--max-restarts is 10) and is given up; "
+        "1 worker is wanted now; w1 exited with code 3; the last line of w1: Boom"
+    )
+    once_less = failing(failures=JOB.max_restarts - 1, exited=NOW - 100)
+    assert slots(decide(facts, own(trainer(0), once_less), NOW)) == [1]
+
+
+def test_a_slot_is_not_given_up_where_nobody_is_wanted_or_before_the_job_fails_alike() -> None:
+    assert decide(snapshot(1, generation(0)), own(trainer(0), failing()), NOW).give_up is None
+    never = replace(JOB, max_restarts=0)
+    first = trainer(1, exit_code=3, exited=NOW)
+    assert decide(snapshot(2, generation(0), job=never), own(trainer(0), first), NOW).give_up
+    left = trainer(1, exit_code=0, exited=NOW - 10, failures=50)
+    assert decide(snapshot(2, generation(0)), own(trainer(0), left), NOW).give_up is None
+
+
+def test_who_plans_more_lets_a_slot_that_was_given_up_begin_anew_after_all_others() -> None:
+    used_up = failing(used_up=True)
+    assert slots(decide(snapshot(1, generation(0)), own(trainer(0), used_up), NOW)) == []
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), used_up), NOW)) == [2]
+    small = replace(snapshot(2, generation(0)), hosts=(Host("a", 2, "127.0.0.1"),))
+    (start,) = decide(small, own(trainer(0), used_up), NOW).starts
+    assert (start.slot, start.failures) == (1, 0)
+
+
+def test_below_min_np_a_free_slot_takes_the_place() -> None:
+    needy = replace(JOB, min_np=2)
+    facts = snapshot(2, generation(0), job=needy, hosts=(Host("a", 2, "1.1.1.1"),))
+    now = own(trainer(0), failing())
+    outcome = decide(facts, now, NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 3)
+    assert outcome.reason == (
+        "slot 1 of host a failed 11 times in a row (--max-restarts is 10), and without it fewer "
+        "than 2 (--min-np) are left: w1 exited with code 3; the last line of w1: Boom"
+    )
+    here = replace(facts, hosts=(Host("a", 3, "1.1.1.1"),))
+    give_up = decide(here, now, NOW).give_up
+    assert give_up is not None
+    assert give_up.plan == {"a": 2}
+    there = replace(facts, hosts=(*facts.hosts, Host("b", 1, "1.1.1.2")))
+    give_up = decide(there, now, NOW).give_up
+    assert give_up is not None
+    assert give_up.plan == {"a": 1, "b": 1}
+    spent = Host("b", 1, "1.1.1.2", given_up={"0": "it failed"})
+    assert decide(replace(facts, hosts=(*facts.hosts, spent)), now, NOW).outcome is not None
+
+
+# --- the end of a process
+
+
+def test_who_ends_by_itself_is_not_told_to_and_is_killed_when_it_does_not() -> None:
+    """SIGTERM would hide how it has ended."""
+    proof = "its process is gone: port 1 refuses connections"
+    facts = snapshot(2, generation(0), evicted={1: proof})
+    (seen,) = observe([trainer(1)], facts, NOW)
+    assert seen.gone == NOW
+    assert ended(decide(facts, own(trainer(0), seen), NOW + GONE_S - 0.1)) == []
+    assert ended(decide(facts, own(trainer(0), seen), NOW + GONE_S)) == [("t-1", True)]
+
+
+@pytest.mark.parametrize("job", [JOB, state(JobState.FINISHED), state(JobState.FAILED)])
+def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> None:
+    facts = snapshot(1, generation(0), job=job)
+    lingers = trainer(0, ended=NOW)
+    assert ended(decide(facts, own(lingers), NOW + EXIT_S - 0.1)) == []
+    assert ended(decide(facts, own(lingers), NOW + EXIT_S)) == [("t-0", True)]
 
 
 # --- stopping
@@ -451,21 +555,43 @@ def test_who_was_killed_has_crashed_though_the_leader_gave_it_up_first() -> None
 def test_a_ring_that_saves_has_more_time_to_end() -> None:
     job = replace(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
     facts = snapshot(2, generation(0), job=job)
-    assert decide(facts, own(trainer(0)), NOW + STOP_S + 199).endings == ()
-    assert ended(decide(facts, own(trainer(0)), NOW + STOP_S + 200)) == [("t-0", False)]
+    for seconds, told in ((STOP_S + 199, []), (STOP_S + 200, [("t-0", False)])):
+        now = NOW + seconds
+        assert ended(decide(facts, own(trainer(0), stepped=now), now)) == told
+    saves = replace(facts, members=(member(0, "t-0", stage=Stage.LEAVING),))
+    assert decide(saves, own(trainer(0)), NOW + STOP_S + 199).endings == ()
+
+
+@pytest.mark.parametrize(
+    ("saved", "usual_s", "limit"),
+    [(JOB, 0.0, STUCK_S), (JOB, 2.0, 10.0), (JOB, 60.0, STOP_S), (SAVED, 0.0, STOP_S)],
+)
+def test_a_ring_that_completes_no_step_is_not_waited_for(
+    saved: Job, usual_s: float, limit: float
+) -> None:
+    job = replace(saved, state=JobState.STOPPING)
+    facts = snapshot(2, generation(0, 1), job=job, status={"median_step_s": usual_s})
+    both = own(trainer(0), trainer(1))
+    assert decide(facts, both, NOW + limit - 0.1).endings == ()
+    assert ended(decide(facts, both, NOW + limit)) == [("t-0", True), ("t-1", True)]
+    steps = replace(both, stepped=NOW + 1.0)
+    if saved is JOB and usual_s < 60.0:
+        assert decide(facts, steps, NOW + limit).endings == ()
 
 
 def test_a_ring_ends_by_its_leader() -> None:
     facts = snapshot(2, generation(0, 1), job=state(JobState.STOPPING))
     workers = own(trainer(0), trainer(1))
+    workers = replace(workers, stepped=NOW + STOP_S)
     assert decide(facts, workers, NOW + STOP_S - 1).endings == ()
     assert ended(decide(facts, workers, NOW + STOP_S)) == [("t-0", False), ("t-1", False)]
 
 
 def test_nobody_leads_a_job_that_stops() -> None:
     facts = snapshot(2, generation(0), job=state(JobState.STOPPING), leader=None)
-    assert decide(facts, own(trainer(0)), NOW).endings == ()
-    assert ended(decide(facts, own(trainer(0)), NOW + LEADERLESS_S)) == [("t-0", False)]
+    mine = own(trainer(0), stepped=NOW + LEADERLESS_S)
+    assert decide(facts, mine, NOW).endings == ()
+    assert ended(decide(facts, mine, NOW + LEADERLESS_S)) == [("t-0", False)]
 
 
 def test_a_job_that_stops_before_it_began() -> None:
@@ -617,14 +743,5 @@ def test_only_exits_that_matter_are_kept() -> None:
     old = died(0, launch="t-old", worker=3, started=NOW - 50)
     seated = died(1, launch="t-seated", worker=0, started=NOW - 50)
     last = died(2, launch="t-last", started=NOW - 50)
-    kept = observe([old, seated, last, process(0), process(1)], snapshot(2, generation(0)), NOW)
+    kept = relevant([old, seated, last, process(0), process(1)], snapshot(2, generation(0)))
     assert [p.launch for p in kept] == ["t-seated", "t-last", "t-0", "t-1"]
-
-
-def test_exit_codes_in_words_and_for_the_shell() -> None:
-    assert (how(3), how(-9), how(-250)) == (
-        "exited with code 3",
-        "was killed by SIGKILL",
-        "was killed by signal 250",
-    )
-    assert (exit_status(3), exit_status(-9)) == (3, 137)

@@ -244,6 +244,21 @@ def test_who_missed_the_last_step_takes_the_state_of_one_who_did_not() -> None:
     assert (new.members, new.sync_root, new.joined) == ((0, 1, 2), 1, (0,))
 
 
+def test_who_missed_the_last_exchange_only_needs_its_answer() -> None:
+    """The root is one who has it; nobody is sent the state for it."""
+    first = replace(A, broken=Broken(7, 41, exchanges=2))
+    told = replace(B, broken=Broken(7, 41, exchanges=3))
+    new = made(decided(job_of(first, told, replace(C, broken=Broken(7, 41, exchanges=3)))))
+    assert (new.sync_root, new.joined) == (1, ())
+    assert new.reason.endswith("3 of 3 go on from step 41 of w1")
+
+
+def test_a_step_is_more_than_the_exchanges_before_it() -> None:
+    behind = replace(A, broken=Broken(7, 40, exchanges=3))
+    new = made(decided(job_of(behind, replace(B, broken=Broken(7, 41, exchanges=3)))))
+    assert (new.sync_root, new.joined) == (1, (0,))
+
+
 def test_if_nobody_has_the_state_all_join() -> None:
     new = made(decided(job_of(broke(A, -1), broke(B, -1))))
     assert (new.sync_root, new.joined) == (0, (0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -78,3 +79,24 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     assert list(batch.indices) == list(order[batch.position : batch.position + 4])
     assert ahead.shard.agrees_with(ahead.ledger)
     assert ahead.filler or ahead.batch is not None
+
+
+def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:
+    root, late = position(0), position(1)
+    root.has_state = late.has_state = True
+    root.exchanged([[1.0], [float("inf")]])
+    late.take_over(json.loads(json.dumps(root.header())), Receive.NOTHING)
+    assert (late.exchanges, late.told) == (1, [[1.0], [float("inf")]])
+    newcomer = position(2)
+    newcomer.take_over(late.header(), Receive.ALL)
+    assert newcomer.exchanges == 1
+
+
+def test_nobody_misses_two_exchanges() -> None:
+    """The second needs everybody, after the first."""
+    root, late = position(0), position(1)
+    root.has_state = late.has_state = True
+    root.exchanged([[1.0]])
+    root.exchanged([[2.0]])
+    with pytest.raises(AssertionError):
+        late.take_over(root.header(), Receive.NOTHING)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from edl.core.agency import Process
+from edl.core.agency import STUCK_S
 from edl.core.facts import Generation, Job, JobState, KeptSlot, Member, Seat, Snapshot, Stage
 from edl.core.losses import Losses
+from edl.core.process import EXIT_S, Process
 from edl.core.slot import (
     AfterLoss,
     Own,
@@ -224,16 +225,67 @@ def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not(
 def test_a_worker_that_was_given_up_is_ended_and_that_is_no_failure() -> None:
     ending = decide(replace(NOW, evicted={1: "frozen"}), OWN, 100.0).ending
     assert ending is not None
-    assert not replace(KILLED, told=100.0).failed
+    assert not replace(KILLED, told=98.0).failed
 
 
 def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
     now = with_job(state=JobState.STOPPING)
-    assert decide(now, replace(OWN, state_since=90.0), 100.0).ending is None
-    assert decide(now, replace(OWN, state_since=60.0), 100.0).ending is not None
+    steps = replace(OWN, stepped=100.0)
+    assert decide(now, replace(steps, state_since=90.0), 100.0).ending is None
+    assert told_to_end(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
+    stuck = replace(OWN, state_since=100.0)
+    assert decide(now, stuck, 100.0 + STUCK_S - 0.1).ending is None
+    assert told_to_end(now, stuck, 100.0 + STUCK_S) == "SIGKILL"
     outcome = decide(replace(now, members=()), replace(OWN, process=KILLED), 100.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.STOPPED
+
+
+def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() -> None:
+    failing = replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
+    own = replace(OWN, process=failing)
+    assert decide(with_job(max_restarts=5), own, 200.0).start is not None
+    decision = decide(with_job(max_restarts=4), own, 200.0)
+    assert (decision.give_up, decision.start, decision.exit_code) == (True, None, None)
+    assert decision.reason == (
+        "slot 1 failed 5 times in a row and is given up (EDL_MAX_RESTARTS is 4): "
+        "w1 exited with code 3; the last line of w1: ValueError: boom"
+    )
+    given_up = replace(own, process=replace(failing, used_up=True))
+    idle = decide(with_job(max_restarts=4), given_up, 200.0)
+    assert (idle.give_up, idle.start, idle.exit_code) == (False, None, None)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -> None:
+    own = replace(
+        OWN, process=replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
+    )
+    job = replace(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
+    used = (KeptSlot("a", 0, given_up="it failed"),) if elsewhere else ()
+    decision = decide(replace(NOW, job=job, slots=used), own, 200.0)
+    assert decision.outcome is not None
+    assert (decision.outcome.state, decision.outcome.exit_code) == (JobState.FAILED, 3)
+    assert "without it fewer than" in decision.outcome.reason
+    assert decision.outcome.reason.endswith("the last line of w1: ValueError: boom")
+
+
+def test_a_process_whose_script_has_ended_is_killed_when_it_stays() -> None:
+    over = with_job(state=JobState.FINISHED)
+    own = replace(OWN, process=replace(LIVES, ended=100.0), state_since=100.0)
+    assert decide(over, own, 100.0 + EXIT_S - 0.1).ending is None
+    assert told_to_end(over, own, 100.0 + EXIT_S) == "SIGKILL"
+
+
+def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
+    lost = replace(NOW, members=())
+    own = replace(OWN, process=ERROR, lost_since=99.5)
+    assert decide(lost, own, 100.0).outcome is None
+    assert decide(lost, replace(own, ended=frozenset({0, 1})), 100.0).outcome is not None
+    proven = replace(lost, evicted={0: "its process is gone: port 1 refuses connections"})
+    assert decide(proven, replace(own, ended=frozenset({1})), 100.0).outcome is not None
+    frozen = replace(lost, evicted={0: "it is frozen or cut off"})
+    assert decide(frozen, replace(own, ended=frozenset({1})), 100.0).outcome is None
 
 
 def test_when_the_ring_has_ended_the_job_has_stopped() -> None:

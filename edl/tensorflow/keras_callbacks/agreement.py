@@ -6,8 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from edl.core.mean import weighted_means
 from edl.core.steprecord import stopping
 from edl.errors import UsageError
 
@@ -37,9 +36,8 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
             f"the metrics of {', '.join(odd)} are not those of w{rows[0][0]:.0f}; give all workers "
             f"the same metrics and the same validation_data (here: {', '.join(names)})"
         )
-    table = np.array([row for row in rows if row[1] > 0] or rows[:1], dtype=np.float64)
-    means = np.average(table[:, 3:], axis=0, weights=np.maximum(table[:, 1], 1e-9))
-    return {name: float(mean) for name, mean in zip(names, means, strict=False)}
+    means = weighted_means([[row[1], *row[3:]] for row in rows])
+    return dict(zip(names, means, strict=False))  # what follows is the filling
 
 
 @dataclass(frozen=True)

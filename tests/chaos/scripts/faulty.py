@@ -13,8 +13,9 @@ A group is armed when all groups before it have struck. A fault:
     size    how many workers the ring must have at least
             (after and size are asked of workers in the ring only)
     signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
-            does; or MISS, with the point "averaged" of PyTorch: it has not got the averages that
-            the others have, as if the ring had broken just then
+            does; or MISS, with the point "averaged": it has not got the averages that the others
+            have, as if the ring had broken just then; or with "told", the answer of an exchange
+            between two steps
 
 Otherwise hooks only look and kill: what a worker does is not changed.
 """
@@ -85,30 +86,31 @@ def strike(point):
             continue
         print(f"chaos: {mine} gets SIG{name} at {point} of step {step}", flush=True)
         if name == "MISS":
-            raise RingBroken(edl.generation(), "a test takes the averages away")
+            raise RingBroken(edl.generation(), "a test takes it away")
         while name == "HANG":
             time.sleep(1.0)
         os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
         return
 
 
-def watch_averages():
-    """Make a point of the instant at which PyTorch's averages are there, inside of their try."""
-    from edl.torch.reduction import GradientReduction
+def watch_exchanges():
+    """Make a point of the instant at which the answer of an exchange is there."""
+    from edl.ring.ring import Ring
 
-    reduce = GradientReduction._reduce
+    exchange = Ring.exchange
 
-    def reduce_and_strike(self):
-        reduce(self)
-        strike("averaged")
+    def exchange_and_strike(self, values):
+        told = exchange(self, values)
+        strike("told")
+        return told
 
-    GradientReduction._reduce = reduce_and_strike
+    Ring.exchange = exchange_and_strike
 
 
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
 points.subscribe(strike)
-if any(fault["point"] == "averaged" for group in GROUPS for fault in group):
-    watch_averages()
+if any(fault["point"] == "told" for group in GROUPS for fault in group):
+    watch_exchanges()
 sys.argv[0] = str(COUNTING)
 sys.path.insert(0, str(SCRIPTS))
 runpy.run_path(str(COUNTING), run_name="__main__")

@@ -40,6 +40,7 @@ for epoch in loader.epochs(args.epochs):
         optimizer.step()
         if not edl.is_rehearsing():
             diary.end_step(model.steps.item(), tally())
+            diary.exchange(model.steps.item())
     if not edl.is_rehearsing():
         diary.end_epoch(epoch, model.count)
 diary.report(model.w.detach().numpy(), model.count, model.steps.item())

@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -43,6 +44,7 @@ def parser():
     options.add_argument("--checkpoint", type=Path, help="save into this directory")
     options.add_argument("--tfrecord", help="samples: the numbers in the sound records of files")
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
+    options.add_argument("--exchange", type=int, default=0, help="numbers, each so many steps")
     options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
     options.add_argument("--scene", type=Path, help="what is to happen: benchmarks/scenarios")
     return options
@@ -74,6 +76,7 @@ class Diary:
         self.pauses = []  # steps that took long, from the end of the one before
         self.wrong = []  # what this worker saw go wrong
         self.rings = []  # the generations that this worker was in: number, size, first step
+        self.exchanges = {}  # what all have told each other after a step
         self.epochs = []  # the counts at the end of each epoch that this worker was in
         self._last_step = time.monotonic()
         self._scene = None
@@ -107,6 +110,12 @@ class Diary:
         if problem:
             self.wrong.append(f"step {steps} {problem}")
 
+    def exchange(self, steps):
+        """Now and then tell the others something that nobody can know: the answer must travel."""
+        if self.args.exchange and steps % self.args.exchange == 0:
+            worker = edl.current_worker()
+            self.exchanges[str(steps)] = worker.exchange([worker.id, steps, random.random()])
+
     def end_epoch(self, epoch, count, **more):
         self.epochs.append({"epoch": epoch, "counts": histogram(count), **more})
         if self._scene:
@@ -121,6 +130,7 @@ class Diary:
             "steps": steps,
             "epochs": self.epochs,
             "rings": self.rings,
+            "exchanges": self.exchanges,
             "pauses": self.pauses,
             "wrong": self.wrong,
             **more,

@@ -1,0 +1,70 @@
+"""Which line of a dead process's output says best why it died: mostly the last, but not always.
+
+Python ends an error with its type and message, and then the interpreter's own end, libraries and
+progress bars may write more. So the end of a traceback counts, if little of weight follows it; else
+the last line that is not noise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+KEPT = 400  # lines of a process's output that are looked at
+AFTER = 10  # lines of weight after a traceback: then the script went on
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TRACEBACK = "Traceback (most recent call last)"
+_IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+
+_NOISE = re.compile(
+    r"""
+    \d+%\s?\||━|\[=+[>.=]*\]|\d[\d.]*\s?(?:it/s|s/it|ms/step|s/step|s/epoch)   # progress bars
+    |^\[\d{4}-\d\d-\d\d[ ][\d:.]+:?\s*[TDIWE]\b.*horovod/        # Horovod's own log
+    |^\[[\d.]+\]:?[ ]?\[?[TDIWE]\b.*horovod                      # the same without the date
+    |^[IWE]\d{4}\s[\d:.]+\s                                      # glog: [IWE]mmdd hh:mm:ss
+    |^\d{4}-\d\d-\d\d\s[\d:.,]+:?\s[IWE]\s                       # TensorFlow's
+    |^(?:WARNING|INFO|DEBUG):                                    # logging's plain format, absl
+    |absl::InitializeLog
+    |^\[(?:rank\d+\]:)?\[?[IW]\d{3,}\s                           # PyTorch's C++ warnings
+    |^\[[IW]\s\S+\.cpp
+    |:\d+:\s\w*Warning:|^\w*Warning:|^warnings\.warn\(           # Python's warnings
+    |resource_tracker
+    |^(?:During\shandling\sof\sthe\sabove|The\sabove\sexception\swas\sthe\sdirect)
+    |^Fatal\sPython\serror:\s_enter_buffered_busy                # a thread still wrote at the end
+    """,
+    re.VERBOSE,
+)
+
+
+def best(lines: Iterable[str]) -> str:
+    """The line of a process's last output that says best why it ended; empty when none does."""
+    weighty: list[str] = []
+    error = None  # index in ``weighty`` of the end of the last traceback
+    inside, ignored = False, False
+    for coloured in lines:
+        line = _COLOUR.sub("", coloured).rstrip()
+        text = line.strip()
+        if text.startswith(_IGNORED):
+            inside, ignored = False, True
+        elif text.startswith(_TRACEBACK):
+            inside = True
+        elif inside and line[:1] in ("", " ", "\t"):
+            continue
+        elif inside:
+            if not ignored:
+                error = len(weighty)
+                weighty.append(text)
+            inside, ignored = False, False
+        elif text and not is_noise(text):
+            ignored = False
+            if error is None or line == text:  # else it goes on with the error's message
+                weighty.append(text)
+    if error is not None and len(weighty) - error <= AFTER:
+        return weighty[error]
+    return weighty[-1] if weighty else ""
+
+
+def is_noise(text: str) -> bool:
+    """A line that says nothing about why its process ended."""
+    return _NOISE.search(text) is not None

@@ -1,0 +1,72 @@
+"""Numbers that workers tell each other between two steps: the same answer on all, always.
+
+The answer of an exchange that broke may be known to some survivors and not to others. So each
+worker counts the exchanges that it has completed, beside its steps, and reports both when its
+ring breaks (:class:`edl.core.facts.Broken`). The sync root of the repair is one that has completed
+most, and its answer goes to all with its position (:meth:`edl.daemon.position.Position.header`).
+If nobody has it, the survivors exchange once more, in the new ring.
+
+Who had missed the step before is brought to it by the same repair, and then comes to the exchange
+in its script as the others do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from edl.daemon import points
+from edl.daemon.position import Position
+from edl.errors import RingBroken, UsageError
+from edl.ring.ring import Ring
+
+OUT_OF_PLACE = (
+    "workers exchange numbers between two steps: call edl.mean() after the update of a batch and "
+    "before the next one, inside the loop over the epochs"
+)
+
+
+def exchange(
+    values: Sequence[float],
+    ring: Ring,
+    position: Position,
+    repair: Callable[[RingBroken, float], None],
+) -> list[list[float]]:
+    """Everybody's ``values`` in rank order.
+
+    Args:
+        repair: goes on with the survivors; it is told since when this worker waited.
+
+    Raises:
+        RingBroken: where the script keeps its own place in its data, and is broken off.
+    """
+    mine = [float(value) for value in values]
+    points.reached("exchange")
+    if position.scripted:
+        return ring.exchange(mine)
+    before = position.exchanges
+    while position.exchanges == before:
+        began = time.monotonic()
+        try:
+            position.exchanged(ring.exchange(mine))
+        except RingBroken as error:
+            repair(error, began)
+    points.reached("exchanged")
+    return position.told
+
+
+def check_place(position: Position, finished: bool) -> None:
+    """Make sure that the training is between two steps.
+
+    Raises:
+        UsageError: it is not.
+    """
+    why = None
+    if finished:
+        why = "all epochs are trained"
+    elif position.open:
+        why = "this batch is not trained yet"
+    elif not position.scripted and not position.has_state:
+        why = "training has not begun"
+    if why is not None:
+        raise UsageError(f"{OUT_OF_PLACE}: {why}")

@@ -1,0 +1,73 @@
+"""The proof that a job of scripts/torch_habits.py trained as one process does, step by step."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import SCRIPTS
+
+sys.path.insert(0, str(SCRIPTS))
+from torch_habits import SAMPLES, Training
+
+NEVER = slice(8, 12)  # of the weights: the parameter without a gradient
+
+Line = dict[str, Any]
+
+
+def prove_as_one_process(out: Path, epochs: int, workers: int | None = None) -> list[Line]:
+    """Repeat each step on its global batch; returns what the workers wrote of their steps.
+
+    Who was in a step, and with how many samples, they say themselves; that it is true shows in
+    their weights. ``workers``: how many trained to the end; None: any number.
+    """
+    batches: dict[tuple[int, int], list[int]] = {}
+    steps: dict[int, list[Line]] = defaultdict(list)
+    finals = []
+    for file in sorted(out.glob("*.jsonl")):
+        for line in map(json.loads, file.read_text().splitlines()):
+            if "begun" in line:
+                batches[line["begun"], line["worker"]] = line["indices"]
+            elif "step" in line:
+                steps[line["step"]].append(line)
+            else:
+                finals.append(line)
+    assert sorted(steps) == list(range(len(steps)))
+
+    alone = Training()
+    trained: dict[int, list[int]] = defaultdict(list)
+    for step, rows in sorted(steps.items()):
+        (counted,) = {json.dumps(row["counted"]) for row in rows if "counted" in row}
+        indices = [i for w, n in json.loads(counted) for i in batches.get((step, w), [])[:n]]
+        (epoch,) = {row["epoch"] for row in rows}
+        trained[epoch] += indices
+        _compare(rows, alone.train(torch.tensor(indices, dtype=torch.int64), epoch), step)
+    assert {epoch: sorted(indices) for epoch, indices in trained.items()} == {
+        epoch: list(range(SAMPLES)) for epoch in range(epochs)
+    }
+    assert finals
+    assert workers in (None, len(finals))
+    for final in finals:
+        assert final == finals[0]
+        assert final["steps"] == len(steps)
+        assert final["final"][NEVER] == [1.0] * 4, "no weight decay without a gradient"
+    return [row for rows in steps.values() for row in rows]
+
+
+def _compare(rows: list[Line], expected: Line, step: int) -> None:
+    for row in rows:
+        assert row["weights"] == pytest.approx(expected["weights"], abs=1e-9), (step, row)
+        assert row["scale"] == expected["scale"], (step, row)
+        if "counted" not in row:  # it has missed the step, and was given the weights
+            assert not row["moved"]
+            assert math.isfinite(row["norm"]) is expected["moved"], (step, row)
+            continue
+        assert (row["has"], row["moved"]) == (expected["has"], expected["moved"]), (step, row)
+        if expected["moved"]:
+            assert row["norm"] == pytest.approx(expected["norm"]), (step, row)

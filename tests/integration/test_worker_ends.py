@@ -1,0 +1,123 @@
+"""How workers end: each end is told once and as what it was, and holds nobody up."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from cli_shell import STANDIN, Shell, shell, until
+from jobs import SCRIPTS
+from trial import Trial, freeze, trial
+
+from edl.core.agency import STUCK_S
+from edl.core.process import EXIT_S
+
+pytestmark = [pytest.mark.integration]
+__all__ = ["shell"]
+
+BUSY_S = 6.0  # what a busy machine adds to any bound
+
+
+class Failing(Trial):
+    """Runs its script by ``failing.py``."""
+
+    model = "counting.py"
+
+    def words(self) -> list[str]:
+        return [str(SCRIPTS / self.model), *super().words()]
+
+
+@pytest.mark.slow
+def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """Twice: by an error and by sys.exit(3), in the midst of a step."""
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    with trial(
+        tmp_path,
+        zk_hosts,
+        np=3,
+        kind=Failing,
+        script=SCRIPTS / "failing.py",
+        options=("--max-restarts", "1"),
+        environment={"FAILS_IN_SLOT": "1", "FAILED": str(failed)},
+    ) as job:
+        now = job.wait(lambda now: now["slots_given_up"], "end of the crash loop", 120.0)
+        assert list(now["slots_given_up"]) == [f"{next(iter(now['hosts']))}:1"]
+        job.wait(lambda now: sum(now["plan"].values()) == now["world_size"] == 2, "two workers")
+        job.prove(workers=2)
+        events = job.events()
+    fails = [event for event in events if event["kind"] == "worker_failed"]
+    assert [(f["exit_code"], f["slot"]) for f in fails] == [(1, 1), (3, 1)], job.output()
+    assert fails[0]["last_line"] == "ValueError: boom"
+    assert fails[0]["reason"].endswith("exited with code 1; its last line: ValueError: boom")
+    (given_up,) = [event for event in events if event["kind"] == "slot_given_up"]
+    assert "slot 1 of host" in given_up["reason"]
+    assert "failed 2 times in a row (--max-restarts is 1)" in given_up["reason"]
+    others = [event for event in events if event["kind"] == "worker_exited"]
+    assert [event["exit_code"] for event in others] == [0, 0]
+    assert "worker_exited" not in job.output()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["counting.py", "tf_counting.py"])
+def test_edl_run_returns_soon_after_the_last_script(
+    tmp_path: Path, zk_hosts: str, model: str
+) -> None:
+    """One process hangs when all is done; the other one evaluates, and has the time for that."""
+    ended = tmp_path / "ended"
+    ended.mkdir()
+    with trial(
+        tmp_path,
+        zk_hosts,
+        np=2,
+        kind=Failing,
+        script=SCRIPTS / "failing.py",
+        model=model,
+        samples=96,
+        epochs=2,
+        environment={"HANGS_IN_SLOT": "1", "EVALUATES_S": "5", "ENDED": str(ended)},
+    ) as job:
+        job.wait_for_size(2, 120.0)
+        job.prove(workers=2)
+        returned = time.time()
+        exits = job.events("worker_exited")
+        assert not job.events("worker_failed")
+    last = max(float(path.read_text()) for path in ended.iterdir())
+    assert len(list(ended.iterdir())) == 2
+    assert returned - last < 1.0 + BUSY_S
+    assert sorted(event["exit_code"] for event in exits) == [0, 0]
+    hung = next(event for event in exits if event["slot"] == 1)
+    assert f"the process has not within {EXIT_S:g} s" in hung["reason"]
+
+
+def test_workers_that_hang_do_not_keep_edl_run_from_ending(shell: Shell) -> None:
+    """Frozen, they hear no SIGTERM and complete no step."""
+    job = shell.start(
+        *("run", "-np", "2", "--max-np", "2", "--job", "j", "--host", "a"),
+        *(sys.executable, STANDIN),
+    )
+    facts = shell.until_size(2)
+    for member in facts["members"]:
+        freeze(psutil.Process(member["pid"]))
+    began = time.monotonic()
+    job.signal(signal.SIGTERM)
+    assert job.wait(STUCK_S + 3 * BUSY_S) == 0
+    assert time.monotonic() - began < STUCK_S + BUSY_S
+    assert shell.status()["state"] == "stopped"
+    exits = [event for event in shell.events() if event["kind"] == "worker_exited"]
+    assert len(exits) == 2
+    assert all("no step has completed for" in event["reason"] for event in exits)
+
+
+def test_a_script_that_never_joins_fails_the_job_with_a_sentence(shell: Shell) -> None:
+    (shell.directory / "plain.py").write_text("print('trained')\n")
+    job = shell.start("run", "-np", "2", "--job", "j", sys.executable, "plain.py")
+    assert job.wait() == 1
+    assert "edl: job j failed: plain.py ended without calling edl.init()" in job.output
+    until(lambda: not shell.processes(), BUSY_S)

@@ -1,0 +1,123 @@
+"""How a worker's process has ended, and by whose doing: every end is told, once, as what it was."""
+
+from dataclasses import replace
+
+import pytest
+
+from edl.core.facts import Generation, Job, JobState, Member, Seat, Snapshot, Stage
+from edl.core.process import (
+    TRAINED_S,
+    UNKNOWN_EXIT,
+    Process,
+    exit_status,
+    exited,
+    how,
+    seen,
+)
+
+NOW = 1000.0
+JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
+RING = Generation(1, 1, SEATS, 0, (0, 1), (), "start")
+FACTS = Snapshot(JOB, generation=RING)
+TRAINS = Process(1, "l1", NOW - 10, worker=1, ready=True, seated=True)
+ERROR = replace(TRAINS, exit_code=3, exited=NOW, last_line="ValueError: boom")
+GONE = "its process is gone: port 7 refuses connections"
+
+
+def test_a_death_of_its_own_is_a_failure_whoever_saw_it_first() -> None:
+    """The leader may have proof of it before the process is reaped here."""
+    for code in (1, 3, -9, -15, -11):
+        one = replace(ERROR, exit_code=code)
+        after = seen(one, replace(FACTS, evicted={1: GONE}), NOW)
+        before = replace(seen(TRAINS, replace(FACTS, evicted={1: GONE}), NOW), exit_code=code)
+        for process in (one, after, before):
+            assert (process.failed, process.failures_now) == (True, 1), code
+    assert ERROR.ending_story("a") == "w1 on a exited with code 3; its last line: ValueError: boom"
+
+
+def test_who_is_on_its_way_out_after_an_error_does_not_leave_as_it_should() -> None:
+    """The next generation is without it, as if it had been taken out."""
+    without = replace(FACTS, generation=replace(RING, number=2, seats=SEATS[:1]))
+    dying = seen(TRAINS, replace(without, evicted={1: GONE}), NOW)
+    assert dying.departing is None
+    assert not replace(dying, exit_code=3, exited=NOW + 1).failed_late(NOW + 60)
+    assert seen(TRAINS, without, NOW).departing == NOW
+
+
+def test_an_end_that_was_asked_for_is_no_failure() -> None:
+    told = replace(TRAINS, told=NOW - 1, why="its host leaves the job", exited=NOW)
+    for code in (0, 1, 143, -15, -9):
+        assert not replace(told, exit_code=code).failed
+    assert replace(told, exit_code=-11).failed, "nobody asked for that"
+    assert replace(told, exit_code=-15, told=NOW + 1).failed, "it was dead already"
+    assert replace(told, exit_code=-15).ending_story("a") == (
+        "w1 on a was killed by SIGTERM: it was ended by its launcher: its host leaves the job"
+    )
+
+
+def test_to_obey_the_leader_is_no_failure_and_counts_for_the_pause() -> None:
+    reason = "it was not ready after 300 s"
+    obeys = seen(replace(ERROR, exit_code=1), replace(FACTS, evicted={1: reason}), NOW)
+    assert (obeys.failed, obeys.failures_now, obeys.pause_s(30.0)) == (False, 1, 1.0)
+    assert obeys.ending_story("a") == (
+        f"w1 on a exited with code 1: the leader had given it up: {reason}"
+    )
+    other = replace(obeys, exit_code=3)
+    assert other.failed, "that is another error than the one of who was given up"
+
+
+def test_what_ends_as_it_should() -> None:
+    done = replace(TRAINS, exit_code=0, exited=NOW)
+    assert (done.failed, done.ending_story("a")) == (False, "w1 on a exited with code 0")
+    mute = replace(done, worker=None, seated=False)
+    assert (mute.failed, mute.ending_story("a")) == (
+        True,
+        "slot 1 on a exited with code 0 without calling edl.init()",
+    )
+
+
+def test_failures_in_a_row_use_a_slot_up() -> None:
+    tenth = replace(ERROR, failures=9)
+    assert (tenth.failures_now, tenth.uses_up(10), tenth.uses_up(9)) == (10, False, True)
+    assert not replace(tenth, used_up=True).uses_up(9)
+    assert not replace(tenth, exit_code=None).uses_up(9)
+    assert not replace(tenth, started=NOW - TRAINED_S).uses_up(1), "it has trained since"
+    assert replace(tenth, exit_code=0).failures_now == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "departing", "finished", "counts_as"),
+    [(0, None, True, 0), (0, NOW - 5, False, 0), (0, None, False, -9), (1, NOW - 5, True, 1)],
+)
+def test_who_had_to_be_killed_after_its_script_counts_as_what_that_came_to(
+    said: int, departing: float | None, finished: bool, counts_as: int
+) -> None:
+    lingers = replace(TRAINS, ended=NOW - 3, ended_code=said, told=NOW - 1, departing=departing)
+    one = exited(lingers, -9, NOW, "", finished)
+    assert (one.exit_code, one.failed) == (counts_as, counts_as != 0)
+    assert exited(lingers, 3, NOW, "", finished).exit_code == 3, "it told by itself"
+    killed = replace(lingers, ended=None)
+    assert exited(killed, -9, NOW, "", finished).exit_code == -9
+
+
+def test_a_process_is_found_by_its_launch() -> None:
+    member = Member(7, "a", 1, "127.0.0.1", 1, 1, "l1", Stage.PREPARING)
+    found = seen(Process(1, "l1", NOW), replace(FACTS, members=(member,)), NOW)
+    assert (found.worker, found.ready, found.name) == (7, False, "w7")
+
+
+def test_an_adopted_one_that_was_to_end_has_ended_well() -> None:
+    gone = replace(TRAINS, exit_code=UNKNOWN_EXIT, exited=NOW)
+    finished = replace(FACTS, job=replace(JOB, state=JobState.FINISHED))
+    assert seen(gone, finished, NOW).exit_code == 0
+    assert seen(gone, FACTS, NOW).failed
+
+
+def test_exit_codes_in_words_and_for_the_shell() -> None:
+    assert (how(3), how(-9), how(-250)) == (
+        "exited with code 3",
+        "was killed by SIGKILL",
+        "was killed by signal 250",
+    )
+    assert (exit_status(3), exit_status(-9)) == (3, 137)

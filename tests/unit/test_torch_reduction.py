@@ -1,0 +1,407 @@
+"""What becomes of gradients in a step, with the other workers played by lists of numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from edl.daemon import activity
+from edl.errors import RingBroken, UsageError
+from edl.ring.ring import CollectiveFailed
+from edl.torch import reduction as module
+from edl.torch.reduction import PRESENT, GradientReduction, LastStep
+
+Tensor = torch.Tensor
+BATCH = 2
+
+
+class Worker:
+    """One of a ring of two. ``other``: what the other one sends, by name; zeros else."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ring = SimpleNamespace(alone=False)
+        self.rehearsing = self.step_open = False
+        self.begun, self.samples, self.batch_size, self.generation = 0, BATCH, BATCH, 1
+        self.other_samples = BATCH
+        self.other: dict[str, Tensor] = {}
+        self.sent: list[str] = []
+        self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what recover() answers
+        self._flights: list[tuple[Tensor, Tensor, str]] = []
+        monkeypatch.setattr(module, "average_start", self._start)
+        monkeypatch.setattr(module, "finish", self._finish)
+
+    def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
+        self.begun += 1
+        self.step_open, self.samples, self.other_samples = True, samples, other_samples
+        self.other = {f"edl.gradient.{name}": tensor for name, tensor in other.items()}
+        self.sent = []
+
+    def records(self) -> Any:
+        samples = [self.samples] if self.ring.alone else [self.samples, self.other_samples]
+        return [SimpleNamespace(samples=each) for each in samples]
+
+    def end_step(self) -> None:
+        self.step_open = False
+
+    def recover(self, _error: RingBroken) -> bool:
+        self.sent = []
+        return self.breaks.pop(0)()
+
+    def _start(self, tensor: Tensor, output: Tensor, name: str) -> int:
+        assert output.is_contiguous()
+        assert tensor.is_contiguous()
+        self.sent.append(name)
+        self._flights.append((tensor, output, name))
+        return len(self._flights) - 1
+
+    def _finish(self, handle: int) -> Tensor:
+        if self.breaks:
+            raise CollectiveFailed("gone")
+        mine, output, name = self._flights[handle]
+        theirs = self.other.get(name, torch.zeros_like(mine))
+        return output.copy_((mine + theirs.to(mine.dtype).reshape(mine.shape)) / 2)
+
+
+class Job:
+    """One worker's model of named scalars, with edl's hooks as ``edl.Optimizer`` sets them."""
+
+    def __init__(self, worker: Worker, *names: str, **options: Any) -> None:
+        self.worker = worker
+        self.model = torch.nn.Module()
+        for name in names:
+            self.model.register_parameter(name, torch.nn.Parameter(torch.ones(())))
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0, **options)
+        self.last_step = LastStep()
+        self.reduction = GradientReduction(worker, self.sgd, self.model, self.last_step)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> torch.nn.Parameter:
+        return self.model.get_parameter(name)
+
+    def step(self) -> None:
+        self.reduction.finish()
+        self.reduction.let_go()
+        self.sgd.step()
+        self.reduction.end_step(skipped=False)
+
+    def gradients(self) -> dict[str, float | None]:
+        named = self.model.named_parameters()
+        return {n: None if p.grad is None else p.grad.item() for n, p in named}
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    return Worker(monkeypatch)
+
+
+def ones(*numbers: float) -> Tensor:
+    return torch.tensor(numbers)
+
+
+def test_the_mean_is_there_when_backward_returns(worker: Worker) -> None:
+    job = Job(worker, "a", "b")
+    worker.begin(present=ones(1, 1), a=ones(8), b=ones(0))
+    (2 * job.a + 4 * job.b).backward()
+    assert job.gradients() == {"a": 5.0, "b": 2.0}
+    assert worker.sent[-1] == PRESENT
+    job.step()
+    assert (job.a.item(), job.b.item()) == (-4.0, -1.0)
+
+
+def test_who_has_a_gradient_is_decided_together(worker: Worker) -> None:
+    """As in one process: a gradient that nobody has is none, and weight decay leaves it alone."""
+    job = Job(worker, "mine", "theirs", "nobodys", weight_decay=0.5)
+    worker.begin(present=ones(0, 1, 0), theirs=ones(8))
+    (2 * job.mine).backward()
+    assert job.gradients() == {"mine": 1.0, "theirs": 4.0, "nobodys": None}
+    assert worker.sent == ["edl.gradient.mine", PRESENT, "edl.gradient.theirs"]
+    job.step()
+    assert job.nobodys.item() == 1.0
+    # Zeroed gradients are gradients, as in one process. The other worker is a newcomer without.
+    job.sgd.zero_grad(set_to_none=False)
+    worker.begin(present=ones(0, 0, 0))
+    (2 * job.mine).backward()
+    assert job.gradients() == {"mine": 1.0, "theirs": 0.0, "nobodys": None}
+
+
+def test_a_batch_for_padding_counts_for_nothing(worker: Worker) -> None:
+    job = Job(worker, "a", "b", "c")
+    worker.begin(samples=0, other_samples=1, present=ones(1, 0, 1), a=ones(3), c=ones(5))
+    (job.a * float("inf") + job.b).backward()
+    assert job.gradients() == {"a": 6.0, "b": None, "c": 10.0}, "sent: n_i / 2 of it"
+    assert worker.sent == [PRESENT, "edl.gradient.a", "edl.gradient.c"], "it sends nothing early"
+
+
+def test_nobody_sends_where_nobody_has_samples(worker: Worker) -> None:
+    job = Job(worker, "a", weight_decay=0.5)
+    worker.begin(samples=0, other_samples=0)
+    job.a.backward()
+    assert (worker.sent, job.gradients()) == ([], {"a": 0.0})
+    job.step()
+    assert job.a.item() == 1.0
+
+
+def test_survivors_send_all_of_it_again(worker: Worker) -> None:
+    job = Job(worker, "a", "b")
+    worker.begin(present=ones(1, 1), a=ones(8), b=ones(6))
+
+    def survive() -> bool:
+        assert job.gradients() == {"a": 2.0, "b": None}, "untouched"
+        return False
+
+    worker.breaks = [survive, survive]
+    (2 * job.a).backward()
+    assert job.gradients() == {"a": 5.0, "b": 3.0}
+    assert worker.sent == [PRESENT, "edl.gradient.a", "edl.gradient.b"]
+
+
+def test_a_survivor_without_samples_any_more_sends_zeros(worker: Worker) -> None:
+    """Its leases were of a generation that never came to be."""
+    job = Job(worker, "a")
+    worker.begin(present=ones(1), a=ones(8))
+
+    def survive() -> bool:
+        worker.samples = 0
+        return False
+
+    worker.breaks = [survive]
+    (2 * job.a).backward()
+    assert job.gradients() == {"a": 8.0}
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_a_worker_that_missed_a_step_decides_as_the_others(skipped: bool, worker: Worker) -> None:
+    """Their state is in the model. What they have not applied must not look finite here."""
+    job = Job(worker, "a", weight_decay=0.5)
+    worker.begin()
+
+    def superseded() -> bool:
+        job.last_step.skipped = skipped  # with the state
+        with torch.no_grad():
+            job.a.fill_(7.0)
+        return True
+
+    worker.breaks = [superseded]
+    (2 * job.a).backward()
+    norm = torch.nn.utils.clip_grad_norm_([job.a], 1.0)
+    assert bool(norm.isfinite()) is not skipped
+    if not skipped:
+        job.step()
+    job.reduction.settle()
+    assert (job.a.item(), worker.step_open) == (7.0, False)
+    assert job.last_step.skipped is skipped
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_segments(reentrant: bool, worker: Worker) -> None:
+    """Also when nothing else has parameters, and one inside of another."""
+    job = Job(worker, "a", "b")
+    worker.begin(present=ones(1, 1), a=ones(8), b=ones(0))
+
+    def inner(x: Tensor) -> Tensor:
+        return x * job.a
+
+    def outer(x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(inner, x, use_reentrant=reentrant)
+        return y + x * job.b
+
+    x = torch.tensor(2.0, requires_grad=True)
+    checkpoint(outer, x, use_reentrant=reentrant).backward()
+    assert job.gradients() == {"a": 5.0, "b": 1.0}
+    assert worker.sent[-1] == PRESENT
+
+
+def test_gradients_by_other_means_are_no_second_backward(worker: Worker) -> None:
+    """A gradient penalty."""
+    job = Job(worker, "a")
+    worker.begin(present=ones(1), a=ones(0))
+    x = torch.tensor(3.0, requires_grad=True)
+    (slope,) = torch.autograd.grad(job.a * x, x, create_graph=True)
+    (job.a * x + slope**2).backward()
+    assert job.gradients() == {"a": 2.5}
+
+
+def test_parameters_that_are_trained_later(worker: Worker) -> None:
+    job = Job(worker, "a", "b")
+    job.a.requires_grad_(False)
+    worker.begin(present=ones(0, 1))
+    job.b.backward()
+    job.step()
+    job.sgd.zero_grad()
+    job.a.requires_grad_(True)
+    job.b.requires_grad_(False)
+    job.model.register_parameter("c", torch.nn.Parameter(torch.ones(())))
+    job.sgd.add_param_group({"params": [job.c]})
+    job.reduction.settle()
+    worker.begin(present=ones(1, 0, 1), a=ones(1), c=ones(3))
+    (job.a + job.c).backward()
+    assert job.gradients() == {"a": 1.0, "b": None, "c": 2.0}
+
+
+def test_other_layouts_of_memory(worker: Worker) -> None:
+    """Horovod writes rows; a gradient of another layout must not receive them."""
+    model = torch.nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    reduction = GradientReduction(worker, sgd, model, LastStep())  # type: ignore[arg-type]
+    images = torch.randn(2, 2, 4, 4).to(memory_format=torch.channels_last)
+    for _ in range(3):
+        sgd.zero_grad()
+        worker.begin(present=ones(1))
+        (local,) = torch.autograd.grad(model(images).square().sum(), [model.weight])
+        model(images).square().sum().backward()
+        assert torch.equal(model.weight.grad, local / 2)  # type: ignore[arg-type]
+        reduction.end_step(skipped=False)
+
+
+def test_a_graph_of_gradients_is_none_of_the_jobs(worker: Worker) -> None:
+    job = Job(worker, "a")
+    worker.begin(present=ones(1), a=ones(4))
+    with pytest.warns(UserWarning, match="create_graph=True"):
+        (job.a**2).backward(create_graph=True)
+    assert job.a.grad is not None
+    assert (job.gradients(), job.a.grad.requires_grad) == ({"a": 3.0}, False)
+
+
+# --- refusals
+
+
+def test_a_second_backward_is_refused_by_name(worker: Worker) -> None:
+    job = Job(worker, "a", "b")
+    worker.begin(present=ones(1, 0))
+    job.a.backward()
+    for again in (job.a, job.b):
+        with pytest.raises(UsageError, match=r"gradient of [ab] was computed twice in one step"):
+            again.backward()
+
+
+def test_a_change_while_the_reduction_is_under_way_is_refused_by_name(worker: Worker) -> None:
+
+    def clip(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.clamp_(max=0.1)
+
+    def replace(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad / 2
+
+    def remove(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    for change in (clip, replace, remove):
+        job = Job(worker, "a", "b")
+        job.a.register_post_accumulate_grad_hook(change)  # type: ignore[no-untyped-call]
+        worker.begin(present=ones(1, 1))
+        with pytest.raises(UsageError, match="gradient of a was changed while it was being"):
+            (job.a + job.b).backward()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_gradients_over_batches_are_refused_by_name(alone: bool, worker: Worker) -> None:
+    worker.ring.alone = alone
+    job = Job(worker, "a", "b")
+    for settle in (job.step, job.reduction.settle):
+        job.sgd.zero_grad()
+        worker.begin(present=ones(1, 1))
+        (job.a + job.b).backward()
+        settle()
+        worker.begin(present=ones(1, 1))
+        with pytest.raises(UsageError, match="gradient of a is still there from the step before"):
+            job.a.backward()
+        job.reduction.skip()
+    job.sgd.zero_grad()
+    worker.begin(present=ones(1, 1))
+    (job.a + job.b).backward()
+    job.step()
+    worker.begin(present=ones(1, 1))
+    job.a.grad = None
+    with pytest.raises(UsageError, match="gradient of b is still there from the step before"):
+        job.a.backward()
+
+
+ZEROING: dict[str, Callable[[Job], None]] = {
+    "none": lambda job: job.sgd.zero_grad(),
+    "zeros": lambda job: job.sgd.zero_grad(set_to_none=False),
+    "model": lambda job: job.model.zero_grad(set_to_none=False),
+    "by hand": lambda job: [p.grad.zero_() for p in job.model.parameters()] and None,  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.parametrize("how", ZEROING)
+@pytest.mark.parametrize("skips", [False, True])
+def test_gradients_that_are_zeroed_are_not_refused(how: str, skips: bool, worker: Worker) -> None:
+    job = Job(worker, "a", "b")
+    for _ in range(4):
+        worker.begin(present=ones(1, 1), a=ones(1), b=ones(3))
+        (job.a + job.b).backward()
+        torch.nn.utils.clip_grad_norm_(job.model.parameters(), 100.0)
+        assert job.gradients() == {"a": 1.0, "b": 2.0}
+        if skips:
+            job.reduction.settle()
+        else:
+            job.step()
+        assert not worker.step_open
+        ZEROING[how](job)
+
+
+def test_an_unreduced_step_is_not_settled(worker: Worker) -> None:
+    job = Job(worker, "a")
+    worker.begin()
+    job.reduction.settle()
+    assert worker.step_open
+    job.reduction.skip()
+    assert (worker.step_open, worker.sent) == (False, [PRESENT])
+
+
+def test_errors_come_out_of_backward_as_themselves(worker: Worker) -> None:
+    for error in (SystemExit(0), RingBroken(1, "for good"), UsageError("no")):
+        job = Job(worker, "a")
+        worker.begin()
+
+        def fail(error: BaseException = error) -> bool:
+            raise error
+
+        worker.breaks = [fail]
+        with pytest.raises(type(error)) as raised:
+            job.a.backward()
+        assert raised.value is error
+        worker.breaks = []
+
+
+def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the end of backward may come in a thread of the engine's."""
+    watch = activity.Watch()
+    watch.start()
+    waiting, go_on = threading.Event(), threading.Event()
+
+    @activity.waits("waiting for a test")
+    def wait(_handle: int) -> Tensor:
+        waiting.set()
+        go_on.wait(10)
+        return ones(0)
+
+    job = Job(worker, "a")
+    worker.begin(samples=0)
+    monkeypatch.setattr(module, "finish", wait)
+    thread = threading.Thread(target=job.a.backward)
+    with _joined(thread, go_on):
+        assert waiting.wait(10)
+        assert watch.look().doing == "waiting for a test"
+    watch.stop()
+
+
+@contextlib.contextmanager
+def _joined(thread: threading.Thread, go_on: threading.Event) -> Iterator[None]:
+    thread.start()
+    try:
+        yield
+    finally:
+        go_on.set()
+        thread.join(10)
