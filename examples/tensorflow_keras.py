@@ -68,8 +68,8 @@ pause = tf.keras.callbacks.LambdaCallback(
 model.fit(
     dataset,
     epochs=args.epochs,
-    callbacks=[edl.KerasCallback(), pause],  # (edl) first, so that others see the job's metrics
-    verbose=2 if edl.rank() == 0 else 0,
+    callbacks=[edl.KerasCallback(), pause],  # (edl) the same on all workers; rank 0 writes files
+    verbose=2,  # (edl) rank 0 shows it
 )
 
 if edl.rank() == 0:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from edl.core.facts import Record
 
 IN_USER_CODE = "in user code"
+FOR_RECORDS = "waiting for the step records of the others"
+FOR_GRADIENTS = "waiting for the gradients of the others"
 USUAL_STEPS = 20  # a stall lasts at least this many usual steps
 FIRST_STEP = 6  # times longer than others may take: libraries are loaded, kernels compiled
 SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
@@ -35,12 +37,13 @@ class Activity(Record):
 
 @dataclass(frozen=True)
 class Report:
-    """A worker of the ring; ``activity`` is None when it did not answer."""
+    """A worker of the ring; ``activity`` is None when it did not answer, ``step`` its last one."""
 
     worker: int
     rank: int
     host: str
     activity: Activity | None
+    step: int = 0
 
     @property
     def name(self) -> str:
@@ -86,6 +89,13 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limit_s: float |
     head = f"stalled in step {step + 1}"
     if silent:
         return Stall(f"{head}: {_list(silent)}", tuple(r.worker for r in silent), {})
+    if left := _left_in_a_step(answered):
+        why = (
+            f"{_names(left)} left a loop in the midst of step {step + 1}, with a batch in hand, "
+            "and others wait for its gradients; leave a loop after an update, on all workers or on "
+            "none: a `break` must not depend on what one worker sees"
+        )
+        return Stall(f"{head}: {why}", tuple(r.worker for r in left), {r.worker: why for r in left})
     if not culprits:
         what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(answered)}"
         return Stall(f"{head}: {what}; check the network between the hosts", (), {})
@@ -97,6 +107,25 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limit_s: float |
         if limit_s is not None and r.activity and r.activity.since_s >= limit_s
     }
     return Stall(f"{head}: {_list(culprits)}", tuple(r.worker for r in culprits), give_up)
+
+
+def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
+    """Who waits for the records of a step while others wait for its gradients in that very step.
+
+    Those have its record of that step, so it has begun the step, and another one since.
+    """
+
+    def waiting(what: str) -> list[Report]:
+        return [r for r in reports if r.activity is not None and r.activity.doing == what]
+
+    training = waiting(FOR_GRADIENTS)
+    if not training or any(r.activity is None or not r.activity.waits for r in reports):
+        return []
+    return [r for r in waiting(FOR_RECORDS) if r.step <= min(other.step for other in training)]
+
+
+def _names(reports: Sequence[Report]) -> str:
+    return " and ".join(r.name for r in reports)
 
 
 def _list(reports: Sequence[Report]) -> str:

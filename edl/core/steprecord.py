@@ -220,3 +220,16 @@ def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
     if behind:
         return None, f"generation {target} is not yet known to {', '.join(behind)}"
     return target, f"all {len(records)} workers know generation {target}"
+
+
+def switch_parts(
+    records: Sequence[StepRecord], joined: Sequence[int]
+) -> dict[str, dict[str, str | float]]:
+    """The parts of the last switch for each worker by name; ``joined`` were new in it."""
+    return {
+        f"w{record.worker}": {
+            "role": "new" if record.worker in joined else "old",
+            **record.seconds(),
+        }
+        for record in records
+    }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import TypeVar
 
-from edl.core.stall import IN_USER_CODE, Activity
+from edl.core.stall import FOR_RECORDS, IN_USER_CODE, Activity
 from edl.daemon import points
 from edl.daemon.mailbox import Mailbox
 from edl.ring.ring import Ring
@@ -27,7 +27,7 @@ _acting = 0  # the thread that trains while the one that called Watch.start() wa
 Function = TypeVar("Function", bound=Callable[..., object])
 
 _WAITS: dict[CodeType, str] = {
-    Ring.finish_record.__code__: "waiting for the step records of the others",
+    Ring.finish_record.__code__: FOR_RECORDS,
     Ring.barrier.__code__: "waiting for the others before a switch",
     Ring.build.__code__: "building a ring with the others",
     Ring.exchange.__code__: "waiting for the numbers of the others",

@@ -103,10 +103,16 @@ class Witness:
                 generation.members.index(seat.id),
                 seat.host,
                 self._own_activity() if seat.id == self._worker else _activity(answers[seat.id]),
+                self._step_of(seat.id, answers),
             )
             for seat in seats
         ]
         return stall.judge(reports, quiet_s, progress.step, self._config.stall_limit_s)
+
+    def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
+        own = self._mailbox.progress
+        progress = own if worker == self._worker else _progress(answers[worker])
+        return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
         """Ask all workers, except who was silent just before it left ZooKeeper."""

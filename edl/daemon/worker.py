@@ -20,9 +20,7 @@ wherever a switch may happen, and :meth:`Worker.boundary` when one is due (docs/
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +29,20 @@ from typing import Any, NoReturn
 from edl.config import Config
 from edl.core.facts import Event, Generation, JobState, Leader, Stage
 from edl.core.ledger import Ledger
-from edl.core.steprecord import StepRecord, Stop, SwitchTimes, agreed_generation, check, us
+from edl.core.steprecord import (
+    StepRecord,
+    Stop,
+    SwitchTimes,
+    agreed_generation,
+    check,
+    switch_parts,
+)
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
 from edl.daemon.durability import FLUSH_S, Durability
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox, Progress
+from edl.daemon.pace import Pace
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
 from edl.daemon.switching import Replica, Shared, Switching
@@ -44,8 +50,6 @@ from edl.errors import RingBroken, RingError, UsageError
 from edl.ring.ring import Collectives, Ring
 
 logger = logging.getLogger(__name__)
-
-MEDIAN_OF_STEPS = 50
 
 
 class Worker:
@@ -65,7 +69,7 @@ class Worker:
             self._switching = Switching(
                 config, self._mailbox, self.ring, self._position, self._daemon, self._durability
             )
-            self._switching.median_step_us = lambda: us(self._median_step_s())
+            self._switching.median_step_us = lambda: round(self._pace.median_step_s * 1e6)
             self._switching.on_switch = self._switched
         self._replica: Replica | None = None
         self._target: int | None = None  # the generation that all agreed to switch to
@@ -75,12 +79,8 @@ class Worker:
         self.begun = 0  # how many batches were handed out here, rehearsals included
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
-        self._began = self._ended = self._waiting_since = self._entered = time.monotonic()
-        self._compute_us = self._first_step_us = 0
+        self._pace = Pace()
         self._samples_total = 0
-        self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
-        self._steps_here = 0  # steps (or agreements) completed in this generation
-        self._entered_at = 0  # the step after which it began
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
 
@@ -117,7 +117,7 @@ class Worker:
         points.reached("rehearsed")
         self._switching.join()
         self.rehearsing = False
-        self._enter()
+        self._pace.enter(self.step)
 
     def finish(self) -> None:
         """The script has trained all its epochs.
@@ -126,13 +126,15 @@ class Worker:
             WorkerEvicted: it was given up: what it has trained is not the job's.
         """
         self._mailbox.check()
+        self._drop_step()
         self._finished = True
         if self._switching is None or self._daemon is None:
             self._durability.save_last()
             return
-        if self._steps_here == 1:
+        if self._pace.steps_here == 1:
             self._log_switch()
-        self._switching.finish_together(None if self._position.scripted else self._finished_record)
+        record = None if self._position.scripted else lambda: self._record(0, -1, Stop.FINISHED)
+        self._switching.finish_together(record)
         points.reached("finish")
         if self.rank == 0:
             self._durability.save_last()
@@ -283,6 +285,7 @@ class Worker:
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
+        self._drop_step()
         self._position.next_epoch()
 
     def begin(self) -> None:
@@ -313,7 +316,7 @@ class Worker:
             return
         target, self._target = self._target, None
         if target is not None:
-            if self._steps_here == 1:
+            if self._pace.steps_here == 1:
                 self._log_switch()
             self._switching.switch(target)
         self._switching.synchronise_if_due()
@@ -324,7 +327,7 @@ class Worker:
         """A batch is handed out. A ``filler`` takes part with no samples."""
         self._position.begin(batch, filler)
         self.begun += 1
-        self._began = time.monotonic()
+        self._pace.begin()
         if not self.rehearsing:
             self._send_record()
             points.reached("step")
@@ -371,8 +374,7 @@ class Worker:
             RingError: the workers are not in the same step.
         """
         if self._records is None:
-            self._waiting_since = time.monotonic()
-            self._compute_us = us(self._waiting_since - self._began)
+            self._pace.wait()
             points.reached("records")
             if isinstance(self._pending, RingBroken):
                 raise self._pending
@@ -392,7 +394,7 @@ class Worker:
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        self._repair(error, self._waiting_since)
+        self._repair(error, self._pace.waiting_since)
         if not self._position.superseded:
             self._send_record()
         return self._position.superseded
@@ -412,13 +414,13 @@ class Worker:
         points.reached("applied")
         records = self.records()
         position.complete(records)
-        self._steps_here += 1
+        self._pace.steps_here += 1
         self._samples_total += sum(record.samples for record in records)
         self._target, reason = agreed_generation(records)
         if self._target is not None:
             logger.info("after step %d: %s", self.step, reason)
-        self._time_step()
-        if self._steps_here == 2:
+        self._pace.end()
+        if self._pace.steps_here == 2:
             self._log_switch()
         self._report()
 
@@ -428,11 +430,7 @@ class Worker:
         return self._position.stop
 
     def fail(self, reason: str) -> NoReturn:
-        """End the job as failed, for all.
-
-        Raises:
-            JobFailed: with the ``reason``.
-        """
+        """End the job as failed, for all: raises JobFailed with the ``reason``."""
         self._durability.fail(reason)
 
     # --- in place of steps, where the script keeps its own place in its data ---
@@ -441,8 +439,8 @@ class Worker:
         """The gradients of an update are in, says the script's optimizer: the job moves on."""
         self.begun += 1
         if not self.rehearsing:
-            self._time_step()
-            self._mailbox.report(replace(self._mailbox.progress, updated_at=self._ended))
+            self._pace.end()
+            self._mailbox.report(replace(self._mailbox.progress, updated_at=self._pace.ended))
 
     def saved(self) -> None:
         """The script has saved its state, as all workers do at this point of it."""
@@ -462,12 +460,12 @@ class Worker:
         self._mailbox.check()
         self._send_record()
         self._target, reason = agreed_generation(self.records())
-        self._steps_here += 1
+        self._pace.steps_here += 1
         if self.begun == 0:
-            self._time_step()
+            self._pace.end()
         if self._target is not None:
             logger.info("after commit %d: %s", self.step, reason)
-        if self._steps_here == 2:
+        if self._pace.steps_here == 2:
             self._log_switch()
         self._report()
         return self._target is not None
@@ -518,6 +516,22 @@ class Worker:
             raise error
         self._switching.repair(error, waiting_since)
 
+    def _drop_step(self) -> None:
+        """The script has left its loop with a batch in hand: let its record arrive, at least.
+
+        For the next one has the same name. If only this worker has left, the others wait for its
+        gradients meanwhile: see :func:`edl.core.stall.judge`.
+        """
+        if self.rehearsing or self._position.superseded:
+            return
+        while self._position.open:
+            try:
+                self.records()
+                return
+            except RingBroken as error:
+                if self.recover(error):
+                    self.end_step()
+
     def _send_record(self) -> None:
         """Send this worker's row; that the ring is broken may only show in :meth:`records`."""
         batch, samples = self._position.batch, self._position.samples
@@ -528,7 +542,7 @@ class Worker:
         except RingBroken as error:
             self._pending = error
 
-    def _record(self, samples: int, position: int) -> StepRecord:
+    def _record(self, samples: int, position: int, stop: Stop = Stop.NO) -> StepRecord:
         newest = self._mailbox.newest(self.generation)
         times = self._switching.times if self._switching is not None else SwitchTimes()
         return StepRecord(
@@ -538,15 +552,11 @@ class Worker:
             samples=samples,
             position=position,
             known=newest.number if newest is not None else self.generation,
-            stop=Stop.WANTED if self.wants_to_stop else Stop.NO,
+            stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
             **self._position.row(),
-            compute_us=self._compute_us,
-            **vars(replace(times, first_step_us=self._first_step_us)),
+            compute_us=self._pace.compute_us,
+            **vars(replace(times, first_step_us=self._pace.first_step_us)),
         )
-
-    def _finished_record(self) -> StepRecord:
-        """For those that are still in a step, should this worker have left them."""
-        return replace(self._record(samples=0, position=-1), stop=Stop.FINISHED)
 
     # --- telling ---
 
@@ -556,24 +566,10 @@ class Worker:
             self._log(kind, self.step, reason, **details)
 
     def _switched(self, old_size: int, new_size: int) -> None:
-        self._enter()
+        self._pace.enter(self.step)
         self._target = None
         for callback in self._on_resize:
             callback(old_size, new_size)
-
-    def _enter(self) -> None:
-        self._steps_here, self._entered_at, self._entered = 0, self.step, time.monotonic()
-
-    def _time_step(self) -> None:
-        now = time.monotonic()
-        if self._steps_here == 1:
-            self._first_step_us = us(now - self._entered)
-        else:
-            self._durations.append(now - self._ended)
-        self._ended = now
-
-    def _median_step_s(self) -> float:
-        return statistics.median(self._durations) if self._durations else 0.0
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -584,7 +580,7 @@ class Worker:
                 step=self.step,
                 **self._position.progress(),
                 samples_total=self._samples_total,
-                median_step_s=self._median_step_s(),
+                median_step_s=self._pace.median_step_s,
                 counted_at=now,
                 updated_at=now,
             )
@@ -597,15 +593,8 @@ class Worker:
             return
         if records[0].generation != generation.number or records[0].stall_us == 0:
             return
-        workers = {
-            f"w{r.worker}": {
-                "role": "new" if r.worker in generation.joined else "old",
-                **r.seconds(),
-            }
-            for r in records
-        }
-        told = {"workers": workers, "world_size": self.size}
-        self._log("switch", self._entered_at, generation.reason, **told)
+        told = {"workers": switch_parts(records, generation.joined), "world_size": self.size}
+        self._log("switch", self._pace.entered_at, generation.reason, **told)
 
     def _log(self, kind: str, step: int, reason: str, **details: object) -> None:
         self._mailbox.log(Event(time.time(), kind, self.generation, step, reason, details))

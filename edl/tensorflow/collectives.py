@@ -26,6 +26,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.eager import context
 
+from edl.core.stall import FOR_GRADIENTS
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
 from edl.framework.horovod import call_init
@@ -33,7 +34,7 @@ from edl.framework.message import broadcast_message
 from edl.framework.refusal import told_apart
 from edl.ring.ring import CollectiveFailed
 
-WAITING = "waiting for the gradients of the others"
+WAITING = FOR_GRADIENTS
 _TAIL = re.compile(r" \[Op:\w*\] ?(name: .*)?$")  # what TensorFlow adds to a message
 
 

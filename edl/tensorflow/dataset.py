@@ -42,7 +42,13 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         if now.replica is None:
             raise UsageError("create an edl.Optimizer before `for epoch in dataset.epochs(n)`")
         now.replica.variables()
-        return now.steps.epochs(count)
+        return self._epochs(now, count)
+
+    @staticmethod
+    def _epochs(now: training.Training, count: int) -> Iterator[int]:
+        for epoch in now.steps.epochs(count):
+            yield epoch
+            now.finish_step()  # of the batch after which the script has left its loop
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the current epoch."""

@@ -84,6 +84,8 @@ class KerasCallback(keras.callbacks.Callback):
     def _arranged(self, others: list[Any], model: Any) -> list[Any]:
         """The whole list: this one first, writers under guard, the last one."""
         worker = self._training.worker
+        _check_compiled(model)
+        self._training.model = model
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
@@ -95,27 +97,6 @@ class KerasCallback(keras.callbacks.Callback):
         )
         shown = [writer or callback for writer, callback in zip(standing, others, strict=True)]
         return [self, *shown, self._last]
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        optimizer = model.optimizer
-        if not is_elastic(optimizer):
-            inner = getattr(optimizer, "inner_optimizer", None)
-            what = (
-                "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...))"
-                if is_elastic(inner)
-                else f"compile(optimizer=edl.Optimizer({type(optimizer).__name__}(...)))"
-            )
-            raise UsageError(
-                f"the model is compiled with an optimizer that edl does not know: {what}"
-            )
-        if getattr(model, "steps_per_execution", 1) != 1:
-            raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
-        if model.jit_compile:
-            # Collectives are no part of XLA programs; nor are Horovod's own.
-            logger.info("the model is not compiled by XLA: its steps contain collectives")
-            model.jit_compile = False
-        self._training.model = model
 
     def on_train_begin(self, logs: Any = None) -> None:
         now = self._training
@@ -203,12 +184,15 @@ class _Last(keras.callbacks.Callback):
         assert self._training.replica is not None
         if self.states.begun == epoch:
             self._entered = self._training.replica.state()
+            # What a callback had not made yet when the state came, it may make now.
+            self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         entered, self._entered = self._entered, None
         if entered is not None:
             assert self._training.replica is not None
             self._training.replica.load(entered, Receive.ALL)
+            self.states.received = {}
         self.states.begun = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -260,6 +244,24 @@ class _Last(keras.callbacks.Callback):
 
 def _is_number(value: Any) -> bool:
     return np.ndim(value) == 0
+
+
+def _check_compiled(model: Any) -> None:
+    optimizer = model.optimizer
+    if not is_elastic(optimizer):
+        inner = getattr(optimizer, "inner_optimizer", None)
+        what = (
+            "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...))"
+            if is_elastic(inner)
+            else f"compile(optimizer=edl.Optimizer({type(optimizer).__name__}(...)))"
+        )
+        raise UsageError(f"the model is compiled with an optimizer that edl does not know: {what}")
+    if getattr(model, "steps_per_execution", 1) != 1:
+        raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
+    if model.jit_compile:
+        # Collectives are no part of XLA programs; nor are Horovod's own.
+        logger.info("the model is not compiled by XLA: its steps contain collectives")
+        model.jit_compile = False
 
 
 def _build(model: Any, dataset: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
+from edl.core.stall import FOR_GRADIENTS
 from edl.core.steprecord import Table
 from edl.daemon.activity import waits
 from edl.errors import UsageError
@@ -104,7 +105,7 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
     return handle
 
 
-@waits("waiting for the gradients of the others")
+@waits(FOR_GRADIENTS)
 def finish(handle: int) -> torch.Tensor:
     """Wait for what was started; returns its output."""
     output: torch.Tensor = guarded(_synchronize, handle)

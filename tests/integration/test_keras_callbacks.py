@@ -193,14 +193,13 @@ class FitTrial(HorovodrunTrial):
 
 @pytest.mark.long
 def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
-    """A newcomer, and the death of rank 0 at the end of an epoch; it is started again."""
+    """A newcomer, and the death of rank 0 at the end of an epoch; others go on."""
     kill, words = fault(tmp_path, "kill", "end", rank=0)
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=FitTrial, more=words) as job:
         job.wait(lambda now: now["epoch"] >= 1, "second epoch", START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
         kill.touch()
-        job.wait(lambda now: now["generation"] > 2, "a repair", START_S)
         told = ended(job)
         assert told["wait"][:2] == [PATIENCE, PATIENCE]
         assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)

@@ -192,6 +192,17 @@ WRONG_USES = {
         ),
         "compile(optimizer=edl.Optimizer(SGD(...)))",
     ),
+    "fit with a backup": (
+        (
+            FIT + "backup = keras.callbacks.BackupAndRestore(tempfile.mkdtemp())\n"
+            "model.fit(ds, callbacks=[backup, edl.KerasCallback()], **quietly)"
+        ),
+        "BackupAndRestore: on a newcomer it would load an old backup over the job's state; use edl",
+    ),
+    "fit with two of edl's": (
+        FIT + "model.fit(ds, callbacks=[edl.KerasCallback(), edl.KerasCallback()], **quietly)",
+        "two edl.KerasCallback()",
+    ),
     "fit twice": (
         FIT + "for _ in range(2): model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
         "this job's training is over",
@@ -349,6 +360,107 @@ with tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()]) as s
         assert edl.step() == s.run(step)
         s.run(train)
 assert edl.step() == 6
+""",
+        "",
+    ),
+    "fit with nothing but edl's callback, which is no list": (
+        FIT
+        + """
+quietly["epochs"] = 3
+assert model.fit(ds, callbacks=edl.KerasCallback(), **quietly).epoch == [0, 1, 2]
+assert edl.step() == 6
+""",
+        "",
+    ),
+    "fit that is stopped in the midst of an epoch": (
+        FIT.replace("data, 4", "data, 1")
+        + """
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 2
+model.fit(ds, callbacks=[Stop(), edl.KerasCallback()], **quietly)
+assert edl.step() == 4
+""",
+        "",
+    ),
+    "what workers tell each other at the end of an epoch": (
+        """
+from edl.errors import UsageError
+from edl.tensorflow.keras_callbacks.agreement import Met, end_row, job_metrics, met, metrics_row
+rows = [metrics_row(w, n, {"loss": x}) for w, n, x in ((4, 30, 1.0), (0, 10, 5.0), (2, 0, np.nan))]
+assert job_metrics(rows, ["loss"]) == {"loss": 2.0}
+odd = metrics_row(7, 1, {"loss": 1.0, "val_loss": 2.0})
+assert len(odd) == len(rows[0])
+try:
+    job_metrics([*rows, odd], ["loss"])
+except UsageError as error:
+    assert "the metrics of w7 are not those of w4" in str(error)
+else:
+    raise AssertionError("a mean of unlike things")
+assert met([end_row(4, False, True), end_row(0, False, False)]) == Met("", True)
+assert met([end_row(4, True, False), end_row(0, True, False)]) == Met(
+    "w0 and w4 want to stop training", False
+)
+""",
+        "",
+    ),
+    "what callbacks remember": (
+        """
+from collections import Counter, deque
+from edl.tensorflow.keras_callbacks.memory import CallbackStates, _Memory
+from edl.tensorflow.keras_callbacks.values import NoData, fingerprint, put, taken
+mean = keras.metrics.Mean()
+mean.update_state([1.0, 3.0])
+some = {
+    "a": [1, 2.5, None, "x", b"y", True, (1, [2])], 3: {1, 2}, "d": deque([1, 2], maxlen=3),
+    "n": np.float32(0.5), "z": np.arange(3), "t": tf.constant([1.0]), "v": tf.Variable(4.0),
+    "m": mean, "k": keras.Variable(1.0), "c": Counter("aab"), (1, 2): float("nan"),
+}
+told = taken(some)
+some["a"].append(1), some["z"].__setitem__(0, 9), some["v"].assign(5.0), mean.reset_state()
+assert fingerprint(told) != fingerprint(taken(some))
+kept = some["v"], some["d"], some["m"], some["c"]
+put(told, some)
+assert fingerprint(told) == fingerprint(taken(some)), some
+assert kept == (some["v"], some["d"], some["m"], some["c"]) and some["d"].maxlen == 3
+assert float(some["v"]) == 4.0 and float(mean.result()) == 2.0 and some["n"].dtype == np.float32
+for odd in (object(), np.array(["text"]), np.array([None]), [open]):
+    try: taken(odd)
+    except NoData: continue
+    raise AssertionError(odd)
+fresh = put(told, None)
+assert fresh["a"] == some["a"] and fresh[3] == {1, 2} and fresh["t"].numpy() == [1.0]
+
+class Own(keras.callbacks.Callback):
+    def __init__(self, patience):
+        super().__init__()
+        self.patience, self.seen, self.thing, self.none = patience, [], None, None
+model = network(sgd)
+def memory(callback, trained=0):
+    found = _Memory(callback, model)
+    for epoch in range(trained):
+        callback.seen.append(epoch)
+        callback.thing, callback.none, callback.weights = object(), trained, model.weights
+    return found
+old, new = Own(1), Own(2)
+newcomer = memory(new)
+state = memory(old, 3).state()
+assert sorted(state) == ["none", "seen"], state
+newcomer.load(state)
+assert (new.seen, new.patience, new.none) == ([0, 1, 2], 2, 3)
+newcomer.load({})
+assert (new.seen, new.none) == ([], None)
+
+stops = [keras.callbacks.EarlyStopping("loss", min_delta=0.5) for _ in range(2)]
+first, second = [_Memory(stop, model) for stop in stops]
+stops[0].on_train_begin()
+stops[0].monitor_op, stops[0].min_delta, stops[0].wait = keras.ops.less, -0.5, 4
+assert "min_delta" not in first.state()
+second.load(first.state())
+assert (stops[1].wait, stops[1].min_delta, stops[1].monitor_op) == (4, 0.5, None)
+stops[1].monitor_op = keras.ops.less
+second.load(first.state())
+assert stops[1].min_delta == -0.5
 """,
         "",
     ),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edl.core.stall import IN_USER_CODE, Activity, Report, judge, stands_still
+from edl.core.stall import FOR_GRADIENTS, IN_USER_CODE, Activity, Report, judge, stands_still
 from edl.daemon import points
 from edl.daemon.activity import Watch
 from edl.daemon.mailbox import Mailbox
@@ -51,6 +52,31 @@ def test_the_limit() -> None:
     assert dict(found.give_up) == {
         2: "w2 (rank 2, host h) is in train.py:33 since 30 s in step 41; the stall limit is 30 s"
     }
+
+
+def test_who_left_in_the_midst_of_a_step_is_given_up() -> None:
+    """It waits for the next step's records, and the others for its gradients of this one."""
+    reports = [report(0, FOR_GRADIENTS), report(1, WAITS), report(2, FOR_GRADIENTS)]
+    found = judge(reports, 12.0, 40, None)
+    assert found.reason.startswith(
+        "stalled in step 41: w1 (rank 1, host h) left a loop in the midst of step 41"
+    )
+    assert found.culprits == (1,)
+    assert list(found.give_up) == [1]
+    assert found.reason.endswith(found.give_up[1])
+
+
+def test_who_is_a_step_ahead_has_left_nothing() -> None:
+    ahead = replace(report(1, WAITS), step=41)
+    found = judge([replace(report(0, FOR_GRADIENTS), step=40), ahead], 12.0, 40, None)
+    assert "everybody waits" in found.reason
+    assert not found.give_up
+
+
+def test_a_busy_worker_may_still_come() -> None:
+    found = judge([report(0, FOR_GRADIENTS), report(1, WAITS), report(2, BUSY)], 12.0, 40, None)
+    assert found.culprits == (2,)
+    assert not found.give_up
 
 
 def test_when_all_are_busy_nobody_is_to_blame() -> None:

@@ -10,7 +10,7 @@ from edl.core.mean import weighted_means
 from edl.core.steprecord import stopping
 from edl.errors import UsageError
 
-LARGEST_ROW = 32  # numbers in the row of a fit with few metrics; with more, as many again
+ROOM = 32  # for metrics in a row; with more of them, as much again
 
 
 def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list[float]:
@@ -19,7 +19,7 @@ def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list
     Filled up, so that the rows of workers with other metrics are as long, as a rule.
     """
     names = zlib.crc32("\n".join(metrics).encode())
-    room = -(-max(len(metrics), 1) // LARGEST_ROW) * LARGEST_ROW
+    room = -(-max(len(metrics), 1) // ROOM) * ROOM
     filling = [0.0] * (room - len(metrics))
     return [worker, samples, names, *metrics.values(), *filling]
 

@@ -65,7 +65,12 @@ class _Memory:
             self.callback.load_state_dict(state)
             return
         for name, told in {**self._first, **state}.items():
-            setattr(self.callback, name, self._put(name, told))
+            if (
+                not isinstance(told, dict)
+                or "variables" not in told
+                or hasattr(self.callback, name)
+            ):
+                setattr(self.callback, name, self._put(name, told))
 
     def _attributes(self) -> list[tuple[str, Any]]:
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
@@ -112,7 +117,8 @@ class CallbackStates:
     """The memory of all callbacks of a ``fit``; tracked as one object.
 
     ``verbose``: as the job's ``fit`` has it. ``begun``: the newest epoch whose ``on_epoch_begin``
-    has been called, on all workers but those that join in it; -1 before the first.
+    has been called, on all workers but those that join in it; -1 before the first. ``received``:
+    the newest state that was taken over.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -121,6 +127,7 @@ class CallbackStates:
         self._names: list[str] = []
         self.verbose: Any = 0
         self.begun = -1
+        self.received: dict[str, Any] = {}
         self.told_verbose: Callable[[Any], None] = lambda _verbose: None
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
@@ -156,7 +163,7 @@ class CallbackStates:
         if self._worker.rehearsing or not saved:
             self.verbose = state["verbose"]
             self.told_verbose(self.verbose)
-        self.begun = int(state["begun"])
+        self.begun, self.received = int(state["begun"]), state
         theirs = list(zip(state["names"], state["states"], strict=True))
         for name, memory in zip(self._names, self._memories, strict=True):
             found = next((pair for pair in theirs if pair[0] == name), None)

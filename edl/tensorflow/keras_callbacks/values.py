@@ -20,6 +20,7 @@ from edl.tensorflow.variables import plain, variables_of
 PLAIN = (type(None), bool, int, float, str, bytes)
 _CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "deque": deque}
 SMALL_BYTES = 2**20
+NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bfloat16
 
 
 class NoData(Exception):
@@ -32,13 +33,14 @@ def taken(value: Any) -> Any:
     Raises:
         NoData: there is something in it that is no data.
     """
+    value = plain(value)
     if type(value) in PLAIN:
         return value
-    if isinstance(value, np.generic):
-        return {"scalar": np.asarray(value)}
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.copy()
-    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+    if isinstance(value, (np.generic, np.ndarray)):
+        if value.dtype.kind not in NUMBERS and not hasattr(tf, value.dtype.name):
+            raise NoData(f"an array of {value.dtype}")
+        return value.copy() if isinstance(value, np.ndarray) else {"scalar": np.asarray(value)}
+    if isinstance(value, tf.Tensor) and hasattr(value, "numpy") and value.dtype != tf.string:
         return {"tensor": value.numpy()}
     if isinstance(value, dict):
         return {"dict": [[taken(key), taken(item)] for key, item in value.items()]}
@@ -65,7 +67,7 @@ def put(told: Any, mine: Any) -> Any:
     if kind == "tensor":
         return tf.constant(items)
     if kind == "variables":
-        for variable, value in zip(variables_of(mine) or [], items, strict=False):
+        for variable, value in zip(variables_of(plain(mine)) or [], items, strict=False):
             plain(variable).assign(value)
         return mine
     if kind == "dict":

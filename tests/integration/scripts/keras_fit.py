@@ -26,7 +26,7 @@ keras = tf.keras
 options = argparse.ArgumentParser()
 options.add_argument("--out", type=Path, required=True)
 options.add_argument("--slow", type=Path, help="a batch takes a while as long as this exists")
-options.add_argument("--delay", type=float, default=0.8)
+options.add_argument("--delay", type=float, default=1.5)
 options.add_argument("--epochs", type=int, default=20)
 options.add_argument("--patience", type=int, default=9)
 options.add_argument("--checkpoint", type=Path)
@@ -73,6 +73,8 @@ class Faults(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.begun += 1
+        if epoch == 0 or not hasattr(self, "late"):
+            self.late = tf.Variable(0)
 
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 3:
@@ -80,6 +82,7 @@ class Faults(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.seen["batches"] += 1
+        self.late.assign(edl.step())
         if self.begun > 1 and args.slow and args.slow.exists():
             time.sleep(args.delay)
         if batch == 2 and strike("batch"):
@@ -112,7 +115,8 @@ keras.utils.set_random_seed(1 + edl.rank())
 data = np.linspace(-1, 1, 96, dtype=np.float32)[:, None]
 dataset = edl.Dataset((data, 3 * data + 1), 4, shuffle=True)
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-model.compile(edl.Optimizer(keras.optimizers.SGD(0.05, momentum=0.9)), "mse", metrics=["mae"])
+sgd = keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.9)
+model.compile(edl.Optimizer(sgd), "mse", metrics=["mae"])
 if args.checkpoint:
     edl.checkpoint(args.checkpoint, every_s=2.0)
 
@@ -133,6 +137,7 @@ files.mkdir(parents=True, exist_ok=True)
 if args.only_rank_0:
     writing = writing[1:2] if edl.rank() == 0 else []
 callbacks = [
+    keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
     plateau,
     keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
     faults,
@@ -153,7 +158,7 @@ told = {
     "wait": [stopping.wait, stopping.stopped_epoch, stopping.min_delta, plateau.wait],
     "best": [stopping.best, stopping.best_epoch, plateau.best, plateau.min_delta],
     "own": [faults.begun, sorted(faults.seen["epochs"]), faults.losses.tolist()],
-    "mean": float(faults.mean.numpy()),
+    "mean": [float(faults.mean.numpy()), int(faults.late.numpy())],
     "ended": faults.ended,
 }
 (args.out / f"{os.getpid()}.json").write_text(json.dumps(told))

@@ -1,0 +1,49 @@
+"""How long the steps of one worker take, by its own clock."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+
+from edl.core.steprecord import us
+
+MEDIAN_OF_STEPS = 50
+
+
+class Pace:
+    """The steps (or agreements) of the present ring, and the usual step of the last ones."""
+
+    def __init__(self) -> None:
+        self.steps_here = 0  # completed in this generation
+        self.entered_at = 0  # the step after which it began
+        self.waiting_since = self.ended = self._began = self._entered = time.monotonic()
+        self.compute_us = self.first_step_us = 0
+        self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
+
+    def enter(self, step: int) -> None:
+        """A new ring stands, after ``step``."""
+        self.steps_here, self.entered_at, self._entered = 0, step, time.monotonic()
+
+    def begin(self) -> None:
+        """A batch is handed out."""
+        self._began = time.monotonic()
+
+    def wait(self) -> None:
+        """This worker waits for the others."""
+        self.waiting_since = time.monotonic()
+        self.compute_us = us(self.waiting_since - self._began)
+
+    def end(self) -> None:
+        """A step has ended."""
+        now = time.monotonic()
+        if self.steps_here == 1:
+            self.first_step_us = us(now - self._entered)
+        else:
+            self._durations.append(now - self.ended)
+        self.ended = now
+
+    @property
+    def median_step_s(self) -> float:
+        """The usual step; 0 before the first."""
+        return statistics.median(self._durations) if self._durations else 0.0
