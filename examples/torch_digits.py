@@ -113,7 +113,7 @@ for epoch in loader.epochs(args.epochs):  # (edl)
         loss.backward()
         if args.step_delay:
             time.sleep(args.step_delay)
-        optimizer.step()  # (edl) workers join and leave in here
+        optimizer.step()  # with the mean gradient over the batches of all workers
     scheduler.step()
     if edl.rank() == 0:
         print(f"epoch {epoch} accuracy {accuracy():.3f} workers {edl.size()}", flush=True)
