@@ -113,7 +113,7 @@ for epoch in loader.epochs(args.epochs):  # (edl)
         loss.backward()
         if args.step_delay:
             time.sleep(args.step_delay)
-        optimizer.step()  # (edl) workers join and leave in here
+        optimizer.step()  # with the mean gradient over the batches of all workers
     scheduler.step()
     last = edl.mean(loss)  # (edl) of all workers' samples in the epoch's last step
     if edl.rank() == 0:

@@ -94,6 +94,62 @@ assert not state["momentum_buffer"].is_sparse, "a ring could not send it"
 """,
         "",
     ),
+    "steps that are skipped": (
+        LOOP
+        + """
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+moved = []
+for epoch in loader.epochs(2):
+    for _ in loader:
+        before = model.weight.item()
+        opt.zero_grad()
+        scaler.scale(model(torch.ones(1, 1)).sum() * (float("inf") if epoch else 1.0)).backward()
+        with opt.skip_synchronize():
+            scaler.step(opt)
+        scaler.update()
+        moved.append(model.weight.item() != before)
+assert moved == [True, True, False, False] and edl.step() == 4
+assert scaler.get_scale() == 2.0
+""",
+        "",
+    ),
+    "batches that are left out": (
+        LOOP
+        + """
+for _ in loader.epochs(3):
+    for _ in loader:
+        if edl.step() % 3: edl.notify_batch_end()
+        else: train()
+assert edl.step() == 6
+""",
+        "",
+    ),
+    "leaving the epoch after a skipped step": (
+        LOOP
+        + """
+for _ in loader.epochs(3):
+    for _ in loader:
+        opt.zero_grad(); model(torch.ones(1, 1)).sum().backward()
+        break
+assert edl.step() == 3
+""",
+        "",
+    ),
+    "a gradient penalty": (
+        LOOP
+        + """
+for _ in loader.epochs(1):
+    for _ in loader:
+        opt.zero_grad()
+        x = torch.ones(1, 1, requires_grad=True)
+        loss = model(x).sum()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        opt.synchronize(); opt.step(); opt.synchronize()
+assert edl.step() == 2
+""",
+        "",
+    ),
     "a step that others have completed": (
         """
 sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
@@ -162,6 +218,16 @@ WRONG_USES = {
         ),
         "was computed twice in one step",
     ),
+    "accumulation over batches": (
+        LOOP
+        + """
+for _ in loader.epochs(4):
+    for batch in loader:
+        (model(torch.ones(1, 1)).sum() / 4).backward()
+        if (edl.step() + 1) % 4 == 0: opt.step(); opt.zero_grad()
+""",
+        "call optimizer.zero_grad() before each backward()",
+    ),
     "epochs twice": (
         LOOP + "for n in (1, 2):\n for _ in loader.epochs(n):\n  for _ in loader: train()",
         "this job's training is over",
@@ -186,7 +252,8 @@ WRONG_USES = {
 def told() -> dict[str, tuple[int, str]]:
     return told_of(
         WRONG_USES | RIGHT_USES,
-        "import torch; import edl.torch as edl",
+        # PyTorch imports a lot more with the first optimizer.
+        "import torch; import edl.torch as edl; torch.optim.SGD([torch.ones(1)], lr=0.1)",
         "model = torch.nn.Linear(1, 1); sgd = torch.optim.SGD(model.parameters(), lr=0.1); "
         "data = [0.0, 1.0]",
     )
