@@ -34,6 +34,7 @@ from edl.core.steprecord import (
 )
 from edl.core.wording import workers
 from edl.daemon import points
+from edl.daemon.activity import waits
 from edl.daemon.checkpoint import Durable
 from edl.daemon.daemon import Daemon
 from edl.daemon.durability import Durability
@@ -156,6 +157,7 @@ class Switching:
             stall_us=us(synchronised - began),
         )
 
+    @waits("waiting for the others to switch")
     def _wait_for_seat(self, after: int) -> Generation:
         """Wait for a generation that seats this newcomer and whose old members are switching.
 

@@ -6,13 +6,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edl.config import Config
+from edl.core.facts import Generation, Seat
 from edl.core.stall import FOR_GRADIENTS, IN_USER_CODE, Activity, Report, judge, stands_still
-from edl.daemon import points
+from edl.daemon import points, switching
 from edl.daemon.activity import Watch
 from edl.daemon.mailbox import Mailbox
+from edl.daemon.switching import Switching
 
 
 def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
@@ -151,3 +155,25 @@ def test_a_wait_of_edl() -> None:
 
     found = seen(wait, lambda now: now.waits)
     assert found.doing == "waiting for the leader's next generation"
+
+
+def test_a_newcomer_with_a_seat_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks whether they switch now, again and again: it does not hold them up."""
+    seats = tuple(Seat(n, "h", n, "127.0.0.1", 1) for n in range(2))
+    mailbox = Mailbox(1)
+    mailbox.announce(Generation(2, 1, seats, 0, (1,), (), "w1 joins", previous=seats[:1]))
+    nothing: Any = None  # of what is not asked
+    config = Config(address="127.0.0.1")
+    newcomer = Switching(config, mailbox, nothing, nothing, nothing, nothing)
+    newcomer._seat = seats[1]
+
+    def wait(end: threading.Event) -> None:
+        def no_answer_yet(*_: object, **__: object) -> tuple[int, bytes]:
+            end.wait(10)
+            return 200, b"go"
+
+        monkeypatch.setattr(switching.client, "fetch", no_answer_yet)
+        newcomer._wait_for_seat(after=0)
+
+    found = seen(wait, lambda now: now.waits)
+    assert found.doing == "waiting for the others to switch"
