@@ -38,7 +38,7 @@ from edl.torch.collectives import WIRE_DTYPE, average_start, finish
 PRESENT = "edl.gradient.present"  # the collective in which workers tell who has a gradient
 
 
-@dataclass
+@dataclass(slots=True)
 class _InFlight:
     """A gradient on its way. ``sent`` must stay alive until Horovod has read it.
 
@@ -50,6 +50,36 @@ class _InFlight:
     sent: torch.Tensor
     local: torch.Tensor | None
     version: int
+
+
+@dataclass(slots=True, eq=False)
+class _Gradient:
+    """What is known of one parameter's gradient.
+
+    One object a parameter, for a look-up by tensor costs more than all else here.
+    """
+
+    parameter: torch.nn.Parameter
+    name: str = ""  # no name: the optimizer does not have it any more
+    computed: int = 0  # in which step backward has computed it last, by Worker.begun
+    flight: _InFlight | None = None
+    spare: torch.Tensor | None = None  # memory for the next average
+    left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
+    left_version: int = 0
+
+    def is_leftover(self, since: int) -> bool:
+        """It is that of the step before, and was written to ``since`` times after it."""
+        if self.left is None or (gradient := self.parameter.grad) is None:
+            return False
+        return self.left() is gradient and gradient._version == self.left_version + since
+
+    def remember(self) -> None:
+        """The step is complete."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            self.left = None
+        else:
+            self.left, self.left_version = weakref.ref(gradient), gradient._version
 
 
 @dataclass
@@ -79,12 +109,9 @@ class GradientReduction:
         self._last_step = last_step
         self._backward_end = BackwardEnd(self._backward_ended)
         self._listed: list[torch.nn.Parameter] = []  # the optimizer's, in its order
-        self._names: dict[torch.nn.Parameter, str] = {}  # the same
-        self._hooked: set[torch.nn.Parameter] = set()
-        self._computed: dict[torch.nn.Parameter, int] = {}  # in which step, by Worker.begun
-        self._in_flight: dict[torch.nn.Parameter, _InFlight] = {}
-        self._spare: dict[torch.nn.Parameter, torch.Tensor] = {}
-        self._left: dict[torch.nn.Parameter, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._gradients: list[_Gradient] = []  # theirs
+        self._hooked: dict[torch.nn.Parameter, _Gradient] = {}
+        self._in_flight: list[_Gradient] = []
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
         self._dropped_step = 0  # the newest one that is to change nothing
         self._broken: RingBroken | None = None  # it showed while backward was running
@@ -113,9 +140,9 @@ class GradientReduction:
         if self._reduced:
             return
         self._hook_new()
-        for parameter in self._names:
-            if self._computed.get(parameter) != worker.begun:
-                self._refuse_leftover(parameter, since=0)
+        for gradient in self._gradients:
+            if gradient.computed != worker.begun:
+                self._refuse_leftover(gradient, since=0)
         while not worker.rehearsing:
             try:
                 self._reduce()
@@ -146,7 +173,7 @@ class GradientReduction:
         Momentum or weight decay would change something for a gradient of zero, too.
         """
         if self._dropped:
-            for parameter in self._names:
+            for parameter in self._listed:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
@@ -155,11 +182,8 @@ class GradientReduction:
         if worker.step_open and not self._dropped:
             self._last_step.skipped = skipped
         worker.end_step()
-        self._left = {
-            parameter: (weakref.ref(gradient), gradient._version)
-            for parameter in self._listed
-            if (gradient := parameter.grad) is not None
-        }
+        for gradient in self._gradients:
+            gradient.remember()
 
     def settle(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
@@ -170,9 +194,9 @@ class GradientReduction:
     def skip(self) -> None:
         """The script ends the step without an update, with or without a backward pass."""
         if not self._reduced:
-            for parameter in self._listed:
-                if self._is_leftover(parameter, since=0):
-                    parameter.grad = None
+            for gradient in self._gradients:
+                if gradient.is_leftover(since=0):
+                    gradient.parameter.grad = None
         self.finish()
         self.end_step(skipped=True)
 
@@ -187,60 +211,62 @@ class GradientReduction:
         if len(listed) == len(self._listed) and all(map(operator.is_, listed, self._listed)):
             return
         self._listed = listed
-        self._names = {p: name for name, p in optimizer_parameters(self._optimizer, self._model)}
-        for parameter in listed:
+        for gradient in self._gradients:
+            gradient.name = ""
+        self._gradients = []
+        for name, parameter in optimizer_parameters(self._optimizer, self._model):
             if parameter not in self._hooked:
-                required = parameter.requires_grad
-                parameter.requires_grad_(True)  # PyTorch takes a hook only then
-                listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
-                listen(self._accumulated)
-                parameter.requires_grad_(required)
-                self._hooked.add(parameter)
+                self._hook(parameter)
+            gradient = self._hooked[parameter]
+            gradient.name = name
+            self._gradients.append(gradient)
 
-    def _accumulated(self, parameter: torch.nn.Parameter) -> None:
+    def _hook(self, parameter: torch.nn.Parameter) -> None:
+        gradient = self._hooked[parameter] = _Gradient(parameter)
+        required = parameter.requires_grad
+        parameter.requires_grad_(True)  # PyTorch takes a hook only then
+        listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+        listen(lambda _: self._accumulated(gradient))
+        parameter.requires_grad_(required)
+
+    def _accumulated(self, gradient: _Gradient) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
         worker = self._worker
-        if not worker.step_open or parameter not in self._names:
+        if not worker.step_open or not gradient.name:
             return
-        if self._computed.get(parameter) == worker.begun or self._reduced:
+        if gradient.computed == worker.begun or self._reduced:
             raise UsageError(
-                f"the gradient of {self._names[parameter]} was computed twice in one step; call "
+                f"the gradient of {gradient.name} was computed twice in one step; call "
                 "backward() once on the sum of the losses, then optimizer.step(); "
                 "torch.autograd.grad computes gradients for other purposes, and "
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
-        self._refuse_leftover(parameter, since=1)  # what autograd has added
-        self._computed[parameter] = worker.begun
+        self._refuse_leftover(gradient, since=1)  # what autograd has added
+        gradient.computed = worker.begun
         self._backward_end.expect()
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.is_sparse:  # also alone: the optimizer's state must be that of a ring
-            parameter.grad = gradient.to_dense()
+        local = gradient.parameter.grad
+        assert local is not None
+        if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
+            gradient.parameter.grad = local.to_dense()
         if not (worker.rehearsing or worker.ring.alone or self._broken) and worker.samples:
-            self._send(parameter)
+            self._send(gradient)
 
     def _backward_ended(self) -> None:
         with activity.training_here():
             self.synchronize()
 
-    def _refuse_leftover(self, parameter: torch.nn.Parameter, since: int) -> None:
+    @staticmethod
+    def _refuse_leftover(gradient: _Gradient, since: int) -> None:
         """Refuse a gradient of the step before, which was written to ``since`` times after it.
 
         It is the mean of another step, and a newcomer does not have it.
         """
-        if self._is_leftover(parameter, since):
+        if gradient.is_leftover(since):
             raise UsageError(
-                f"the gradient of {self._names[parameter]} is still there from the step before; "
+                f"the gradient of {gradient.name} is still there from the step before; "
                 "call optimizer.zero_grad() before each backward(); gradients are not "
                 "accumulated over batches"
             )
-
-    def _is_leftover(self, parameter: torch.nn.Parameter, since: int) -> bool:
-        left, gradient = self._left.get(parameter), parameter.grad
-        if left is None or gradient is None:
-            return False
-        reference, version = left
-        return reference() is gradient and gradient._version == version + since
 
     # --- around the ring
 
@@ -256,46 +282,51 @@ class GradientReduction:
             return  # the mean over the batch is what backward has computed
         if self._broken is not None:
             raise self._broken
-        for parameter in self._with_gradient():
-            if parameter not in self._in_flight:
-                self._send(parameter)
+        with_gradient = self._with_gradient()
+        for gradient in with_gradient:
+            if gradient.flight is None:
+                self._send(gradient)
         if self._broken is not None:
             raise self._broken
-        averages = {p: self._wait(flight.handle) for p, flight in self._in_flight.items()}
+        averages = [self._land(gradient) for gradient in with_gradient]
         points.reached("averaged")
-        self._check_unchanged()
-        self._in_flight.clear()
+        for gradient in with_gradient:
+            self._check_unchanged(gradient)
         correction = average_correction(worker.batch_size, len(records), total)
         if correction != 1.0 and averages:
-            torch._foreach_mul_(list(averages.values()), correction)
-        for parameter in self._listed:
-            self._take_over(parameter, averages.get(parameter))
+            torch._foreach_mul_(averages, correction)
+        for gradient in self._gradients:
+            if gradient.flight is None:  # what a worker without samples has computed
+                gradient.parameter.grad = None
+        for gradient, average in zip(with_gradient, averages, strict=True):
+            self._take_over(gradient, average)
+        self._in_flight.clear()
 
-    def _with_gradient(self) -> list[torch.nn.Parameter]:
-        """The parameters that somebody with samples has a gradient of."""
+    def _with_gradient(self) -> list[_Gradient]:
+        """Those of the parameters that somebody with samples has a gradient of."""
         counts = self._worker.samples > 0
         mine = torch.tensor([float(counts and p.grad is not None) for p in self._listed])
         # Of the kind that gradients are, so that Horovod sends it along with the last of them.
         handle = self._guard(average_start, mine, torch.empty_like(mine), PRESENT)
         shares = self._wait(handle).tolist()
-        return [p for p, share in zip(self._listed, shares, strict=True) if share > 0]
+        return [g for g, share in zip(self._gradients, shares, strict=True) if share > 0]
 
-    def _send(self, parameter: torch.nn.Parameter) -> None:
-        sent = self._weighted(parameter)
-        buffer = self._spare.pop(parameter, None)
+    def _send(self, gradient: _Gradient) -> None:
+        sent = self._weighted(gradient.parameter)
+        buffer, gradient.spare = gradient.spare, None
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
             buffer = torch.empty_like(sent)
-        name = f"edl.gradient.{self._names[parameter]}"
         try:
-            handle = self._guard(average_start, sent, buffer, name)
+            handle = self._guard(average_start, sent, buffer, f"edl.gradient.{gradient.name}")
         except RingBroken as error:
             self._broken = error  # backward() must not fail; finish() deals with it
             return
         if not self._in_flight:
             points.reached("gradient")
-        local = parameter.grad
+        local = gradient.parameter.grad
         version = 0 if local is None else local._version
-        self._in_flight[parameter] = _InFlight(handle, sent, local, version)
+        gradient.flight = _InFlight(handle, sent, local, version)
+        self._in_flight.append(gradient)
 
     def _weighted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """This worker's part of the sum; the gradient itself when nothing has to be changed."""
@@ -304,31 +335,39 @@ class GradientReduction:
         wire = WIRE_DTYPE.get(dtype, dtype)
         if gradient is None or samples == 0:  # 0 * inf would be nan
             return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
-        gradient = gradient.detach()  # backward(create_graph=True)
+        if gradient.requires_grad:  # backward(create_graph=True)
+            gradient = gradient.detach()
         weight = send_weight(samples, self._worker.batch_size)
         weighted = gradient if weight == 1.0 else gradient * weight
         return weighted.to(wire).contiguous()
 
-    def _check_unchanged(self) -> None:
-        """What was reduced must be what is there, for nobody could tell which of them is meant."""
-        for parameter, flight in self._in_flight.items():
-            local = parameter.grad
-            version = 0 if local is None else local._version
-            if local is not flight.local or version != flight.version:
-                raise UsageError(
-                    f"the gradient of {self._names[parameter]} was changed while it was being "
-                    "reduced; change gradients when backward() has returned, for example before "
-                    "optimizer.step(): they are the mean over all workers then"
-                )
+    def _land(self, gradient: _Gradient) -> torch.Tensor:
+        assert gradient.flight is not None
+        return self._wait(gradient.flight.handle)
 
-    def _take_over(self, parameter: torch.nn.Parameter, average: torch.Tensor | None) -> None:
+    @staticmethod
+    def _check_unchanged(gradient: _Gradient) -> None:
+        """What was reduced must be what is there, for nobody could tell which of them is meant."""
+        flight, local = gradient.flight, gradient.parameter.grad
+        assert flight is not None
+        version = 0 if local is None else local._version
+        if local is not flight.local or version != flight.version:
+            raise UsageError(
+                f"the gradient of {gradient.name} was changed while it was being reduced; change "
+                "gradients when backward() has returned, for example before optimizer.step(): "
+                "they are the mean over all workers then"
+            )
+
+    @staticmethod
+    def _take_over(gradient: _Gradient, average: torch.Tensor) -> None:
+        parameter, gradient.flight = gradient.parameter, None
         local = parameter.grad
         dtype = parameter.dtype if local is None else local.dtype
-        parameter.grad = average if average is None else average.to(dtype)
+        parameter.grad = average.to(dtype)
         # The next average goes to the memory of this gradient, if it has the form of one.
-        spare = local if average is None or average.dtype == dtype else average
+        spare = local if average.dtype == dtype else average
         if spare is not None and spare.is_contiguous() and not spare.requires_grad:
-            self._spare[parameter] = spare
+            gradient.spare = spare
 
     def _drop(self, gradient: float) -> None:
         """Let the step change nothing: others have completed it, or who had samples has died.
@@ -342,9 +381,10 @@ class GradientReduction:
 
     def _forget_flights(self) -> None:
         """Let Horovod forget what was under way in a ring that is gone."""
-        for flight in self._in_flight.values():
-            with contextlib.suppress(CollectiveFailed):
-                finish(flight.handle)
+        for gradient in self._in_flight:
+            with contextlib.suppress(RingBroken):
+                self._land(gradient)
+            gradient.flight = None
         self._in_flight.clear()
         self._broken = None
 
