@@ -138,7 +138,7 @@ def test_callbacks_of_rank_0_alone_are_refused(tmp_path: Path, zk_hosts: str) ->
         output = job.output()
         sentence = "w1 was not given ModelCheckpoint, unlike the others; give it to all workers"
         assert f"[w1] edl: the Keras callbacks differ between workers: {sentence}" in output
-        assert re.search(rf"\[w0\] edl: .*{sentence}", output), job.story("w0 knows nothing")
+        assert f"edl: job {job.name} failed: the Keras callbacks differ" in output, output
         assert "Traceback" not in output, output
         assert not list((tmp_path / "out").glob("*.json"))
         assert not list((tmp_path / "out" / "files").glob("*/*")), "it trained"
