@@ -28,6 +28,7 @@ from edl.core.agency import (
     Own,
     Start,
     decide,
+    lingers,
     observe,
     record_loss,
     relevant,
@@ -430,7 +431,7 @@ class Agent:
         cause = _SIGNALS[next(iter(self._signals))]
         if snapshot.job.state.over:
             for process in self._processes:
-                if process.alive and process.told is None:
+                if process.alive and process.told is None and not lingers(process):
                     self._end(Ending(process.launch, False, cause), time.monotonic())
         elif self._guest and not (self._ends_last and is_last(snapshot, self._host.name)):
             self._leave(snapshot, cause)

@@ -127,6 +127,8 @@ class Keeper:
         self._waits_said = False
         self._reason = ""
         self._reported: set[str] = set()
+        self._last_event = -1
+        self._ended: set[int] = set()  # of whom some edl-worker has told how they ended
 
     def run(self) -> int:
         """Work until the job is over or the slot is not the job's any more."""
@@ -222,18 +224,15 @@ class Keeper:
                 self._state, self._state_since = snapshot.job.state, now
             lost = ring_lost(snapshot, self._process)
             self._lost_since = (self._lost_since or now) if lost else None
+            for number, event in self._store.events(self._last_event) if lost else ():
+                self._last_event = number
+                if (worker := who_ended(event)) is not None:
+                    self._ended.add(worker)
             generation = snapshot.generation.number if snapshot.generation else 0
             step = (generation, int(snapshot.status.get("step", -1)))
             if step != self._step:
                 self._step, self._stepped = step, now
         return self._snapshot
-
-    def _ended(self) -> frozenset[int]:
-        """Whose end was told; it matters only when nobody of the ring is left in ZooKeeper."""
-        if self._lost_since is None:
-            return frozenset()
-        told = (who_ended(event) for _, event in self._store.events())
-        return frozenset(worker for worker in told if worker is not None)
 
     def _put_slot(self, given_up: str) -> None:
         self._slot_given_up = given_up or self._slot_given_up
@@ -321,7 +320,7 @@ class Keeper:
             backoff_max_s=self._backoff_max_s,
             script=title(self._command),
             stepped=self._stepped,
-            ended=self._ended(),
+            ended=frozenset(self._ended),
         )
 
     def _attend(self, snapshot: Snapshot | None, now: float) -> None:
