@@ -12,7 +12,9 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
    itself ended with errors, or when this happens again without progress.
 5. A worker that the leader has given up is ended, and so is one that was never in a ring and has
    left ZooKeeper for long: it is frozen, and no leader knows of it. So is one that has not joined
-   yet when its host leaves the job.
+   yet when its host leaves the job. So is one of the ring that has left ZooKeeper and does not
+   answer us, on its own host, while others could go on: it is frozen, and who leads them may be a
+   newcomer that cannot tell this from a network that is cut.
 6. What the plan lacks is started, each slot with a back-off that grows with its failures.
 
 An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
@@ -39,6 +41,8 @@ UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not st
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
 LOST_S = 10.0  # the same for those of other hosts, when all of ours have died
+FROZEN_S = 10.0  # for a worker that is not frozen to answer
+STACKS_S = 1.0  # for a frozen one to write down where its threads are, before SIGKILL
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
 
 
@@ -55,6 +59,7 @@ class Process:
     seated: bool = False  # it has had a seat in a generation
     departing: float | None = None  # since when it leaves, has finished, or was taken out
     absent: float | None = None  # since when it has no node in ZooKeeper, which it had
+    mute: float | None = None  # since when it has not answered its agent, which had reason to ask
     told: float | None = None  # since when it is being ended by the agent
     exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
@@ -124,6 +129,7 @@ class Own:
     script: str = "the script"  # for messages
     draining: bool = False  # the host is about to leave the job
     losses: tuple[Loss, ...] = ()
+    frozen_s: float = FROZEN_S
 
 
 @dataclass(frozen=True)
@@ -433,6 +439,11 @@ def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
         p: evicted[p.worker] for p in living if p.worker is not None and p.worker in evicted
     }
     given_up |= {p: f"it left ZooKeeper {ABSENT_S:g} s ago" for p in living if _vanished(p, now)}
+    given_up |= {
+        p: f"it is frozen: it left ZooKeeper and does not answer for {own.frozen_s:g} s"
+        for p in living
+        if is_frozen(p, snapshot, own.frozen_s, now)
+    }
     if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
         given_up |= {p: "its host leaves the job" for p in living if p.worker is None}
     endings = [ending for p, reason in given_up.items() for ending in _end([p], now, reason)]
@@ -462,6 +473,22 @@ def _counts(process: Process, now: float) -> bool:
 def _vanished(process: Process, now: float) -> bool:
     """Whether it was never in a ring, and has been absent from ZooKeeper for too long."""
     return not process.seated and process.absent is not None and now - process.absent >= ABSENT_S
+
+
+def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
+    """Those that may be frozen: they have left ZooKeeper, or were given up, and have not ended."""
+    return tuple(
+        p for p in processes if p.alive and (p.absent is not None or p.worker in snapshot.evicted)
+    )
+
+
+def is_frozen(process: Process, snapshot: Snapshot, frozen_s: float, now: float) -> bool:
+    """Whether it holds up a ring that could go on without it: somebody else leads."""
+    if process.mute is None or process.absent is None or process.departing is not None:
+        return False
+    leads = snapshot.leader is not None and snapshot.leader.worker != process.worker
+    long = now - max(process.mute, process.absent) >= frozen_s
+    return process.alive and process.seated and leads and long
 
 
 def _starts(
@@ -497,12 +524,12 @@ def _starts(
 
 
 def _end(processes: Iterable[Process], now: float, reason: str) -> tuple[Ending, ...]:
-    """SIGTERM once, SIGKILL when that did not help."""
+    """SIGTERM once, SIGKILL when that did not help; it does not help who does not answer."""
     endings = []
     for process in processes:
         if process.told is None:
             endings.append(Ending(process.launch, False, reason))
-        elif now - process.told >= KILL_S:
+        elif now - process.told >= (KILL_S if process.mute is None else STACKS_S):
             endings.append(Ending(process.launch, True, f"{reason}; SIGTERM did not help"))
     return tuple(endings)
 

@@ -21,6 +21,7 @@ from types import FrameType
 from edl.coordination.store import JobStore
 from edl.core.agency import (
     BACKOFF_MAX_S,
+    FROZEN_S,
     Decision,
     Ending,
     Loss,
@@ -42,6 +43,7 @@ from edl.core.wording import workers
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
+from edl.launch.frozen import Frozen
 from edl.launch.output import Output
 from edl.launch.record import conclude, worker_failed
 from edl.launch.signals import handled
@@ -80,6 +82,8 @@ class Agent:
         ends_last: but on the last host it ends the job.
         on_snapshot: called with each new reading of the facts.
         backoff_max_s: the longest pause of a slot whose workers die.
+        frozen_s: after this long without an answer a worker may count as frozen.
+        stack_signal: makes a worker write down where its threads are; 0: none does.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Agent:
         ends_last: bool = False,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         backoff_max_s: float = BACKOFF_MAX_S,
+        frozen_s: float = FROZEN_S,
+        stack_signal: int = 0,
     ) -> None:
         self._store = store
         self._host = host
@@ -111,6 +117,8 @@ class Agent:
         self._backoff_max_s = backoff_max_s
         self._on_snapshot = on_snapshot
         self._workers = Workers(job.command, Path(job.cwd), environment, logs)
+        self._frozen = Frozen(store, host.name, self._workers, stack_signal)
+        self._frozen_s = frozen_s
         self._script = title(job.command)
         self._token = uuid.uuid4().hex[:12]
         self._launches = 0
@@ -265,6 +273,7 @@ class Agent:
     def _observe(self, snapshot: Snapshot, now: float) -> None:
         unnamed = {p.launch for p in self._processes if p.worker is None}
         self._processes = observe(self._processes, snapshot, now)
+        self._processes = self._frozen.look(self._processes, snapshot, now)
         self._losses = record_loss(self._losses, self._processes, snapshot, self._token, now)
         for process in self._processes:
             if process.launch in unnamed and process.worker is not None:
@@ -296,6 +305,7 @@ class Agent:
             script=self._script,
             draining=self._draining,
             losses=self._losses,
+            frozen_s=self._frozen_s,
         )
 
     def _alone(self, now: float) -> int | None:
@@ -344,6 +354,9 @@ class Agent:
         process = next(p for p in self._processes if p.launch == ending.launch)
         if process.told is None:
             self._update(ending.launch, told=now)
+            if process.mute is not None:
+                self._frozen.write_stacks(process)
+                self._changed.set()
         logger.info("ending %s: %s", process.name, ending.reason)
         self._workers.end(ending.launch, ending.kill)
 
