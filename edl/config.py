@@ -62,6 +62,12 @@ class Config:
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
     max_restarts: int = 10  # of a slot whose workers fail, without 60 s in the ring in between
 
+    # no answer for this long, from a worker in whose ring no step completes and that has left
+    # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left
+    frozen_s: float = 10.0
+    stack_signal: int = 40  # SIGRTMIN + 6: a worker writes where its threads are; 0: none
+    stacks: str = ""  # into this file, which the agent names
+
     stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
     stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
 

@@ -99,6 +99,8 @@ def host_agent(
         ends_last=ends_last,
         on_snapshot=line.update,
         backoff_max_s=settings.backoff_max_s,
+        frozen_s=settings.frozen_s,
+        stack_signal=settings.stack_signal,
     )
 
 

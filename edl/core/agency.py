@@ -12,8 +12,10 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
    itself ended with errors, or when this happens again without progress.
 5. A worker that the leader has given up is ended, and so is one that was never in a ring and has
    left ZooKeeper for long: it is frozen, and no leader knows of it. So is one that has not joined
-   yet when its host leaves the job. One whose script has ended, or that the leader knows is gone,
-   ends by itself; it is killed when it does not.
+   yet when its host leaves the job. So is one of the ring that has left ZooKeeper and does not
+   answer us, on its own host, while others could go on: it is frozen, and who leads them may be a
+   newcomer that cannot tell this from a network that is cut. One whose script has ended, or that
+   the leader knows is gone, ends by itself; it is killed when it does not.
 6. What the plan lacks is started, each slot with a back-off that grows with its failures. A slot
    that fails more often than that is given up: the plan is lowered by its worker, and the job
    goes on with the others. Below ``min_np`` another free slot takes its place; without one the job
@@ -56,6 +58,8 @@ FINISH_S = 600.0  # for what a script does after its training: evaluate, save, u
 RESTARTS = 3  # how often a job may lose all its workers without a new checkpoint in between
 ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
 LOST_S = 10.0  # the same for those of other hosts, when all of ours have died
+FROZEN_S = 10.0  # for a worker that is not frozen to answer
+STACKS_S = 1.0  # for a frozen one to write down where its threads are, before SIGKILL
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Own:
     losses: tuple[Loss, ...] = ()
     stepped: float = 0.0  # when the job's step was last seen to change
     ended: frozenset[int] = frozenset()  # workers of which some agent has told how they ended
+    frozen_s: float = FROZEN_S
 
 
 @dataclass(frozen=True)
@@ -371,6 +376,11 @@ def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
         p: evicted[p.worker] for p in living if p.worker is not None and p.worker in evicted
     }
     given_up |= {p: f"it left ZooKeeper {ABSENT_S:g} s ago" for p in living if _vanished(p, now)}
+    given_up |= {
+        p: f"it is frozen: it left ZooKeeper and does not answer for {own.frozen_s:g} s"
+        for p in living
+        if is_frozen(p, snapshot, own.frozen_s, now)
+    }
     if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
         given_up |= {p: "its host leaves the job" for p in living if p.worker is None}
     endings = [ending for p, reason in given_up.items() for ending in _end([p], now, reason)]
@@ -405,6 +415,22 @@ def _counts(process: Process, now: float) -> bool:
 def _vanished(process: Process, now: float) -> bool:
     """Whether it was never in a ring, and has been absent from ZooKeeper for too long."""
     return not process.seated and process.absent is not None and now - process.absent >= ABSENT_S
+
+
+def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
+    """Those that may be frozen: they have left ZooKeeper, or were given up, and have not ended."""
+    return tuple(
+        p for p in processes if p.alive and (p.absent is not None or p.worker in snapshot.evicted)
+    )
+
+
+def is_frozen(process: Process, snapshot: Snapshot, frozen_s: float, now: float) -> bool:
+    """Whether it holds up a ring that could go on without it: somebody else leads."""
+    if process.mute is None or process.absent is None or process.departing is not None:
+        return False
+    leads = snapshot.leader is not None and snapshot.leader.worker != process.worker
+    long = now - max(process.mute, process.absent) >= frozen_s
+    return process.alive and process.seated and leads and long
 
 
 def _places(
@@ -480,7 +506,8 @@ def ending_of(
 ) -> Ending | None:
     """How to end a process now: SIGTERM once, SIGKILL when that did not help.
 
-    Who ends by itself gets no SIGTERM: it would hide how it has ended.
+    Who ends by itself gets no SIGTERM: it would hide how it has ended. Nor does SIGTERM help who
+    does not answer: that one only gets the time to write down where its threads are.
     """
     if process.ended is not None:
         why = f"its script has ended, and the process has not within {EXIT_S:g} s"
@@ -490,7 +517,7 @@ def ending_of(
         return Ending(process.launch, True, why) if now - process.gone >= GONE_S else None
     if process.told is None:
         return Ending(process.launch, False, reason)
-    if now - process.told >= patience_s:
+    if now - process.told >= (patience_s if process.mute is None else STACKS_S):
         return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
     return None
 

@@ -43,6 +43,7 @@ class Process:
     seated: bool = False  # it has had a seat in a generation
     departing: float | None = None  # since when it leaves, has finished, or was taken out
     absent: float | None = None  # since when it has no node in ZooKeeper, which it had
+    mute: float | None = None  # since when it has not answered its agent, which had reason to ask
     evicted: str = ""  # why the leader has given it up, other than for being gone
     gone: float | None = None  # since when the leader has proof that it is gone
     told: float | None = None  # since when it is being ended by its launcher

@@ -2,7 +2,8 @@
 
 A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
 disk. So nobody is given up for being slow unless the user set a limit; but who holds the job up
-is named, with what it is doing.
+is named, with what it is doing. Who does not answer for long is frozen, whatever its ZooKeeper
+session says.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ FOR_RECORDS = "waiting for the step records of the others"
 FOR_GRADIENTS = "waiting for the gradients of the others"
 USUAL_STEPS = 20  # a stall lasts at least this many usual steps
 FIRST_STEP = 6  # times longer than others may take: libraries are loaded, kernels compiled
+ALIVE = 3.0  # times longer than others may a worker be silent whose ZooKeeper session lives
 SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
 
 
@@ -44,6 +46,7 @@ class Report:
     host: str
     activity: Activity | None
     step: int = 0
+    silent_s: float = 0.0  # how long it has not answered
 
     @property
     def name(self) -> str:
@@ -77,10 +80,14 @@ def stands_still(quiet_s: float, median_step_s: float, stall_s: float) -> bool:
     return quiet_s >= max(stall_s, USUAL_STEPS * median_step_s)
 
 
-def judge(reports: Sequence[Report], quiet_s: float, step: int, limit_s: float | None) -> Stall:
+def judge(
+    reports: Sequence[Report], quiet_s: float, step: int, limit_s: float | None, frozen_s: float
+) -> Stall:
     """Name those that the others wait for; give them up beyond ``limit_s``, when it is set.
 
-    Whoever does not answer may be frozen: the end of its session decides that, not this. When
+    Whoever does not answer may be frozen: mostly the end of its session decides that, not this.
+    It does when that session lives on for several times ``frozen_s``, as long as no more are
+    silent than answer: else it may be the leader that cannot hear them. When
     nobody waits for anybody (all evaluate, say), nobody is to blame and nobody is given up.
     """
     answered = [r for r in reports if r.activity is not None]
@@ -88,7 +95,14 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limit_s: float |
     silent = [r for r in reports if r.activity is None]
     head = f"stalled in step {step + 1}"
     if silent:
-        return Stall(f"{head}: {_list(silent)}", tuple(r.worker for r in silent), {})
+        longest_s = ALIVE * frozen_s
+        frozen = {
+            r.worker: f"it is frozen: {r.name} does not answer for {r.silent_s:.0f} s and no step "
+            f"completes for {quiet_s:.0f} s, though it is in ZooKeeper"
+            for r in silent
+            if r.silent_s >= longest_s and len(silent) <= len(answered)
+        }
+        return Stall(f"{head}: {_list(silent)}", tuple(r.worker for r in silent), frozen)
     if left := _left_in_a_step(answered):
         why = (
             f"{_names(left)} left a loop in the midst of step {step + 1}, with a batch in hand, "

@@ -45,6 +45,7 @@ class Witness:
         self._heard = Heard(worker, Progress(updated_at=self._since))
         self._outside = False  # of the ring, now and ever
         self._silent: dict[int, float] = {}  # when a worker was last asked in vain
+        self._mute: dict[int, float] = {}  # since when it was, in this stall
 
     @property
     def heard(self) -> Heard:
@@ -93,10 +94,13 @@ class Witness:
             or len(generation.seats) < snapshot.job.min_np  # it waits for replacements
             or not stall.stands_still(quiet_s, progress.median_step_s, self._config.stall_s)
         ):
+            self._mute.clear()
             return None
         seats = [seat for seat in generation.seats if seat.id not in snapshot.evicted]
         ports = {s.id: (s.address, s.port) for s in seats if s.id != self._worker}
-        answers = ask_all(ports, ASK_TIMEOUT_S)
+        answers, now = ask_all(ports, ASK_TIMEOUT_S), time.monotonic()
+        silent = {w for w, health in answers.items() if health.liveness is Liveness.SILENT}
+        self._mute = {worker: self._mute.get(worker, now) for worker in silent}
         reports = [
             Report(
                 seat.id,
@@ -104,10 +108,12 @@ class Witness:
                 seat.host,
                 self._own_activity() if seat.id == self._worker else _activity(answers[seat.id]),
                 self._step_of(seat.id, answers),
+                now - self._mute.get(seat.id, now),
             )
             for seat in seats
         ]
-        return stall.judge(reports, quiet_s, progress.step, self._config.stall_limit_s)
+        limit_s, frozen_s = self._config.stall_limit_s, self._config.frozen_s
+        return stall.judge(reports, quiet_s, progress.step, limit_s, frozen_s)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
         own = self._mailbox.progress

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edl import config
+from edl.daemon.stacks import offer_stacks
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
 from edl.framework import ending
@@ -61,6 +62,7 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
     worker = Worker(settings_now, collectives())
     if settings_now.job is not None:
         free_all_forks()
+        offer_stacks(settings_now.stacks, settings_now.stack_signal)
         _leave_on_sigterm(worker)
         ending.arm()
     ending.Closing(worker.close, worker.ring.break_, settings_now.save_timeout_s).start()

@@ -20,6 +20,7 @@ from types import FrameType
 
 from edl.coordination.store import JobStore
 from edl.core.agency import (
+    FROZEN_S,
     Decision,
     Ending,
     GiveUp,
@@ -42,6 +43,7 @@ from edl.core.wording import workers
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
+from edl.launch.frozen import Frozen
 from edl.launch.output import Output
 from edl.launch.record import conclude, slot_given_up, who_ended, worker_ended
 from edl.launch.signals import handled
@@ -80,6 +82,8 @@ class Agent:
         ends_last: but on the last host it ends the job.
         on_snapshot: called with each new reading of the facts.
         backoff_max_s: the longest pause of a slot whose workers die.
+        frozen_s: after this long without an answer a worker may count as frozen.
+        stack_signal: makes a worker write down where its threads are; 0: none does.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Agent:
         ends_last: bool = False,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         backoff_max_s: float = BACKOFF_MAX_S,
+        frozen_s: float = FROZEN_S,
+        stack_signal: int = 0,
     ) -> None:
         self._store = store
         self._host = host
@@ -111,6 +117,8 @@ class Agent:
         self._backoff_max_s = backoff_max_s
         self._on_snapshot = on_snapshot
         self._workers = Workers(job.command, Path(job.cwd), environment, logs)
+        self._frozen = Frozen(store, host.name, self._workers, stack_signal)
+        self._frozen_s = frozen_s
         self._script = title(job.command)
         self._token = uuid.uuid4().hex[:12]
         self._launches = 0
@@ -274,6 +282,7 @@ class Agent:
     def _observe(self, snapshot: Snapshot, now: float) -> None:
         unnamed = {p.launch for p in self._processes if p.worker is None}
         self._processes = observe(self._processes, snapshot, now)
+        self._processes = self._frozen.look(self._processes, snapshot, now)
         for process in self._processes:
             if process.launch in unnamed and process.worker is not None:
                 self._output.name(process.launch, process.name)
@@ -318,6 +327,7 @@ class Agent:
             losses=self._losses,
             stepped=self._stepped,
             ended=frozenset(self._ended),
+            frozen_s=self._frozen_s,
         )
 
     def _alone(self, now: float) -> int | None:
@@ -368,6 +378,9 @@ class Agent:
         process = self._process(ending.launch)
         if process.told is None:
             self._replace(replace(process, told=now, why=ending.reason))
+            if process.mute is not None:
+                self._frozen.write_stacks(process)
+                self._changed.set()
         logger.info("ending %s: %s", process.name, ending.reason)
         self._workers.end(ending.launch, ending.kill)
 

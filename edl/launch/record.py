@@ -46,6 +46,15 @@ def who_ended(event: Event) -> int | None:
     return int(name[1:]) if isinstance(name, str) else None
 
 
+def worker_frozen(
+    store: JobStore, process: Process, host: str, stacks: str, snapshot: Snapshot
+) -> None:
+    """Log that a worker on ``host`` does not answer, and the file that says where it hangs."""
+    reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"
+    details = {"worker": process.name, "host": host, "slot": process.slot, "stacks": stacks}
+    _add(store, "worker_frozen", reason, snapshot, details)
+
+
 def _add(
     store: JobStore, kind: str, reason: str, snapshot: Snapshot, details: Mapping[str, object]
 ) -> None:

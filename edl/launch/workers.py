@@ -6,6 +6,7 @@ a worker has exited, what is left of its process group is killed, so no helper o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -52,7 +53,9 @@ class Workers:
             OSError: the operating system cannot start it, or has no room for the log.
         """
         path = self.log_of(launch)
-        environment = {**self._environment, "EDL_SLOT": str(slot), "EDL_LAUNCH": launch}
+        stacks = str(self.stacks_of(launch))
+        own = {"EDL_SLOT": str(slot), "EDL_LAUNCH": launch, "EDL_STACKS": stacks}
+        environment = {**self._environment, **own}
         path.parent.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
         with path.open("ab") as log:
             process = subprocess.Popen(
@@ -81,6 +84,15 @@ class Workers:
     def log_of(self, launch: str) -> Path:
         return self._logs / f"{launch}.log"
 
+    def stacks_of(self, launch: str) -> Path:
+        """Where a worker that does not answer writes where its threads are."""
+        return self._logs / f"{launch}.stacks"
+
+    def pid_of(self, launch: str) -> int | None:
+        """Its process, if it runs."""
+        process = self._running.get(launch)
+        return process.pid if process is not None else None
+
     def reap(self) -> list[Exit]:
         """The processes that have ended since the last call."""
         exits = []
@@ -89,6 +101,7 @@ class Workers:
             if code is not None:
                 exits.append(Exit(launch, code))
                 del self._running[launch]
+                _remove_if_empty(self.stacks_of(launch))
         return exits
 
     def ended_scripts(self) -> dict[str, int]:
@@ -125,11 +138,17 @@ def log_directory(state: Path, job: str, fresh: bool) -> Path:
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
-        for old in logs.glob("*.log"):
+        for old in (*logs.glob("*.log"), *logs.glob("*.stacks")):
             old.unlink(missing_ok=True)
         _prune(jobs)
     logs.mkdir(parents=True, exist_ok=True)
     return logs
+
+
+def _remove_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
 
 
 def _prune(jobs: Path) -> None:

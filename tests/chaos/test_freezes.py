@@ -43,6 +43,20 @@ def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
     assert stall_s < job.session_s + SLACK_S
 
 
+@pytest.mark.parametrize("dies", ["leader", "plain"])
+@pytest.mark.parametrize("point", ["broken", "reported", "build"])
+def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> None:
+    """One of three dies, another one freezes in the repair: the third one goes on."""
+    faults = [[fault("gradient", dies)], [fault(point, after=0, signal="STOP")]]
+    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
+        job.wait_for_strikes()
+        job.wait_for_size(3)
+        reports = job.prove(workers=3)
+    stall_s = longest_stall(reports)
+    print(f"frozen ({point}, the {dies} died): {stall_s:.2f} s, session {job.session_s:g} s")
+    assert stall_s < job.session_s + SLACK_S
+
+
 def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
     """It has a seat already, or is about to get one; it comes to its first ring never."""
     with ordeal(tmp_path, zk_hosts, np=2, max_np=3) as job:

@@ -103,6 +103,55 @@ def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
         assert not job.events("evicted")
 
 
+def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """No thread of it runs: its session ends, its port is silent, SIGTERM does nothing."""
+    lock = tmp_path / "lock"
+    with trial(tmp_path, zk_hosts, np=2, more=("--lock", str(lock))) as job:
+        job.wait_for_step(5)
+        name = job.plain()
+        victim = job.process(name)
+        lock.write_text(victim.environ()["EDL_SLOT"])
+        told = job.wait(lambda now: name in now["given_up"], f"{name} given up")["given_up"]
+        assert told[name].startswith(f"it is frozen or cut off: {name} (rank "), told
+        lock.unlink()
+        job.until(lambda: not alive(victim), "end of the frozen worker")
+        job.wait_for_size(2)
+        (event,) = (e for e in job.events("worker_frozen") if e["worker"] == name)
+        assert event["reason"].endswith(
+            f" does not answer; where its threads are: {event['stacks']}"
+        )
+        stacks = Path(event["stacks"]).read_text()
+        assert f"{name} (process {victim.pid}) does not answer; its threads:" in stacks
+        assert re.search(r"thread \d+: comm python; wchan \w", stacks), stacks
+        assert re.search(r'File ".*tally.py", line \d+ in hold_the_lock', stacks), stacks
+        assert "in _listen\n" in stacks, "the daemon's thread"
+        job.prove(workers=2)
+
+
+@pytest.mark.chaos
+def test_a_newcomer_that_leads_does_not_wait_for_a_frozen_worker(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """It cannot tell it from one that is cut off; the agent, on the frozen one's host, can."""
+    saved = ("--checkpoint", str(tmp_path / "saved"), "--every", "0.5")
+    soon = {"EDL_FROZEN_S": "3"}
+    with trial(tmp_path, zk_hosts, np=2, environment=soon, more=saved) as job:
+        job.wait_for_step(10)
+        leader, plain = job.leader(), job.plain()
+        killed, frozen = job.process(leader), job.process(plain)
+        freeze(frozen)
+        killed.kill()
+        began = time.monotonic()
+        job.until(lambda: not alive(frozen), "end of the frozen worker", 100.0)
+        assert job.leader() not in (leader, plain)
+        job.wait_for_size(2, 100.0)
+        print(f"a newcomer led, and the job trained again after {time.monotonic() - began:.0f} s")
+        assert plain in [event["worker"] for event in job.events("worker_frozen")]
+        job.prove(workers=2)
+
+
 @pytest.mark.chaos
 def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: str) -> None:
     limit = ("--stall-limit", "4")

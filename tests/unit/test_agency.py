@@ -7,11 +7,13 @@ import pytest
 from edl.core.agency import (
     ABSENT_S,
     FINISH_S,
+    FROZEN_S,
     KILL_S,
     LEADERLESS_S,
     LOST_S,
     RESTARTS,
     SETTLE_S,
+    STACKS_S,
     STOP_S,
     STUCK_S,
     Decision,
@@ -21,6 +23,7 @@ from edl.core.agency import (
     observe,
     record_loss,
     relevant,
+    to_ask,
 )
 from edl.core.facts import Generation, Host, Job, JobState, Leader, Member, Seat, Snapshot, Stage
 from edl.core.process import (
@@ -697,6 +700,50 @@ def test_who_was_ever_in_a_ring_is_not_ended_for_its_absence() -> None:
     """It may be training."""
     away = trainer(1, absent=NOW - 10 * ABSENT_S)
     assert ended(decide(snapshot(2, generation(0, 1)), own(trainer(0), away), NOW)) == []
+
+
+LED = Leader(3, 0)  # by w0
+LONG = NOW - FROZEN_S
+
+
+@pytest.mark.parametrize(
+    ("changes", "leader", "frozen"),
+    [
+        ({}, LED, True),
+        ({"mute": None}, LED, False),  # it trains, and only its session has ended
+        ({"mute": LONG + 0.1}, LED, False),
+        ({"absent": LONG + 0.1}, LED, False),
+        ({"absent": None}, LED, False),  # its leader decides
+        ({"departing": LONG}, LED, False),  # nobody waits for it
+        ({"seated": False}, LED, False),
+        ({}, None, False),  # nobody could go on without it
+        ({}, Leader(3, 1), False),  # it leads itself, as ZooKeeper knows
+    ],
+)
+def test_who_left_zookeeper_and_does_not_answer_is_ended_when_others_can_go_on(
+    changes: dict[str, object], leader: Leader | None, frozen: bool
+) -> None:
+    silent = trainer(1, **({"absent": LONG, "mute": LONG} | changes))
+    facts = snapshot(2, generation(0, 1), leader=leader)
+    decision = decide(facts, own(trainer(0), silent), NOW)
+    assert ended(decision) == ([("t-1", False)] if frozen else [])
+    if frozen:
+        reason = "it is frozen: it left ZooKeeper and does not answer for 10 s"
+        assert decision.endings[0].reason == reason
+
+
+def test_who_does_not_answer_is_killed_as_soon_as_its_stacks_are_written() -> None:
+    facts = snapshot(2, generation(0), evicted={1: "it is frozen"})
+    for mute, limit_s in ((LONG, STACKS_S), (None, KILL_S)):
+        told = trainer(1, mute=mute, told=NOW - limit_s)
+        assert ended(decide(facts, own(trainer(0), told), NOW)) == [("t-1", True)]
+        assert ended(decide(facts, own(trainer(0), told), NOW - 0.1)) == []
+
+
+def test_whom_the_agent_asks() -> None:
+    processes = (trainer(0), trainer(1, absent=LONG), trainer(2), died(3, absent=LONG), process(4))
+    facts = snapshot(2, generation(0, 1), evicted={2: "it is frozen"})
+    assert [p.slot for p in to_ask(processes, facts)] == [1, 2]
 
 
 def test_absence_is_counted_from_its_first_sight() -> None:

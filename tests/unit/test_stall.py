@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from edl.config import Config
+from edl.core import stall
 from edl.core.facts import Generation, Seat
-from edl.core.stall import FOR_GRADIENTS, IN_USER_CODE, Activity, Report, judge, stands_still
+from edl.core.stall import ALIVE, FOR_GRADIENTS, IN_USER_CODE, Activity, Report, Stall, stands_still
 from edl.daemon import points, switching
 from edl.daemon.activity import Watch
 from edl.daemon.mailbox import Mailbox
@@ -24,6 +25,11 @@ def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
     return Report(worker, worker, "h", activity)
 
 
+def judge(reports: list[Report], quiet_s: float, step: int, limit_s: float | None) -> Stall:
+    return stall.judge(reports, quiet_s, step, limit_s, FROZEN_S)
+
+
+FROZEN_S = 10.0
 BUSY = IN_USER_CODE
 WAITS = "waiting for the step records of the others"
 
@@ -99,10 +105,24 @@ def test_when_all_wait_it_may_be_the_network() -> None:
     assert (found.culprits, dict(found.give_up)) == ((), {})
 
 
-def test_who_does_not_answer_is_not_judged_here() -> None:
-    found = judge([report(0, BUSY), report(1, None)], 12.0, 40, 1.0)
-    assert found.reason == "stalled in step 41: w1 (rank 1, host h) does not answer"
-    assert (found.culprits, dict(found.give_up)) == ((1,), {})
+def test_who_does_not_answer_for_long_is_given_up_though_its_session_lives() -> None:
+    def with_silent(silent_s: float, workers: int = 2, silent: int = 1) -> Stall:
+        mute = [
+            replace(report(n, None), silent_s=silent_s) for n in range(workers - silent, workers)
+        ]
+        return judge([report(n, BUSY) for n in range(workers - silent)] + mute, 42.0, 40, 1.0)
+
+    early, late = with_silent(ALIVE * FROZEN_S - 0.1), with_silent(ALIVE * FROZEN_S)
+    for found in (early, late):
+        assert found.reason == "stalled in step 41: w1 (rank 1, host h) does not answer"
+        assert found.culprits == (1,)
+    assert dict(early.give_up) == {}
+    assert dict(late.give_up) == {
+        1: "it is frozen: w1 (rank 1, host h) does not answer for 30 s and no step completes for "
+        "42 s, though it is in ZooKeeper"
+    }
+    assert dict(with_silent(99.0, workers=4, silent=2).give_up).keys() == {2, 3}
+    assert not with_silent(99.0, workers=3, silent=2).give_up, "the leader may hear nobody"
 
 
 def test_many_are_counted() -> None:

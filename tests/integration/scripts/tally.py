@@ -15,6 +15,7 @@ newcomers with everything else. Each worker that trains to the end writes <out>/
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -41,6 +42,7 @@ def parser():
     options.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in a step")
     options.add_argument("--slow", type=Path, help="sleep only while this file exists")
     options.add_argument("--stuck", type=Path, help="the worker of the slot in it stands still")
+    options.add_argument("--lock", type=Path, help="that of this slot holds the GIL for good")
     options.add_argument("--checkpoint", type=Path, help="save into this directory")
     options.add_argument("--tfrecord", help="samples: the numbers in the sound records of files")
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
@@ -48,6 +50,13 @@ def parser():
     options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
     options.add_argument("--scene", type=Path, help="what is to happen: benchmarks/scenarios")
     return options
+
+
+def hold_the_lock():
+    """As a library that waits for ever and has not released Python's lock."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    while True:  # the second call waits for the first one
+        libc.pthread_mutex_lock(mutex)
 
 
 def counted(before, now):
@@ -101,6 +110,8 @@ class Diary:
         if args.stuck and args.stuck.exists() and args.stuck.read_text() == str(edl.local_rank()):
             while args.stuck.exists():  # as code that hangs: until somebody removes the file
                 time.sleep(0.05)
+        if args.lock and args.lock.exists() and args.lock.read_text() == str(edl.local_rank()):
+            hold_the_lock()
 
     def end_step(self, steps, problem):
         now = time.monotonic()

@@ -1,0 +1,95 @@
+"""Workers of this host that do not answer their agent, and where they hang.
+
+The agent asks only those that have left ZooKeeper or were given up. It is on their host, so no
+network stands between: who does not answer it is frozen, or overloaded beyond use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edl.coordination.store import JobStore
+from edl.core.agency import to_ask
+from edl.core.death import Liveness
+from edl.core.facts import Snapshot
+from edl.core.process import Process
+from edl.launch.record import worker_frozen
+from edl.launch.workers import Workers
+from edl.ring.client import ask_all
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 0.5
+_OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; the last is of who may trace it
+
+
+class Frozen:
+    """What one agent knows of workers that do not answer.
+
+    Args:
+        stack_signal: makes a worker write where its threads are; 0: none does.
+    """
+
+    def __init__(self, store: JobStore, host: str, workers: Workers, stack_signal: int) -> None:
+        self._store = store
+        self._host = host
+        self._workers = workers
+        self._signal = stack_signal
+        self._doors: dict[str, tuple[str, int]] = {}  # of each launch
+        self._untold: dict[Path, Process] = {}  # whose stacks are in that file
+
+    def look(
+        self, processes: Sequence[Process], snapshot: Snapshot, now: float
+    ) -> tuple[Process, ...]:
+        """The processes, with who does not answer; that may take ASK_TIMEOUT_S.
+
+        Raises:
+            CoordinationError, UnknownJob: what is to be told could not be; call it again.
+        """
+        for path, process in list(self._untold.items()):
+            worker_frozen(self._store, process, self._host, str(path), snapshot)
+            del self._untold[path]
+        self._doors |= {m.launch: (m.address, m.port) for m in snapshot.members}
+        alive = {p.launch for p in processes if p.alive}
+        self._doors = {launch: door for launch, door in self._doors.items() if launch in alive}
+        asked = [p.launch for p in to_ask(processes, snapshot) if p.launch in self._doors]
+        answers = ask_all({n: self._doors[launch] for n, launch in enumerate(asked)}, ASK_TIMEOUT_S)
+        silent = {asked[n] for n, got in answers.items() if got.liveness is Liveness.SILENT}
+        return tuple(
+            replace(p, mute=(now if p.mute is None else p.mute) if p.launch in silent else None)
+            for p in processes
+        )
+
+    def write_stacks(self, process: Process) -> None:
+        """Let a worker that does not answer write where its threads are; told by :meth:`look`."""
+        path, pid = self._workers.stacks_of(process.launch), self._workers.pid_of(process.launch)
+        if pid is None:
+            return
+        obeys = self._signal > 0 and path.exists()  # else the signal would end it
+        try:
+            with path.open("a") as file:
+                file.write(f"{process.name} (process {pid}) does not answer; its threads:\n")
+                file.writelines(_native(pid))
+            if obeys:
+                os.kill(pid, self._signal)
+        except OSError as error:
+            logger.warning("where %s hangs is not known: %s", process.name, error)
+            return
+        self._untold[path] = process
+
+
+def _native(pid: int) -> list[str]:
+    """What the kernel says of each thread, as far as it may be read."""
+    lines = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        told = []
+        for name in _OF_A_THREAD:
+            with contextlib.suppress(OSError):
+                told.append(f"{name} {(task / name).read_text(errors='replace').strip()}")
+        lines.append(f"  thread {task.name}: {'; '.join(told)}\n")
+    return lines
