@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.framework import process
+from edl.tensorflow import tape
 from edl.tensorflow.collectives import TensorFlowCollectives
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
@@ -27,6 +28,7 @@ def init(**settings: Any) -> None:
     """
     process.start(TensorFlowCollectives, settings)
     CREATED.watch()
+    tape.watch()
 
 
 def track(**objects: Any) -> None:
