@@ -24,6 +24,7 @@ import edl.tensorflow as edl  # (edl)
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--batch-size", type=int, default=32, help="samples of one worker in a step")
+parser.add_argument("--clip", type=float, default=5.0, help="the largest norm of a gradient")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in each step")
 args = parser.parse_args()
 
@@ -62,8 +63,9 @@ optimizer = edl.Optimizer(tf.keras.optimizers.SGD(0.03, momentum=0.9), model)  #
 def train_step(x, y):
     with tf.GradientTape() as tape:
         loss = loss_of(y, model(x, training=True))  # a mean over the batch
-    gradients = tape.gradient(loss, model.trainable_variables)
-    # (edl) workers come and go in here
+    tape = edl.DistributedGradientTape(tape)  # (edl) its gradients are the means over all workers
+    gradients = tape.gradient(loss, model.trainable_variables)  # (edl) who come and go in here
+    gradients, _ = tf.clip_by_global_norm(gradients, args.clip)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     return loss
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.framework import metrics, process
-from edl.tensorflow import training
+from edl.tensorflow import tape, training
 from edl.tensorflow.collectives import TensorFlowCollectives
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
@@ -28,6 +28,7 @@ def init(**settings: Any) -> None:
     """
     process.start(TensorFlowCollectives, settings)
     CREATED.watch()
+    tape.watch()
 
 
 def track(**objects: Any) -> None:

@@ -56,6 +56,8 @@ from horovod.tensorflow import (
 
 from edl.errors import UsageError
 from edl.framework.process import cross_rank, cross_size, current_worker, local_size
+from edl.tensorflow import training
+from edl.tensorflow.tape import JobTape
 from edl.tensorflow.variables import plain
 
 
@@ -76,7 +78,29 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
-    """Horovod's, whose ``gradient`` takes the variables of Keras 3, too; arguments as there."""
+    """A tape whose ``gradient`` returns the job's gradients.
+
+    With ``edl.Dataset`` and ``edl.Optimizer``: see :class:`edl.tensorflow.tape.JobTape`. With an
+    elastic state: Horovod's, whose ``gradient`` takes the variables of Keras 3, too; arguments as
+    there.
+
+    Raises:
+        UsageError: the script has neither yet, or ``edl.Optimizer`` and further arguments.
+    """
+    now = training.current()
+    if not now.worker.scripted:
+        if now.optimizer is None and now.load is None:
+            raise UsageError(
+                "edl.DistributedGradientTape was called before the script has told what it trains: "
+                "first create edl.Dataset and edl.Optimizer, or, in a script written for Horovod "
+                "Elastic, the elastic state"
+            )
+        if arguments or named:
+            raise UsageError(
+                "edl.DistributedGradientTape(tape) takes nothing else in a script with "
+                "edl.Optimizer; compression and the like belong to scripts with an elastic state"
+            )
+        return JobTape(gradtape)
     tape = _horovod.DistributedGradientTape(gradtape, *arguments, **named)
     reduced = tape.gradient
 

@@ -1,7 +1,8 @@
 """``edl.tensorflow.Optimizer``: makes an optimizer's updates the steps of the job.
 
 The one method through which an optimizer applies gradients is replaced, on that object only: it
-reduces them first, and applies them only if all were reduced. The object keeps its class, which
+reduces them first, unless :mod:`edl.tensorflow.tape` has done it, and applies them only if all were
+reduced. One of TensorFlow 1 computes the job's gradients, too. The object keeps its class, which
 Keras looks at, and writes into the files of a saved model.
 """
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
+from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 
 Wrapped = TypeVar("Wrapped")
 
@@ -25,7 +27,9 @@ def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
     """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
 
     The same object is returned. A step is applied as a whole or not at all. Keras' own clipping
-    (``clipnorm`` and the like) sees the means.
+    (``clipnorm`` and the like) sees the means. A script that changes gradients before they are
+    applied computes them with :func:`edl.tensorflow.DistributedGradientTape`, or, in a graph, with
+    ``compute_gradients`` of the optimizer.
 
     Args:
         optimizer: one of ``tf.keras.optimizers``, or, in a graph, of ``tf.compat.v1.train``.
@@ -85,27 +89,38 @@ def _keras_apply(optimizer: Any) -> None:
         with tf.init_scope():  # not in the branch below
             if not optimizer.built:
                 optimizer.build(variables)
-        means, proceed = training.current().reduction.reduce(grads, variables)
+        means, proceed = for_update(list(grads), variables)
         _if(proceed, lambda: plain(means, variables))
 
-    optimizer.apply = apply
+    optimizer.apply = as_it_is(apply)
 
 
 def _graph_apply(optimizer: Any) -> None:
-    """``minimize`` of ``tf.compat.v1.train`` calls ``apply_gradients``, too."""
-    plain = optimizer.apply_gradients
+    """``minimize`` of ``tf.compat.v1.train`` calls both methods, too."""
+    compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
+
+    def compute_gradients(*arguments: Any, **named: Any) -> list[tuple[Any, Any]]:
+        """Those of the job: what follows may clip them."""
+        gradients, variables = _unzipped(compute(*arguments, **named))
+        return list(zip(reduce_early(gradients, variables), variables, strict=True))
 
     def apply_gradients(
         grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
     ) -> Any:
-        pairs = list(grads_and_vars)
-        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        means, proceed = training.current().reduction.reduce(gradients, variables)
+        gradients, variables = _unzipped(grads_and_vars)
+        means, proceed = for_update(gradients, variables)
         averaged = list(zip(means, variables, strict=True))
-        optimizer._create_slots([v for g, v in pairs if g is not None])  # not in the branch below
-        return tf.cond(proceed, lambda: plain(averaged, global_step), tf.no_op, name=name)
+        optimizer._create_slots([v for g, v in averaged if g is not None])  # not in the branch
+        update = tf.cond(proceed, lambda: plain(averaged, global_step), tf.no_op, name=name)
+        training.current().updates.append(update)
+        return update
 
-    optimizer.apply_gradients = apply_gradients
+    optimizer.compute_gradients, optimizer.apply_gradients = compute_gradients, apply_gradients
+
+
+def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    found = list(pairs)
+    return [gradient for gradient, _ in found], [variable for _, variable in found]
 
 
 def _if(proceed: Any, apply: Any) -> None:

@@ -71,6 +71,7 @@ class GradientReduction:
         self.repairs = True  # False where the variables cannot be reached inside of a step
         self.applies = False  # the gradients of the step that was reduced last count
         self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
+        self._applied_step = 0  # the newest one that they were applied in after that
         self._pending: BaseException | None = None  # it showed inside a graph
         self._verdict = Verdict.SKIP  # of the step whose graph runs
         self._broken: RingBroken | None = None  # what is to be repaired before anything is sent
@@ -118,6 +119,34 @@ class GradientReduction:
         else:
             *means, proceed = self._from_python_in_graph(local)
         return [None if none else mean for mean, none in zip(means, bare, strict=True)], proceed
+
+    def applies_early(self) -> bool:
+        """Whether to apply the gradients that were reduced before in this step; to ask once.
+
+        Raises:
+            UsageError: none were, or they are applied already.
+        """
+        if self._is_trial():
+            return False
+        if not self.done:
+            raise UsageError(
+                "gradients were applied that no edl.DistributedGradientTape has computed for this "
+                "batch; take each batch from edl.Dataset, compute its gradients and apply them"
+            )
+        if self._applied_step == self._worker.begun:
+            raise UsageError("apply the gradients of all variables in one apply_gradients()")
+        self._applied_step = self._worker.begun
+        return self.applies
+
+    def applies_early_in_graph(self) -> Any:
+        """The same as a scalar boolean tensor, when the graph runs."""
+
+        def early() -> Any:
+            return np.bool_(self._from_graph(self.applies_early, False))
+
+        proceed = tf.numpy_function(early, [], tf.bool)
+        proceed.set_shape(())
+        return proceed
 
     # --- in a graph
 

@@ -78,7 +78,7 @@ class _GraphJob:
         self._tried = tried  # a run of the graph has trained for nothing
         self._entered = False
         self._finished = False
-        self._trains: dict[int, bool] = {}  # by id of an operation
+        self._found: dict[int, tuple[bool, bool]] = {}  # by id of an operation
         replica = self._training.replica
         if replica is None:
             raise UsageError("create an edl.Optimizer before the session")
@@ -128,14 +128,33 @@ class _GraphJob:
             worker.next_epoch()
 
     def trains(self, fetches: Any) -> bool:
-        """Whether these fetches depend on the reduction of gradients."""
-        return any(self._depends(_operation(self._session.graph, f)) for f in _flat(fetches))
+        """Whether these fetches depend on the reduction of gradients.
 
-    def _depends(self, operation: tf.Operation) -> bool:
-        known = self._trains.get(id(operation))
-        if known is None:
-            known = self._trains[id(operation)] = _reaches_reduction(operation)
-        return known
+        Raises:
+            UsageError: they do, and on no update of the optimizer.
+        """
+        found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
+        reduces = any(reduced for reduced, _ in found)
+        if reduces and not any(applied for _, applied in found):
+            raise UsageError(
+                "this run computes the gradients of a batch and does not apply them; fetch them "
+                "together with what optimizer.apply_gradients() returned"
+            )
+        return reduces
+
+    def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
+        """Whether it depends on the reduction of gradients, and on an update.
+
+        An update in a branch of the script's own cannot be seen: then all may depend on it.
+        """
+        found = self._found.get(id(operation))
+        if found is None:
+            before = set(_before(operation))
+            updates = {_operation(self._session.graph, each) for each in self._training.updates}
+            here = {each for each in updates if each.graph is self._session.graph}
+            found = (any(map(_reduces, before)), not here or not here.isdisjoint(before))
+            self._found[id(operation)] = found
+        return found
 
 
 _current: _GraphJob | None = None
@@ -268,12 +287,10 @@ def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
     return fetch if isinstance(fetch, tf.Operation) else fetch.op
 
 
-def _reaches_reduction(operation: tf.Operation) -> bool:
-    """Whether ``operation`` depends on a call back that ends the reduction of gradients."""
-    return any(
-        each.type.endswith("PyFunc") and each.name.rpartition("/")[2].startswith(REDUCED)
-        for each in _before(operation)
-    )
+def _reduces(operation: tf.Operation) -> bool:
+    """Whether it is a call back that ends the reduction of gradients."""
+    name = operation.name.rpartition("/")[2]
+    return bool(operation.type.endswith("PyFunc") and name.startswith(REDUCED))
 
 
 def _before(operation: tf.Operation) -> Iterator[tf.Operation]:

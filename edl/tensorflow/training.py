@@ -35,6 +35,8 @@ class Training:
         atexit.register(self.feed.close)
         self.reduction = GradientReduction(worker, self.feed)
         self.steps = Steps(worker, self.feed, UNFINISHED)
+        self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
+        self.updates: list[Any] = []  # of graphs: what applies gradients
         self.optimizer: Any = None
         self.model: Any = None
         self.replica: TensorFlowReplica | None = None

@@ -131,9 +131,11 @@ class HorovodrunBroken(Broken, HorovodrunTrial):
     """The same, started by `horovodrun`."""
 
 
+MODES = ("function", "fit", "graph", "eager", "plain", "hook")
 WAYS = {
     "torch": {"EDL_TEST_SCRIPT": "counting.py"},
-    **{mode: training(mode) for mode in ("function", "fit", "graph", "eager", "plain", "hook")},
+    **{mode: training(mode) for mode in MODES},
+    **{f"{mode}, clipped": training(mode) | {"EDL_TEST_CLIP": "0.2"} for mode in MODES[:4]},
 }
 SHORT = ("torch", "function")
 

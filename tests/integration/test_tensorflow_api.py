@@ -54,6 +54,25 @@ def apply():
     weights = model.trainable_variables
     opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
 """
+CLIP = """
+def clipped(gradients): return tf.clip_by_global_norm(gradients, 0.1)[0]
+def apply_clipped(make=lambda tape: tape):
+    with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
+    weights = model.trainable_variables
+    opt.apply_gradients(zip(clipped(make(tape).gradient(loss, weights)), weights))
+class Clips(keras.Model):
+    def __init__(self, make):
+        super().__init__()
+        self.layer, self.make = keras.layers.Dense(1), make
+    def call(self, x): return self.layer(x)
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape: loss = tf.reduce_mean((self(x) - y) ** 2)
+        gradients = self.make(tape).gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(clipped(gradients), self.trainable_variables))
+        return {"loss": loss}
+"""
+EACH = "for _ in ds.epochs(1):\n for _ in ds: "
 FIT = """
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 quietly = {"shuffle": False, "verbose": 0}
@@ -164,6 +183,73 @@ WRONG_USES = {
         LOOP + "for _ in ds.epochs(1):\n for _ in ds: apply(); apply()",
         "applied twice for one batch",
     ),
+    "plain gradients, clipped": (
+        LOOP + CLIP + EACH + "apply_clipped()",
+        "compute them with edl.DistributedGradientTape(tape)",
+    ),
+    "plain gradients, clipped, in a function": (
+        LOOP + CLIP + "f = tf.function(apply_clipped)\n" + EACH + "f()",
+        "compute them with edl.DistributedGradientTape(tape)",
+    ),
+    "plain gradients, clipped, in a train_step": (
+        (
+            CLIP + "edl.init(); ds = edl.Dataset(data, 4); model = Clips(lambda tape: tape)\n"
+            "model.compile(edl.Optimizer(sgd), 'mse')\n"
+            "model.fit(ds, shuffle=False, verbose=0, callbacks=[edl.KerasCallback()])"
+        ),
+        "compute them with edl.DistributedGradientTape(tape)",
+    ),
+    "plain gradients, scaled by hand, of one of two": (
+        (
+            LOOP + EACH + "\n"
+            "  with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))\n"
+            "  a, b = tape.gradient(loss, model.trainable_variables)\n"
+            "  opt.apply_gradients(zip([a, b / 8], model.trainable_variables))"
+        ),
+        "some of the gradients are this worker's own",
+    ),
+    "gradients of a graph, clipped": (
+        (
+            "opt, w = graph(); g, = tf.gradients(w * 3, [w])\n"
+            "opt.apply_gradients([(tf.clip_by_norm(g, 1.0), w)])"
+        ),
+        "compute them with compute_gradients() of the edl.Optimizer",
+    ),
+    "gradients of a graph, not applied": (
+        (
+            "opt, w = graph(); pairs = opt.compute_gradients(w * 3, [w])\n"
+            "opt.apply_gradients(pairs); edl.elastic_shard_generator(data[0])\n"
+            "with edl.Session() as s: s.run(pairs[0][0])"
+        ),
+        "fetch them together with what optimizer.apply_gradients() returned",
+    ),
+    "two tapes in one step": (
+        (
+            LOOP + EACH + "\n"
+            "  with tf.GradientTape(True) as tape: loss = tf.reduce_mean(model(data[0]))\n"
+            "  tape = edl.DistributedGradientTape(tape)\n"
+            "  for v in model.trainable_variables: tape.gradient(loss, [v])"
+        ),
+        "applied twice for one batch",
+    ),
+    "gradients of the batch before": (
+        (
+            LOOP + "old = None\n" + EACH + "\n"
+            "  with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))\n"
+            "  weights = model.trainable_variables\n"
+            "  old = old or edl.DistributedGradientTape(tape).gradient(loss, weights)\n"
+            "  opt.apply_gradients(zip(old, weights))"
+        ),
+        "no edl.DistributedGradientTape has computed for this batch",
+    ),
+    "a tape without anything": (
+        "edl.init(); edl.DistributedGradientTape(tf.GradientTape())",
+        "first create edl.Dataset and edl.Optimizer",
+    ),
+    "a tape with Horovod's arguments": (
+        LOOP + "edl.DistributedGradientTape(tf.GradientTape(), op=edl.Sum)",
+        "takes nothing else",
+    ),
     "no batch": (LOOP + "apply()", "without a batch from edl"),
     "no batch, in a function": (LOOP + "tf.function(apply)()", "without a batch from edl"),
     "two steps, in a function": (
@@ -250,6 +336,66 @@ assert [v.shape for v in shared.values()] == [v.shape for v in model.variables],
 """,
         "",
     ),
+    "clipped means: eager, in a function, in two functions": (
+        LOOP
+        + CLIP
+        + """
+make = edl.DistributedGradientTape
+f = tf.function(lambda: apply_clipped(make))
+@tf.function
+def compute():
+    with edl.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_mean(model(data[0]))
+    return tape.gradient(loss, model.trainable_variables)
+@tf.function
+def update(gradients): opt.apply_gradients(zip(clipped(gradients), model.trainable_variables))
+def eagerly():
+    opt.apply_gradients(zip(clipped(compute()), model.trainable_variables))
+ways = [lambda: apply_clipped(make), f, lambda: update(compute()), eagerly]
+for _ in ds.epochs(4):
+    for _ in ds:
+        before = model.trainable_variables[1].numpy()
+        ways[edl.step() % 4]()
+        moved = before - model.trainable_variables[1].numpy()
+        assert 0 < moved[0] < 0.1 * 0.1, (edl.step(), moved)
+assert edl.step() == 8 and int(sgd.iterations) == 8
+""",
+        "",
+    ),
+    "a step that is skipped": (
+        LOOP
+        + """
+for _ in ds.epochs(1):
+    for _ in ds:
+        with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
+        weights = model.trainable_variables
+        gradients = edl.DistributedGradientTape(tape).gradient(loss, {"a": weights})["a"]
+        if edl.step() == 1: opt.apply_gradients(zip(gradients, weights))
+assert edl.step() == 2 and int(sgd.iterations) == 1
+""",
+        "",
+    ),
+    "two losses in a graph, one of them clipped": (
+        """
+opt, w = graph()
+x = tf.compat.v1.placeholder(tf.float32, (None, 1))
+loss = tf.reduce_mean(w * x)
+(gradient, _), = opt.compute_gradients(loss, [w])
+clips = opt.apply_gradients([(tf.clip_by_norm(gradient, 0.5), w)])
+plain = opt.apply_gradients([(tf.gradients(loss, w)[0], w)])
+train = opt.minimize(loss, var_list=[w])
+edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
+with edl.Session() as s:
+    expected = 0.0
+    while not s.Done():
+        mean = edl.next_batch().mean()
+        step = [clips, plain, train][edl.step() % 3]
+        s.run(step, {x: edl.next_batch()})
+        expected -= min(mean, 0.5) if step is clips else mean
+    assert abs(s.run(w) - expected) < 1e-5, (s.run(w), expected)
+""",
+        "",
+    ),
     "samples of many kinds": (
         """
 edl.init()
@@ -260,7 +406,9 @@ for _ in ds.epochs(1):
     seen = []
     for batch in ds:
         seen.append(tf.nest.map_structure(lambda t: t.numpy().tolist(), batch))
-        sgd.apply_gradients([(tf.constant(1.0), v) for v in edl.current_worker()._replica._model()])
+        variable, = edl.current_worker()._replica._model()
+        with tf.GradientTape() as tape: loss = variable * 1.0
+        sgd.apply_gradients([(tape.gradient(loss, variable), variable)])
 assert seen == [
     {"id": [0, 1], "raw": [b"\\0\\0", b"\\1\\0"], "pair": ([0.0, 1.0], [[0, 0], [1, 1]])},
     {"id": [2], "raw": [b"\\2\\0"], "pair": ([2.0], [[2, 2]])},

@@ -9,6 +9,7 @@ import signal
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jobs import ROOT, SCRIPTS, started
 from steplog import read_steps
@@ -16,13 +17,13 @@ from trial import trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-SAMPLES, EPOCHS = 203, 4
+SAMPLES, EPOCHS, CLIP = 203, 4, 0.3
 START_S = 200.0  # TensorFlow takes its time to be imported
 TF_COUNTING = SCRIPTS / "tf_counting.py"
 
 
 def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
-    """2 workers, then 3: uneven batches, every dtype, the schedule in step, a single trace."""
+    """2 workers, then 3: uneven batches, every dtype, clipping, the schedule, a single trace."""
     out, slow = tmp_path / "out", tmp_path / "slow"
     out.mkdir()
     slow.touch()
@@ -48,8 +49,9 @@ def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
         assert [row["rate"] for row in rows] == pytest.approx([rate] * len(rows), rel=1e-4), step
         trained = [index for row in rows for index in row["indices"]]
         seen[rows[0]["epoch"]] += trained
+        clipped = min(1.0, CLIP / len(trained) ** -0.5)  # the norm of the step's mean gradient
         for index in trained:
-            wide[index] -= rows[0]["rate"] / len(trained)
+            wide[index] -= rows[0]["rate"] * clipped / len(trained)
         brain -= rate
         rate *= 0.99
     assert {epoch: sorted(indices) for epoch, indices in seen.items()} == {
@@ -60,6 +62,46 @@ def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
     assert final["unused:0"] == [1.0, 1.0, 1.0]
     assert final["narrow:0"][0] == pytest.approx(1 + (brain - 1) / 4, rel=3e-2)
     assert final["brain:0"][0] == pytest.approx(brain, rel=1e-1)
+
+
+@pytest.mark.long
+def test_all_skip_a_step_that_overflows_on_one(tmp_path: Path, zk_hosts: str) -> None:
+    """LossScaleOptimizer: the scale is the same everywhere, on a newcomer too."""
+    out, slow = tmp_path / "out", tmp_path / "slow"
+    out.mkdir()
+    slow.touch()
+    options = ["--out", str(out), "--what", "inf", "--slow", str(slow)]
+    script = SCRIPTS / "tf_uneven.py"
+    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
+        job.wait_for_step(1, START_S)
+        job.scale(3)
+        job.wait_for_size(3, START_S)
+        slow.unlink()
+        assert job.end() == 0, job.story("it failed")
+
+    steps, finals = read_steps(out)
+    assert len(finals) == 3
+    assert all(final == finals[0] for final in finals)
+    assert np.isfinite(finals[0]["final"]).all()
+    bad = [step for step, rows in steps.items() if any(row["bad"] for row in rows)]
+    assert len(bad) == 4, "once an epoch"
+    for step, rows in sorted(steps.items()):
+        assert len({row["scale"] for row in rows}) == 1, (step, rows)
+        if step in bad and step + 1 in steps:
+            assert sum(row["bad"] for row in rows) == 1
+            assert steps[step + 1][0]["scale"] == rows[0]["scale"] / 2, (step, rows)
+
+
+def test_a_gradient_that_only_some_have(tmp_path: Path, zk_hosts: str) -> None:
+    """No wait without an end: each worker is told."""
+    options = ["--out", str(tmp_path), "--what", "none"]
+    script = SCRIPTS / "tf_uneven.py"
+    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=2) as job:
+        assert job.end(START_S) != 0, job.story("it ended well")
+        told = job.output()
+    assert "the same variables must have a gradient on all: here none for sometimes" in told
+    assert "the same variables must have a gradient on all: here each has one" in told
+    assert "Traceback" not in told, told
 
 
 @pytest.mark.chaos

@@ -17,7 +17,17 @@ TF_COUNTING = SCRIPTS / "tf_counting.py"
 @pytest.mark.parametrize("mode", ["eager", "feed", "plain", "hook"])
 def test_join_leave_and_death(mode: str, tmp_path: Path, zk_hosts: str) -> None:
     """2 -> 3 -> 2 workers; then one of two is killed, and replaced."""
-    settings = {"script": TF_COUNTING, "epochs": 12, "environment": {"EDL_TEST_MODE": mode}}
+    changes({"EDL_TEST_MODE": mode}, tmp_path, zk_hosts)
+
+
+@pytest.mark.parametrize("mode", ["function", "eager", "fit", "graph"])
+def test_the_script_clips_the_gradients(mode: str, tmp_path: Path, zk_hosts: str) -> None:
+    """The same, and each step is what one process would make of its global batch."""
+    changes({"EDL_TEST_MODE": mode, "EDL_TEST_CLIP": "0.2"}, tmp_path, zk_hosts)
+
+
+def changes(environment: dict[str, str], tmp_path: Path, zk_hosts: str) -> None:
+    settings = {"script": TF_COUNTING, "epochs": 12, "environment": environment}
     with trial(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
         job.wait_for_step(3, START_S)
         job.scale(3)

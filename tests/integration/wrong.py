@@ -21,7 +21,7 @@ def told_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
         input=json.dumps({"imports": imports, "setup": setup, "snippets": snippets}),
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=580,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"},  # TensorFlow's warnings would be seen
     )
     assert done.returncode == 0, done.stderr

@@ -59,17 +59,24 @@ def hold_the_lock():
         libc.pthread_mutex_lock(mutex)
 
 
-def counted(before, now):
-    """How often each sample was counted in a step, and what was wrong with it, or None."""
+def counted(before, now, clip=float("inf")):
+    """How often each sample was counted in a step, and what was wrong with it, or None.
+
+    ``clip``: what the norm of the step's mean gradient was clipped to; the change of a sample that
+    was counted once is that much smaller than 1/N.
+    """
     change = before - now
     size = 1 / change[change > 0].min() if (change > 0).any() else 0.0
     times = change * size
     if (change < 0).any() or abs(times - times.round()).max() > TOLERANCE:
         return times.round().astype(np.int64), f"counted a part of a sample: {np.unique(change)}"
-    if abs(size - round(size)) > TOLERANCE * size or times.round().sum() != round(size):
-        wrong = f"{times.round().sum():g} counted, each with weight 1/{size:.9g}"
-        return times.round().astype(np.int64), f"is no mean over its samples: {wrong}"
-    return times.round().astype(np.int64), None
+    times = times.round()
+    total = times.sum()
+    norm = np.sqrt((times**2).sum()) / total if total else 0.0
+    if abs(size - total * max(1.0, norm / clip)) > TOLERANCE * size:
+        wrong = f"{total:g} counted, each with weight 1/{size:.9g}"
+        return times.astype(np.int64), f"is no mean over its samples: {wrong}"
+    return times.astype(np.int64), None
 
 
 def histogram(count):

@@ -2,6 +2,8 @@
 
 A graph's session is edl's, fed or with a generator, or one of TensorFlow's own: plain, or monitored
 with a hook. See tally.py. The report also says how often the training function was traced.
+
+EDL_TEST_CLIP: the norm of a step's mean gradient is clipped to that by the script.
 """
 
 import os
@@ -19,6 +21,8 @@ options.add_argument("--mode", default=os.environ.get("EDL_TEST_MODE", "function
 args = options.parse_args()
 diary = Diary(args)
 traces = 0
+clips = "EDL_TEST_CLIP" in os.environ
+CLIP = float(os.environ["EDL_TEST_CLIP"]) if clips else float("inf")
 
 
 def save():
@@ -56,7 +60,7 @@ class Counting(tf.keras.Model):
         now, before = self.w.numpy(), self.before.numpy()
         if (now == before).all():
             return None
-        times, problem = counted(before, now)
+        times, problem = counted(before, now, CLIP)
         self.before.assign(now)
         self.count.assign_add(times)
         self.steps.assign_add(1)
@@ -65,6 +69,23 @@ class Counting(tf.keras.Model):
     def report(self):
         steps = int(self.steps.numpy())
         diary.report(self.w.numpy(), self.count.numpy(), steps, traces=traces)
+
+    def update(self, tape, loss, optimizer):
+        """Apply the gradients, clipped if that is asked for."""
+        if clips:
+            tape = edl.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if clips:
+            gradients, _ = tf.clip_by_global_norm(gradients, CLIP)
+        optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+
+
+class ClippingInFit(Counting):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(batch[0]))
+        self.update(tape, loss, self.optimizer)
+        return {"loss": loss}
 
 
 def data():
@@ -80,8 +101,7 @@ def loop():
     def step(indices):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(indices))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        model.update(tape, loss, optimizer)
 
     if args.mode == "function":
         step = tf.function(step)
@@ -112,7 +132,7 @@ class Tally(tf.keras.callbacks.Callback):
 def fit():
     tf.keras.config.set_floatx("float64")
     dataset = data().map(lambda indices: (indices, tf.zeros_like(indices, tf.float64)))
-    model = Counting()
+    model = ClippingInFit() if clips else Counting()
     save()
     model.compile(
         edl.Optimizer(tf.keras.optimizers.SGD(1.0)), loss=lambda _, predicted: predicted[:, None]
@@ -144,7 +164,12 @@ class Graph:
         self.steps = v1.get_variable("steps", initializer=tf.zeros((), tf.int64), trainable=False)
         optimizer = edl.Optimizer(v1.train.GradientDescentOptimizer(1.0))
         loss = tf.reduce_mean(tf.gather(self.w, self.indices))
-        self.train = optimizer.minimize(loss, var_list=[self.w])
+        if clips:
+            pairs = optimizer.compute_gradients(loss, [self.w])
+            (mean,), _ = tf.clip_by_global_norm([mean for mean, _ in pairs], CLIP)
+            self.train = optimizer.apply_gradients([(mean, self.w)])
+        else:
+            self.train = optimizer.minimize(loss, var_list=[self.w])
         self._times = v1.placeholder(tf.int64, (args.samples,))
         with tf.control_dependencies([self.before.assign(self.w)]):
             self._note = tf.group(self.count.assign_add(self._times), self.steps.assign_add(1))
@@ -158,7 +183,7 @@ class Graph:
         diary.in_step()
         problem = None
         if (before != now).any():
-            times, problem = counted(before, now)
+            times, problem = counted(before, now, CLIP)
             run(self._note, {self._times: times})
         diary.end_step(int(steps), problem)
         self._epoch = edl.current_worker().epoch

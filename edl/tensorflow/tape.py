@@ -1,0 +1,165 @@
+"""Whose gradients an ``edl.Optimizer`` is given: this worker's, or the job's.
+
+What a plain ``tf.GradientTape`` returns is this worker's. The optimizer reduces it when it applies
+it, if it is just as the tape returned it. Had the script changed it before (clipped, scaled, added
+up), each worker would have changed its own, and the update would be another than that of one worker
+alone: such gradients are refused. :class:`JobTape` returns the job's means, which may be changed.
+
+A plain gradient carries a mark, which no operation hands on to its result. Nor does the border of a
+``tf.function``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.framework.state import few
+from edl.tensorflow import training
+from edl.tensorflow.variables import plain
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MARK = "_edl_local"
+_PROCEED = "_edl_proceed"  # of a graph in which gradients were reduced before the update
+_APPLIED = "_edl_applied"  # of a graph in which they were applied, too
+
+as_it_is: Any = tf.autograph.experimental.do_not_convert
+
+
+def watch() -> None:
+    """Mark, for the rest of the process, what plain tapes and ``tf.gradients`` return."""
+    tape, version_1 = tf.GradientTape, tf.compat.v1
+    if not hasattr(tape.gradient, _MARK):
+        tape.gradient = _marking(tape.gradient)
+        tf.gradients, version_1.gradients = _marking(tf.gradients), _marking(version_1.gradients)
+
+
+def _marking(function: Function) -> Function:
+    @functools.wraps(function)
+    def marking(*arguments: Any, **named: Any) -> Any:
+        gradients = function(*arguments, **named)
+        for gradient in tf.nest.flatten(gradients):
+            if gradient is not None:
+                setattr(gradient, _MARK, True)
+        return gradients
+
+    setattr(marking, _MARK, True)
+    found: Function = as_it_is(marking)
+    return found
+
+
+class JobTape:
+    """A tape whose ``gradient`` returns the means over the global batch of all workers::
+
+        with tf.GradientTape() as tape:
+            loss = ...
+        tape = edl.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
+
+    Call it once for a batch, for all variables. The optimizer applies what is made of its
+    gradients, if the step counts: after a crash others may have completed it already.
+
+    Args:
+        tape: anything with a ``gradient`` method that returns a gradient for each variable.
+    """
+
+    def __init__(self, tape: Any) -> None:
+        self._tape = tape
+
+    def __enter__(self) -> JobTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._tape.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    @as_it_is  # type: ignore[untyped-decorator]
+    def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
+        """As that of a ``tf.GradientTape``; ``IndexedSlices`` become dense."""
+        gradients = self._tape.gradient(target, sources, *more, **named)
+        means = reduce_early(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(gradients, means)
+
+
+def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The means over the global batch, for the script to change before it applies them."""
+    now = training.current()
+    means, proceed = now.reduction.reduce(gradients, variables)
+    now.reduced_early |= {id(plain(variable)) for variable in variables}
+    if not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
+        setattr(graph, _PROCEED, proceed)
+        if hasattr(graph, _APPLIED):
+            delattr(graph, _APPLIED)
+    for mean in means:
+        if hasattr(mean, _MARK):
+            delattr(mean, _MARK)  # alone, the means are the gradients themselves
+    return means
+
+
+def for_update(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
+    """What an optimizer is to apply, and whether: a bool, or a scalar boolean tensor.
+
+    Raises:
+        UsageError: the gradients are neither those of a plain tape nor made of the job's.
+    """
+    now = training.current()
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    local = [_name(variable) for gradient, variable in pairs if hasattr(gradient, _MARK)]
+    if len(local) == len(pairs):
+        return now.reduction.reduce(gradients, variables)
+    if local:
+        raise UsageError(
+            f"some of the gradients are this worker's own ({few(local)}) and the others are not; "
+            f"compute all of them with one {_right_way()}"
+        )
+    unknown = [_name(v) for _, v in pairs if id(plain(v)) not in now.reduced_early]
+    if unknown:
+        raise UsageError(_changed(unknown))
+    return list(gradients), _proceed(now, [gradient for gradient, _ in pairs])
+
+
+def _proceed(now: training.Training, gradients: Sequence[Any]) -> Any:
+    """Whether the gradients that were reduced early in this step are to be applied."""
+
+    if tf.executing_eagerly():
+        return now.reduction.applies_early()
+    here = tf.compat.v1.get_default_graph()
+    if hasattr(here, _APPLIED):
+        raise UsageError("apply the gradients of all variables in one apply_gradients()")
+    setattr(here, _APPLIED, True)
+    graph = here
+    while graph is not None:
+        if hasattr(graph, _PROCEED):
+            return getattr(graph, _PROCEED)
+        graph = getattr(graph, "outer_graph", None)
+    # They were reduced in another function than this one.
+    with tf.control_dependencies([tf.convert_to_tensor(each) for each in gradients]):
+        return now.reduction.applies_early_in_graph()
+
+
+def _changed(names: list[str]) -> str:
+    return (
+        f"the gradients of {few(names)} are not as tape.gradient() returned them (or went through "
+        "a tf.function): a worker that clips, scales or adds up its own gradients changes others "
+        f"than those of the job; compute them with {_right_way()}, whose gradients are the means "
+        "over all workers, and change those"
+    )
+
+
+def _right_way() -> str:
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return "edl.DistributedGradientTape(tape)"
+    return "compute_gradients() of the edl.Optimizer"
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
