@@ -186,7 +186,8 @@ WRONG_USES = {
 def told() -> dict[str, tuple[int, str]]:
     return told_of(
         WRONG_USES | RIGHT_USES,
-        "import torch; import edl.torch as edl",
+        # The first optimizer imports much more of PyTorch: once, rather than in each process.
+        "import torch; import edl.torch as edl; torch.optim.SGD([torch.zeros(1)], lr=0.1)",
         "model = torch.nn.Linear(1, 1); sgd = torch.optim.SGD(model.parameters(), lr=0.1); "
         "data = [0.0, 1.0]",
     )
