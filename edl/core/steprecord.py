@@ -95,6 +95,7 @@ class StepRecord(SwitchTimes):
     ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
     ``ledger`` is the digest of its ledger before this step.
     ``known`` is the newest generation it knows to be prepared (its own when there is none).
+    ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
     ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
     a table together report that switch.
     """
@@ -108,6 +109,7 @@ class StepRecord(SwitchTimes):
     wanted: int
     known: int
     ledger: int
+    state: int = 0
     compute_us: int = 0
 
     def encode(self) -> Table:

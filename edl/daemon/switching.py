@@ -32,6 +32,7 @@ from edl.daemon.daemon import Daemon
 from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.position import Position, Receive
+from edl.daemon.statecheck import Compared
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
 from edl.ring import client
 from edl.ring.ring import Ring
@@ -53,7 +54,7 @@ class Shared(Protocol):
         """Send (rank ``root``), or take over what ``receive`` says."""
 
 
-class Replica(Shared, Durable, Protocol):
+class Replica(Shared, Durable, Compared, Protocol):
     """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 
 

@@ -39,6 +39,7 @@ from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
+from edl.daemon.statecheck import StateCheck
 from edl.daemon.switching import Replica, Shared, Switching
 from edl.errors import RingBroken, RingError, UsageError
 from edl.ring.ring import Collectives, Ring
@@ -67,6 +68,9 @@ class Worker:
             )
             self._switching.median_step_us = lambda: us(self._median_step_s())
             self._switching.on_switch = self._switched
+        self._check = StateCheck(
+            config.state_check_steps, self.ring, self._position, self._durability, self.tell
+        )
         self._replica: Replica | None = None
         self._target: int | None = None  # the generation that all agreed to switch to
         self.rehearsing = False
@@ -131,6 +135,7 @@ class Worker:
             return
         if self._steps_here == 1:
             self._log_switch()
+        self._check.last(self.id, self._exchange, self._repair)
         self._switching.finish_together()
         points.reached("finish")
         if self.rank == 0:
@@ -227,7 +232,7 @@ class Worker:
         """
         if self._replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
-        self._replica = self._durability.replica = replica
+        self._replica = self._durability.replica = self._check.replica = replica
         if self._switching is not None:
             self._switching.replica = replica
 
@@ -320,6 +325,7 @@ class Worker:
         self.begun += 1
         self._began = time.monotonic()
         if not self.rehearsing:
+            self._check.begin_step()
             self._send_record()
             points.reached("step")
 
@@ -363,6 +369,7 @@ class Worker:
         Raises:
             RingBroken: a worker is gone; see :meth:`recover`.
             RingError: the workers are not in the same step.
+            StateDiffers: they do not hold the same state.
         """
         if self._records is None:
             self._waiting_since = time.monotonic()
@@ -370,9 +377,10 @@ class Worker:
             points.reached("records")
             if isinstance(self._pending, RingBroken):
                 raise self._pending
-            self._records = self.ring.finish_record(self._pending)
-            self._pending = None
-            check(self._records)
+            records = self.ring.finish_record(self._pending)
+            check(records)
+            self._check.compare(records)
+            self._records, self._pending = records, None
         return self._records
 
     def recover(self, error: RingError) -> bool:
@@ -505,7 +513,10 @@ class Worker:
         self._records = None
         try:
             position = batch.position if batch is not None and samples else -1
-            self._pending = self.ring.start_record(self._record(samples, position))
+            row = self._record(samples, position)
+            if not self._position.scripted:
+                row = replace(row, state=self._check.state)
+            self._pending = self.ring.start_record(row)
         except RingBroken as error:
             self._pending = error
 

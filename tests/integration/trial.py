@@ -57,6 +57,7 @@ class Trial(Job):
         self.environment = {
             "EDL_SESSION_TIMEOUT_S": str(self.session_s),
             "EDL_BACKOFF_MAX_S": "1",
+            "EDL_STATE_CHECK_STEPS": "1",
             "EDL_LOG": "INFO",
             **self.environment,
         }
