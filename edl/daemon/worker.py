@@ -120,7 +120,9 @@ class Worker:
         points.reached("rehearsed")
         self._switching.join()
         self.rehearsing = False
-        self._enter()
+        assert self._generation is not None
+        # The state that came is of before the others' callbacks, which may have changed it.
+        self._switched(len(self._generation.previous), self.size)
 
     def finish(self) -> None:
         """The script has trained all its epochs.
@@ -215,7 +217,7 @@ class Worker:
         return self._position.step
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
-        """Call ``callback(old_size, new_size)`` after each switch."""
+        """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)
 
     # --- data ---
