@@ -71,6 +71,8 @@ class Config:
     stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
     stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
 
+    state_check_steps: int = 100  # between two comparisons of the workers' states; 0: none
+
     status_period_s: float = 0.5  # how often the leader writes the job's status
 
     def __post_init__(self) -> None:
@@ -85,6 +87,12 @@ class Config:
         if self.max_restarts < 0:
             raise ConfigError(
                 "max_restarts", f"max_restarts is {self.max_restarts}; it must not be negative"
+            )
+        if self.state_check_steps < 0:
+            raise ConfigError(
+                "state_check_steps",
+                f"state_check_steps is {self.state_check_steps}; it must be a number of steps, or "
+                "0 to compare no states",
             )
         if ":" in self.address:
             raise ConfigError(

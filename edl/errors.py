@@ -23,6 +23,7 @@
     ├── CheckpointError         a checkpoint cannot be written, read or used here
     ├── JobError                the job as a whole
     │   ├── JobFailed           it ended without its result
+    │   │   └── StateDiffers    its workers hold different states
     │   ├── JobStopped          somebody asked it to stop
     │   └── WorkerEvicted       the leader has given this worker up
     └── BuildError              Horovod could not be built or edited
@@ -165,6 +166,10 @@ class JobError(EdlError):
 
 class JobFailed(JobError):
     """The job ended without its result."""
+
+
+class StateDiffers(JobFailed):
+    """Its workers hold different states: at most one of them can be right."""
 
 
 class JobStopped(JobError):

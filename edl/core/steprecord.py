@@ -105,6 +105,7 @@ class StepRecord(SwitchTimes):
     ``ledger`` is the digest of its ledger before this step.
     ``known`` is the newest generation it knows to be prepared (its own when there is none).
     ``stop`` is a :class:`Stop`.
+    ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
     ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
     a table together report that switch.
     """
@@ -119,6 +120,7 @@ class StepRecord(SwitchTimes):
     known: int
     ledger: int
     stop: int = Stop.NO
+    state: int = 0
     compute_us: int = 0
 
     def encode(self) -> Table:

@@ -174,10 +174,10 @@ class Durability:
         if self._checkpoints is not None:
             self._checkpoints.settle(self._config.save_timeout_s)
 
-    def fail(self, reason: str) -> NoReturn:
+    def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
         """End the job as failed, for all."""
         self._end_job(reason)
-        raise JobFailed(reason)
+        raise error(reason)
 
     def _end_job(self, reason: str) -> None:
         """Let the job have failed, so that nobody waits for it or starts it again."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
@@ -40,6 +40,7 @@ from edl.daemon.daemon import Daemon
 from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.position import Position, Receive
+from edl.daemon.statecheck import Compared
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
 from edl.ring import client
 from edl.ring.ring import Ring
@@ -61,7 +62,7 @@ class Shared(Protocol):
         """Send (rank ``root``), or take over what ``receive`` says."""
 
 
-class Replica(Shared, Durable, Protocol):
+class Replica(Shared, Durable, Compared, Protocol):
     """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 
 
@@ -294,14 +295,20 @@ class Switching:
             return False
         return self._position.scripted or self._position.step > self._repaired_at
 
-    def finish_together(self, record: Callable[[], StepRecord] | None) -> None:
+    def finish_together(
+        self,
+        record: Callable[[], StepRecord] | None,
+        compare: Callable[[Sequence[StepRecord]], None],
+    ) -> None:
         """Wait until all have completed the last step: who missed it needs somebody who has it.
 
         ``record`` is sent as for a step, so that who has left alone does not wait for ever for
-        those that train on. None: the script keeps its own place in its data.
+        those that train on, and ``compare`` looks at all of them: no step follows that would tell
+        whether the states are equal. None: the script keeps its own place in its data.
 
         Raises:
             RingError: others train on.
+            StateDiffers: see :meth:`edl.daemon.statecheck.StateCheck.compare`.
         """
         while True:
             began = time.monotonic()
@@ -309,7 +316,9 @@ class Switching:
                 if record is None:
                     self._ring.barrier(IDLE)
                 else:
-                    check_together(self._ring.finish_record(self._ring.start_record(record())))
+                    records = self._ring.finish_record(self._ring.start_record(record()))
+                    check_together(records)
+                    compare(records)
                 return
             except RingBroken as error:
                 try:

@@ -45,6 +45,7 @@ from edl.daemon.mailbox import Mailbox, Progress
 from edl.daemon.pace import Pace
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
+from edl.daemon.statecheck import StateCheck
 from edl.daemon.switching import Replica, Shared, Switching
 from edl.errors import RingBroken, RingError, UsageError
 from edl.ring.ring import Collectives, Ring
@@ -71,6 +72,9 @@ class Worker:
             )
             self._switching.median_step_us = lambda: round(self._pace.median_step_s * 1e6)
             self._switching.on_switch = self._switched
+        self._check = StateCheck(
+            config.state_check_steps, self.ring, self._position, self._durability, self.tell
+        )
         self._replica: Replica | None = None
         self._target: int | None = None  # the generation that all agreed to switch to
         self.rehearsing = False
@@ -117,7 +121,9 @@ class Worker:
         points.reached("rehearsed")
         self._switching.join()
         self.rehearsing = False
-        self._pace.enter(self.step)
+        assert self._generation is not None
+        # The state that came is of before the others' callbacks, which may have changed it.
+        self._switched(len(self._generation.previous), self.size)
 
     def finish(self) -> None:
         """The script has trained all its epochs.
@@ -133,8 +139,9 @@ class Worker:
             return
         if self._pace.steps_here == 1:
             self._log_switch()
-        record = None if self._position.scripted else lambda: self._record(0, -1, Stop.FINISHED)
-        self._switching.finish_together(record)
+        self._switching.finish_together(
+            None if self._position.scripted else self._final_record, self._check.compare
+        )
         points.reached("finish")
         if self.rank == 0:
             self._durability.save_last()
@@ -223,7 +230,7 @@ class Worker:
         return self._position.step
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
-        """Call ``callback(old_size, new_size)`` after each switch."""
+        """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)
 
     # --- data ---
@@ -240,7 +247,7 @@ class Worker:
         """
         if self._replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
-        self._replica = self._durability.replica = replica
+        self._replica = self._durability.replica = self._check.replica = replica
         if self._switching is not None:
             self._switching.replica = replica
 
@@ -334,6 +341,7 @@ class Worker:
         self.begun += 1
         self._pace.begin()
         if not self.rehearsing:
+            self._check.begin_step()
             self._send_record()
             points.reached("step")
 
@@ -377,15 +385,17 @@ class Worker:
         Raises:
             RingBroken: a worker is gone; see :meth:`recover`.
             RingError: the workers are not in the same step.
+            StateDiffers: they do not hold the same state.
         """
         if self._records is None:
             self._pace.wait()
             points.reached("records")
             if isinstance(self._pending, RingBroken):
                 raise self._pending
-            self._records = self.ring.finish_record(self._pending)
-            self._pending = None
-            check(self._records)
+            records = self.ring.finish_record(self._pending)
+            check(records)
+            self._check.compare(records)
+            self._records, self._pending = records, None
         return self._records
 
     def recover(self, error: RingError) -> bool:
@@ -543,9 +553,16 @@ class Worker:
         self._records = None
         try:
             position = batch.position if batch is not None and samples else -1
-            self._pending = self.ring.start_record(self._record(samples, position))
+            row = self._record(samples, position)
+            if not self._position.scripted:
+                row = replace(row, state=self._check.state)
+            self._pending = self.ring.start_record(row)
         except RingBroken as error:
             self._pending = error
+
+    def _final_record(self) -> StepRecord:
+        """The row of the end; it also reaches those who are in a step still, if any."""
+        return replace(self._record(0, -1, Stop.FINISHED), state=self._check.now())
 
     def _record(self, samples: int, position: int, stop: Stop = Stop.NO) -> StepRecord:
         newest = self._mailbox.newest(self.generation)

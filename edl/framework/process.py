@@ -205,7 +205,7 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
-    """Call ``callback(old_size, new_size)`` on this worker after each switch."""
+    """Call ``callback(old_size, new_size)`` on this worker after each switch, and its own join."""
     current_worker().on_resize(callback)
 
 

@@ -7,11 +7,12 @@ written. How they travel: :mod:`edl.framework.state`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from edl.daemon.position import Receive
 from edl.errors import CheckpointError, UsageError
+from edl.framework.digest import leaves
 from edl.framework.state import Arrays, exchange
 from edl.ring.ring import Ring
 
@@ -88,7 +89,19 @@ class FrameworkReplica(ABC):
                 model.
         """
 
+    @abstractmethod
+    def compared(self) -> dict[str, Any]:
+        """What must be equal on all workers: no buffers, which are each worker's own."""
+
+    @abstractmethod
+    def digested(self, parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
+        """A digest of each part by name, but for those that cannot be compared."""
+
     # --- what all have in common
+
+    def digests(self) -> dict[str, int]:
+        """See :class:`edl.daemon.statecheck.Compared`."""
+        return self.digested(leaves(self.compared()))
 
     def track(self, objects: Mapping[str, Any]) -> None:
         """Let more objects follow the job.
@@ -139,6 +152,14 @@ class FrameworkReplica(ABC):
     def things(self) -> dict[str, Stateful]:
         """The tracked objects that give and take their states themselves."""
         return self._tracked
+
+    def compared_things(self) -> dict[str, Stateful]:
+        """Those that must be equal on all workers: all but who says ``edl_compared = False``."""
+        return {
+            name: thing
+            for name, thing in self.things().items()
+            if getattr(thing, "edl_compared", True)
+        }
 
     def states_of_things(self) -> dict[str, Any]:
         return {name: thing.state_dict() for name, thing in self.things().items()}

@@ -5,7 +5,7 @@ See :mod:`edl.framework.replica`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import tensorflow as tf
 from edl.daemon.checkpoint_file import Blob
 from edl.daemon.position import Receive
 from edl.errors import CheckpointError, UsageError
+from edl.framework.digest import of_value
 from edl.framework.replica import FrameworkReplica, Stateful
 from edl.framework.state import few, map_leaves
 from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
@@ -36,6 +37,7 @@ class TensorFlowReplica(FrameworkReplica):
         kind: the optimizer's, for checkpoints.
         model: the model's variables, asked for each time: they may be created late.
         optimizer: the same for the optimizer's; the learning rate is among them.
+        optimizer_state: the same, with those that a graph counts among its own.
     """
 
     framework = "tensorflow"
@@ -43,10 +45,15 @@ class TensorFlowReplica(FrameworkReplica):
     misfits = (*FrameworkReplica.misfits, tf.errors.OpError)
 
     def __init__(
-        self, kind: str, model: Callable[[], list[Any]], optimizer: Callable[[], list[Any]]
+        self,
+        kind: str,
+        model: Callable[[], list[Any]],
+        optimizer: Callable[[], list[Any]],
+        optimizer_state: Callable[[], list[Any]],
     ) -> None:
         super().__init__(kind)
         self._model = model
+        self._optimizer_state = optimizer_state
         self._optimizer = optimizer
         self.access: Access = EagerAccess()
 
@@ -88,6 +95,31 @@ class TensorFlowReplica(FrameworkReplica):
         }
         state["tracked"] = self.states_of_things()
         return state
+
+    def compared(self) -> dict[str, Any]:
+        groups = {"model": named(v for v in self._model() if v.trainable)}
+        groups["optimizer"] = named(self._optimizer_state())
+        for name, thing in self._tracked.items():
+            own = variables_of(thing) or []
+            if isinstance(thing, tf.Module):
+                own = [variable for variable in own if variable.trainable]
+            groups[f"tracked.{name}"] = named(own)
+        flat = [variable for group in groups.values() for variable in group.values()]
+        values = iter(self.access.read(flat))
+        state: dict[str, Any] = {
+            group: {name: next(values) for name in variables} for group, variables in groups.items()
+        }
+        things = self.compared_things()
+        return {**state, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
+
+    def digested(self, parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, value in parts:
+            array = array_of(value)
+            digest = of_value(value if array is None else array)
+            if digest is not None:
+                found[name] = digest
+        return found
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         values: list[tuple[Any, Array]] = []

@@ -70,7 +70,10 @@ class Training:
                 "give a Keras model, a tf.Module or a list of variables"
             )
         replica = TensorFlowReplica(
-            type(optimizer).__name__, self._model_variables, self._optimizer_variables
+            type(optimizer).__name__,
+            self._model_variables,
+            self._optimizer_variables,
+            self._optimizer_state,
         )
         process.attach_replica(replica)
         self.optimizer, self.model, self.replica = optimizer, model, replica
@@ -83,6 +86,11 @@ class Training:
             with tf.init_scope():
                 self.optimizer.build([v for v in model if v.trainable])
         return list(self.optimizer.variables)
+
+    def _optimizer_state(self) -> list[Any]:
+        if isinstance(self.optimizer, tf.compat.v1.train.Optimizer):
+            return list(self.optimizer.variables())
+        return self._optimizer_variables()
 
     def _model_variables(self) -> list[Any]:
         if isinstance(self.optimizer, tf.compat.v1.train.Optimizer):

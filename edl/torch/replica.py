@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from edl.daemon.position import Receive
 from edl.errors import UsageError
 from edl.framework.replica import FrameworkReplica, Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
+from edl.torch.digest import digests
 from edl.torch.reduction import LastStep, optimizer_parameters
 from edl.torch.scalers import Scalers
 from edl.torch.transfer import TorchArrays
@@ -58,6 +59,32 @@ class TorchReplica(FrameworkReplica):
             "skipped": bool(self._last_step.skipped),
             "tracked": self.states_of_things(),
         }
+
+    def compared(self) -> dict[str, Any]:
+        trained = dict(optimizer_parameters(self._optimizer, self._model))
+        inside = set(self._model.parameters())
+        optimizer = self._optimizer.state_dict()
+        names = list(trained)
+        return {
+            "model": {
+                **dict(self._model.named_parameters()),
+                **{name: each for name, each in trained.items() if each not in inside},
+            },
+            "optimizer": {
+                **{names[index]: state for index, state in optimizer["state"].items()},
+                "param_groups": optimizer["param_groups"],
+            },
+            "tracked": {
+                name: dict(thing.named_parameters())
+                if isinstance(thing, torch.nn.Module)
+                else thing.state_dict()
+                for name, thing in self.compared_things().items()
+            },
+            "scalers": self._scalers.states(),
+        }
+
+    def digested(self, parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
+        return digests(parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         mine = dict(self._model_tensors())

@@ -58,6 +58,7 @@ class Trial(Job):
             "EDL_SESSION_TIMEOUT_S": str(self.session_s),
             "EDL_BACKOFF_MAX_S": "1",
             "EDL_MAX_RESTARTS": "1000",  # faults may strike the same slot again and again
+            "EDL_STATE_CHECK_STEPS": "1",
             "EDL_LOG": "INFO",
             **self.environment,
         }

@@ -121,6 +121,8 @@ class CallbackStates:
     the newest state that was taken over.
     """
 
+    edl_compared = False  # a callback may remember times and other numbers of its worker's own
+
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._memories: list[_Memory | None] = []

@@ -1,0 +1,66 @@
+"""Digests of tensors, on the device that they are on; see :mod:`edl.framework.digest`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from edl.framework.digest import of_bytes, of_value
+
+CHUNK = 2**22  # elements that are weighted at a time: so much memory a device can spare
+PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual random generators
+
+
+def digests(parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    """A digest of each part by name, but for those that cannot be compared.
+
+    Bits count, not values: 0.0 and -0.0 differ. A device's sums come in one transfer for all.
+    """
+    found: dict[str, int] = {}
+    sums: dict[torch.device, dict[str, torch.Tensor]] = {}
+    kinds: dict[str, str] = {}
+    for name, value in parts:
+        if not isinstance(value, torch.Tensor):
+            digest = of_value(value)
+        elif value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            digest = None
+        elif value.device.type == "cpu":
+            digest = of_bytes(_kind(value), _as_bytes(value).numpy())
+        else:
+            digest, kinds[name] = 0, _kind(value)
+            sums.setdefault(value.device, {})[name] = weighted_sum(_as_bytes(value))
+        if digest is not None:
+            found[name] = digest
+    for on_device in sums.values():
+        for name, told in zip(on_device, torch.stack([*on_device.values()]).tolist(), strict=True):
+            found[name] = of_bytes(kinds[name], int(told).to_bytes(8, "big", signed=True))
+    return found
+
+
+def weighted_sum(data: torch.Tensor) -> torch.Tensor:
+    """The sum of all 32-bit words, each weighted by its place, as a 0-d int64 on their device.
+
+    Modulo 2**64. Weights are odd, so no single word can change without the sum.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    padded = torch.nn.functional.pad(data, (0, -len(data) % 4))
+    if padded.data_ptr() % 4:
+        padded = padded.clone()
+    words = padded.view(torch.int32)
+    for start in range(0, len(words), CHUNK):
+        part = words[start : start + CHUNK].to(torch.int64)
+        weights = torch.arange(start, start + len(part), device=data.device) * PRIME
+        weights = (weights ^ (weights >> 29)) * ODD | 1
+        total += (part * weights).sum()
+    return total
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
