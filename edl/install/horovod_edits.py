@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.errors import BuildError
+from edl.install import queue_edits
 from edl.marker import ADDRESS, MARKER
 
 
@@ -41,6 +42,7 @@ GONE = "gone-is-final"
 QUICK_RETRIES = "quick-retries"
 LOST_PEER = "lost-peer-is-an-error"
 HALF_DONE = "half-done-transfers-fail"
+TOO_LATE = "sent-too-late-is-an-error"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
 GRADIENTS = "gradients-outlive-the-ring"
@@ -57,6 +59,7 @@ LOST_WITHOUT = {
     CONNECT_TIMEOUT: "waiting for a peer that has died takes five times the time-out of Gloo",
     LOST_PEER: "a worker that dies while others connect to it can make them abort",
     HALF_DONE: "a worker that dies in the midst of a transfer is noticed after 30 s, not at once",
+    TOO_LATE: "a worker that sends something just when its ring ends can wait for ever",
     ONE_MESH: "building a ring takes about three times as long on one host",
     ADDRESS: "the host's name must resolve, or workers crash; of an interface with several "
     "addresses the ring takes the first",
@@ -254,6 +257,10 @@ EDITS: tuple[Edit, ...] = (
         "  if (receiving) {\n"
         "    receiving->signalException(ex);\n"
         "  }\n",
+    ),
+    *(
+        Edit(TOO_LATE, file, queue_edits.REASON, anchor, replacement, count)
+        for file, anchor, replacement, count in queue_edits.PIECES
     ),
     Edit(
         name=GRADIENTS,
