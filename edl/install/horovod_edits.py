@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.errors import REFUSED_EXIT, BuildError
+from edl.install import queue_edits
 from edl.marker import ADDRESS, EDL_CALLS, MARKER
 
 
@@ -43,6 +44,7 @@ LOST_PEER = "lost-peer-is-an-error"
 HALF_DONE = "half-done-transfers-fail"
 GIVEN_UP = "given-up-transfers-fail"
 NO_GIL = "sending-without-the-gil"
+TOO_LATE = "sent-too-late-is-an-error"
 CONNECT_TIMEOUT = "connect-timeout"
 ONE_MESH = "one-mesh"
 GRADIENTS = "gradients-outlive-the-ring"
@@ -62,6 +64,7 @@ LOST_WITHOUT = {
     HALF_DONE: "a worker that dies in the midst of a transfer is noticed after 30 s, not at once",
     GIVEN_UP: "a survivor may need 30 s to leave a ring that broke, when there are three or more",
     NO_GIL: "a PyTorch worker whose ring breaks while it sends gradients can freeze for good",
+    TOO_LATE: "a worker that sends something just when its ring ends can wait for ever",
     ONE_MESH: "building a ring takes about three times as long on one host",
     ADDRESS: "the host's name must resolve, or workers crash; of an interface with several "
     "addresses the ring takes the first",
@@ -266,6 +269,10 @@ EDITS: tuple[Edit, ...] = (
         "  if (receiving) {\n"
         "    receiving->signalException(ex);\n"
         "  }\n",
+    ),
+    *(
+        Edit(TOO_LATE, file, queue_edits.REASON, anchor, replacement, count)
+        for file, anchor, replacement, count in queue_edits.PIECES
     ),
     Edit(
         name=GIVEN_UP,

@@ -41,6 +41,7 @@ from edl.tensorflow.api import init, mean, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
+from edl.tensorflow.horovod_names import DistributedGradientTape
 from edl.tensorflow.optimizer import Optimizer
 from edl.tensorflow.session import (
     Session,
@@ -52,6 +53,7 @@ from edl.tensorflow.session import (
 
 __all__ = [
     "Dataset",
+    "DistributedGradientTape",
     "KerasCallback",
     "Optimizer",
     "Session",
@@ -78,4 +80,4 @@ __all__ = [
     "step",
     "track",
 ]
-__all__ += ["elastic", *horovod_names.__all__]
+__all__ += ["elastic", *(name for name in horovod_names.__all__ if name not in __all__)]
