@@ -93,9 +93,12 @@ class _Memory:
         return mine
 
     def _is_of_the_model(self, value: Any) -> bool:
+        """The model itself, its layers and weights: they are with the others anyway."""
         if isinstance(value, PLAIN):
             return False
-        found = variables_of(value)
+        if isinstance(value, (list, tuple)) and value:
+            return all(self._is_of_the_model(each) for each in value)
+        found = variables_of(plain(value))
         return bool(found) and self._models.issuperset(id(plain(each)) for each in found or [])
 
     def _tell_apart(self, name: str, value: Any, what: NoData) -> None:
