@@ -42,7 +42,6 @@ UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have
 ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
 LOST_S = 10.0  # the same for those of other hosts, when all of ours have died
 FROZEN_S = 10.0  # for a worker that is not frozen to answer
-STACKS_S = 1.0  # for a frozen one to write down where its threads are, before SIGKILL
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
 
 
@@ -524,12 +523,12 @@ def _starts(
 
 
 def _end(processes: Iterable[Process], now: float, reason: str) -> tuple[Ending, ...]:
-    """SIGTERM once, SIGKILL when that did not help; it does not help who does not answer."""
+    """SIGTERM once, SIGKILL when that did not help."""
     endings = []
     for process in processes:
         if process.told is None:
             endings.append(Ending(process.launch, False, reason))
-        elif now - process.told >= (KILL_S if process.mute is None else STACKS_S):
+        elif now - process.told >= KILL_S:
             endings.append(Ending(process.launch, True, f"{reason}; SIGTERM did not help"))
     return tuple(endings)
 
