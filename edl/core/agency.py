@@ -59,7 +59,6 @@ RESTARTS = 3  # how often a job may lose all its workers without a new checkpoin
 ABSENT_S = 20.0  # a worker that runs opens a lost session again within seconds
 LOST_S = 10.0  # the same for those of other hosts, when all of ours have died
 FROZEN_S = 10.0  # for a worker that is not frozen to answer
-STACKS_S = 1.0  # for a frozen one to write down where its threads are, before SIGKILL
 
 
 @dataclass(frozen=True)
@@ -506,8 +505,7 @@ def ending_of(
 ) -> Ending | None:
     """How to end a process now: SIGTERM once, SIGKILL when that did not help.
 
-    Who ends by itself gets no SIGTERM: it would hide how it has ended. Nor does SIGTERM help who
-    does not answer: that one only gets the time to write down where its threads are.
+    Who ends by itself gets no SIGTERM: it would hide how it has ended.
     """
     if process.ended is not None:
         why = f"its script has ended, and the process has not within {EXIT_S:g} s"
@@ -517,7 +515,7 @@ def ending_of(
         return Ending(process.launch, True, why) if now - process.gone >= GONE_S else None
     if process.told is None:
         return Ending(process.launch, False, reason)
-    if now - process.told >= (patience_s if process.mute is None else STACKS_S):
+    if now - process.told >= patience_s:
         return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
     return None
 

@@ -50,6 +50,7 @@ def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> No
     faults = [[fault("gradient", dies)], [fault(point, after=0, signal="STOP")]]
     with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
         job.wait_for_strikes()
+        job.wait(lambda now: now["world_size"] == 1, "the third one alone")
         job.wait_for_size(3)
         reports = job.prove(workers=3)
     stall_s = longest_stall(reports)

@@ -13,7 +13,6 @@ from edl.core.agency import (
     LOST_S,
     RESTARTS,
     SETTLE_S,
-    STACKS_S,
     STOP_S,
     STUCK_S,
     Decision,
@@ -730,14 +729,6 @@ def test_who_left_zookeeper_and_does_not_answer_is_ended_when_others_can_go_on(
     if frozen:
         reason = "it is frozen: it left ZooKeeper and does not answer for 10 s"
         assert decision.endings[0].reason == reason
-
-
-def test_who_does_not_answer_is_killed_as_soon_as_its_stacks_are_written() -> None:
-    facts = snapshot(2, generation(0), evicted={1: "it is frozen"})
-    for mute, limit_s in ((LONG, STACKS_S), (None, KILL_S)):
-        told = trainer(1, mute=mute, told=NOW - limit_s)
-        assert ended(decide(facts, own(trainer(0), told), NOW)) == [("t-1", True)]
-        assert ended(decide(facts, own(trainer(0), told), NOW - 0.1)) == []
 
 
 def test_whom_the_agent_asks() -> None:
