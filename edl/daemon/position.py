@@ -23,7 +23,8 @@ from edl.core.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.steprecord import StepRecord, stopping, wanting_to_stop
+from edl.core.steprecord import StepRecord, global_samples, stopping, wanting_to_stop
+from edl.daemon.mailbox import Progress
 from edl.daemon.shard import NO_FINGERPRINT, Batch, Shard, Source
 from edl.errors import DataError, UsageError
 
@@ -52,6 +53,7 @@ class Position:
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None
         self.filler = False  # the batch is repeated and counts for nothing
+        self.samples_total = 0  # trained by all workers, since this one is in the job
         self.weight = 0  # the samples that count of the batch that was handed out last
         self.exchanges = 0  # how many exchanges between steps the job has made
         self.told: list[list[float]] = []  # what everybody has told in the last one
@@ -142,6 +144,7 @@ class Position:
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
         self._ledger = complete_step(self.ledger, records, self._policy)
+        self.samples_total += global_samples(records)
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
         self._forget_batch()
@@ -174,12 +177,22 @@ class Position:
         wanted = self.shard.wanted(ledger)
         return {"epoch": ledger.epoch, "wanted": wanted, "ledger": ledger.digest()}
 
-    def progress(self) -> dict[str, int]:
-        """What people are told of the epoch; see :class:`edl.daemon.mailbox.Progress`."""
-        if self.scripted:
-            return {}
-        ledger = self.ledger
-        return {"epoch": ledger.epoch, "epoch_done": ledger.done, "epoch_total": ledger.total}
+    def progress(self, generation: int, size: int, median_step_s: float, now: float) -> Progress:
+        """What people are told of it. ``now``: on the monotonic clock."""
+        epoch: dict[str, int] = {}
+        if not self.scripted:
+            ledger = self.ledger
+            epoch = {"epoch": ledger.epoch, "epoch_done": ledger.done, "epoch_total": ledger.total}
+        return Progress(
+            generation=generation,
+            size=size,
+            step=self.step,
+            **epoch,
+            samples_total=self.samples_total,
+            median_step_s=median_step_s,
+            counted_at=now,
+            updated_at=now,
+        )
 
     def header(self) -> dict[str, Any]:
         """This position as JSON values, for those who take it over."""

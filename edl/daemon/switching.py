@@ -421,6 +421,7 @@ class Switching:
                 self._synchronised = False
             else:
                 self._synchronise(generation)
+                self._synchronised = True  # the first exchange of the job, if it broke in that
         if generation.repairs:
             self._repaired_at = self._position.step
         synchronised = time.monotonic()

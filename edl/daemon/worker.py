@@ -27,21 +27,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edl.config import Config
+from edl.core import steprecord
 from edl.core.facts import Event, Generation, JobState, Leader, Stage
 from edl.core.ledger import Ledger
-from edl.core.steprecord import (
-    StepRecord,
-    Stop,
-    SwitchTimes,
-    agreed_generation,
-    check,
-    switch_parts,
-)
+from edl.core.steprecord import StepRecord, Stop, SwitchTimes, agreed_generation, check
 from edl.daemon import points
 from edl.daemon.daemon import Daemon
 from edl.daemon.durability import FLUSH_S, Durability
 from edl.daemon.exchange import check_place, exchange
-from edl.daemon.mailbox import Mailbox, Progress
+from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
 from edl.daemon.position import Position
 from edl.daemon.shard import Batch, Shard, Source
@@ -84,7 +78,6 @@ class Worker:
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
         self._pace = Pace()
-        self._samples_total = 0
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
 
@@ -430,7 +423,6 @@ class Worker:
         records = self.records()
         position.complete(records)
         self._pace.steps_here += 1
-        self._samples_total += sum(record.samples for record in records)
         self._target, reason = agreed_generation(records)
         if self._target is not None:
             logger.info("after step %d: %s", self.step, reason)
@@ -521,9 +513,6 @@ class Worker:
         if self.rehearsing and not self._position.open:
             return [[float(value) for value in values]]
         check_place(self._position, self._finished)
-        return self._exchange(values)
-
-    def _exchange(self, values: Sequence[float]) -> list[list[float]]:
         return exchange(values, self.ring, self._position, self._repair)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
@@ -553,10 +542,7 @@ class Worker:
         self._records = None
         try:
             position = batch.position if batch is not None and samples else -1
-            row = self._record(samples, position)
-            if not self._position.scripted:
-                row = replace(row, state=self._check.state)
-            self._pending = self.ring.start_record(row)
+            self._pending = self.ring.start_record(self._record(samples, position))
         except RingBroken as error:
             self._pending = error
 
@@ -575,6 +561,7 @@ class Worker:
             position=position,
             known=newest.number if newest is not None else self.generation,
             stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
+            state=self._check.state,
             **self._position.row(),
             compute_us=self._pace.compute_us,
             **vars(replace(times, first_step_us=self._pace.first_step_us)),
@@ -594,19 +581,9 @@ class Worker:
             callback(old_size, new_size)
 
     def _report(self) -> None:
-        now = time.monotonic()
-        self._mailbox.report(
-            Progress(
-                generation=self.generation,
-                size=self.size,
-                step=self.step,
-                **self._position.progress(),
-                samples_total=self._samples_total,
-                median_step_s=self._pace.median_step_s,
-                counted_at=now,
-                updated_at=now,
-            )
-        )
+        now, median_step_s = time.monotonic(), self._pace.median_step_s
+        progress = self._position.progress(self.generation, self.size, median_step_s, now)
+        self._mailbox.report(progress)
 
     def _log_switch(self) -> None:
         """Rank 0 logs a switch once its parts are known to all."""
@@ -615,7 +592,8 @@ class Worker:
             return
         if records[0].generation != generation.number or records[0].stall_us == 0:
             return
-        told = {"workers": switch_parts(records, generation.joined), "world_size": self.size}
+        parts = steprecord.switch_parts(records, generation.joined)
+        told = {"workers": parts, "world_size": self.size}
         self._log("switch", self._pace.entered_at, generation.reason, **told)
 
     def _log(self, kind: str, step: int, reason: str, **details: object) -> None:
