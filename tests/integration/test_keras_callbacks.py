@@ -38,8 +38,9 @@ def fit(
     out.mkdir(exist_ok=True)
     slow.touch()
     words = ("--out", str(out), "--slow", str(slow), *words)
-    with started(tmp_path, zk_hosts, FIT, *words, np=np, max_np=max_np, options=options) as job:
-        job.environment |= {"EDL_LOG": "INFO", "EDL_BACKOFF_MAX_S": "1"}
+    environment = {"EDL_BACKOFF_MAX_S": "1", "EDL_START_TIMEOUT_S": str(START_S)}
+    limits: dict[str, Any] = {"np": np, "max_np": max_np, "options": options}
+    with started(tmp_path, zk_hosts, FIT, *words, environment=environment, **limits) as job:
         yield job
 
 

@@ -26,11 +26,12 @@ def test_after_an_update(epochs: int, tmp_path: Path, zk_hosts: str) -> None:
         assert "Traceback" not in job.output()
 
 
+@pytest.mark.long
 def test_with_a_batch_in_hand(tmp_path: Path, zk_hosts: str) -> None:
     """The others wait for its gradients; it is given up, and they go on."""
     words = ["--where", "before", "--epochs", "3"]
-    with started(tmp_path, zk_hosts, LEAVING, *words, np=2, max_np=2) as job:
-        job.environment |= {"EDL_STALL_S": "1"}
+    soon = {"EDL_STALL_S": "1"}
+    with started(tmp_path, zk_hosts, LEAVING, *words, np=2, max_np=2, environment=soon) as job:
         job.end()
         (line,) = [line for line in job.output().splitlines() if line.startswith("[w1] edl: ")]
         assert "left a loop in the midst of step 11, with a batch in hand" in line
