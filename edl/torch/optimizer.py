@@ -58,8 +58,9 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         reduction.let_go()
 
     def after(*_: Any) -> None:
-        # A GradScaler leaves it to some optimizers to skip the update.
-        reduction.end_step(skipped=getattr(optimizer, "found_inf", None) or False)
+        # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
+        found_inf = getattr(optimizer, "found_inf", None)
+        reduction.end_step(skipped=False if found_inf is None else found_inf)
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)

@@ -67,6 +67,10 @@ class _Gradient:
     left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
     left_version: int = 0
 
+    @property
+    def is_present(self) -> bool:
+        return self.flight is not None or self.parameter.grad is not None
+
     def is_leftover(self, since: int) -> bool:
         """It is that of the step before, and was written to ``since`` times after it."""
         if self.left is None or (gradient := self.parameter.grad) is None:
@@ -235,8 +239,9 @@ class GradientReduction:
         if not worker.step_open or not gradient.name:
             return
         if gradient.computed == worker.begun or self._reduced:
+            how = "twice" if gradient.computed == worker.begun else "by a second backward()"
             raise UsageError(
-                f"the gradient of {gradient.name} was computed twice in one step; call "
+                f"the gradient of {gradient.name} was computed {how} in one step; call "
                 "backward() once on the sum of the losses, then optimizer.step(); "
                 "torch.autograd.grad computes gradients for other purposes, and "
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
@@ -305,7 +310,7 @@ class GradientReduction:
     def _with_gradient(self) -> list[_Gradient]:
         """Those of the parameters that somebody with samples has a gradient of."""
         counts = self._worker.samples > 0
-        mine = torch.tensor([float(counts and p.grad is not None) for p in self._listed])
+        mine = torch.tensor([float(counts and each.is_present) for each in self._gradients])
         # Of the kind that gradients are, so that Horovod sends it along with the last of them.
         handle = self._guard(average_start, mine, torch.empty_like(mine), PRESENT)
         shares = self._wait(handle).tolist()

@@ -113,6 +113,27 @@ assert scaler.get_scale() == 2.0
 """,
         "",
     ),
+    "steps that a fused optimizer skips by itself": (
+        "sgd = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)"
+        + LOOP
+        + """
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+moved = []
+for epoch in loader.epochs(2):
+    for _ in loader:
+        before = model.weight.item()
+        opt.zero_grad()
+        scaler.scale(model(torch.ones(1, 1)).sum() * (float("inf") if epoch else 1.0)).backward()
+        with opt.skip_synchronize():
+            scaler.step(opt)
+        scaler.update()
+        moved.append(model.weight.item() != before)
+        assert bool(opt.synchronize.__self__._last_step.skipped) is not moved[-1]
+assert moved == [True, True, False, False] and edl.step() == 4
+assert scaler.get_scale() == 2.0
+""",
+        "",
+    ),
     "batches that are left out": (
         LOOP
         + """

@@ -275,9 +275,10 @@ def test_a_second_backward_is_refused_by_name(worker: Worker) -> None:
     job = Job(worker, "a", "b")
     worker.begin(present=ones(1, 0))
     job.a.backward()
-    for again in (job.a, job.b):
-        with pytest.raises(UsageError, match=r"gradient of [ab] was computed twice in one step"):
-            again.backward()
+    with pytest.raises(UsageError, match="gradient of a was computed twice in one step"):
+        job.a.backward()
+    with pytest.raises(UsageError, match=r"gradient of b was computed by a second backward\(\)"):
+        job.b.backward()
 
 
 def test_a_change_while_the_reduction_is_under_way_is_refused_by_name(worker: Worker) -> None:
@@ -296,7 +297,7 @@ def test_a_change_while_the_reduction_is_under_way_is_refused_by_name(worker: Wo
     for change in (clip, replace, remove):
         job = Job(worker, "a", "b")
         job.a.register_post_accumulate_grad_hook(change)  # type: ignore[no-untyped-call]
-        worker.begin(present=ones(1, 1))
+        worker.begin()
         with pytest.raises(UsageError, match="gradient of a was changed while it was being"):
             (job.a + job.b).backward()
 

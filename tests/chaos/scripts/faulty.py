@@ -56,7 +56,10 @@ def armed():
         struck = [CLAIMS / f"{number}.{index}" for index in range(len(group))]
         if not all(path.exists() for path in struck):
             return number, group, last
-        last = max([last, *(int((path.read_text().split() or [0])[0]) for path in struck)])
+        claims = [path.read_text().split() for path in struck]
+        if not all(claims):  # one is about to be written
+            return None
+        last = max([last, *(int(claim[0]) for claim in claims)])
     return None
 
 
