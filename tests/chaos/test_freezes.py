@@ -51,7 +51,7 @@ def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> No
     with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
         job.wait_for_strikes()
         job.wait(lambda now: now["world_size"] == 1, "the third one alone")
-        job.wait_for_size(3)
+        job.wait_for_size(3, 240.0)
         reports = job.prove(workers=3)
     stall_s = longest_stall(reports)
     print(f"frozen ({point}, the {dies} died): {stall_s:.2f} s, session {job.session_s:g} s")

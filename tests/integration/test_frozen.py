@@ -117,7 +117,7 @@ def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
         assert told[name].startswith(f"it is frozen or cut off: {name} (rank "), told
         lock.unlink()
         job.until(lambda: not alive(victim), "end of the frozen worker")
-        job.wait_for_size(2)
+        job.wait_for_size(2, 180.0)
         (event,) = (e for e in job.events("worker_frozen") if e["worker"] == name)
         assert event["reason"].endswith(
             f" does not answer; where its threads are: {event['stacks']}"
@@ -146,7 +146,7 @@ def test_a_newcomer_that_leads_does_not_wait_for_a_frozen_worker(
         began = time.monotonic()
         job.until(lambda: not alive(frozen), "end of the frozen worker", 100.0)
         assert job.leader() not in (leader, plain)
-        job.wait_for_size(2, 100.0)
+        job.wait_for_size(2, 180.0)
         print(f"a newcomer led, and the job trained again after {time.monotonic() - began:.0f} s")
         assert plain in [event["worker"] for event in job.events("worker_frozen")]
         job.prove(workers=2)
