@@ -30,6 +30,15 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "in an exchange": Case(
+        [
+            [fault("exchange", "plain", size=2)],
+            [fault("exchanged", "leader", size=2)],
+            [fault("told", "plain", signal="MISS"), fault("exchanged", "leader", size=3)],
+        ],
+        np=3,
+        max_np=3,
+    ),
     "in a step": Case(
         [
             [fault("boundary", "plain", size=2)],
@@ -95,7 +104,7 @@ CASES = {
 
 def test_every_named_point_has_its_death() -> None:
     tried = {one["point"] for case in CASES.values() for group in case.faults for one in group}
-    assert tried == set(points.NAMES)
+    assert tried == {*points.NAMES, "told"}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -19,12 +19,15 @@ def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: st
     """2 workers, then 3: uneven batches, every dtype, schedulers in step on old and new."""
     out = tmp_path / "out"
     out.mkdir()
-    options = ["--out", str(out), "--step-delay", "0.2"]
+    slow = tmp_path / "slow"
+    slow.touch()
+    options = ["--out", str(out), "--slow", str(slow)]
     script = SCRIPTS / "torch_api.py"
     with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
+        slow.unlink()
         assert job.end() == 0, job.story("it failed")
     steps, finals = read_steps(out)
 

@@ -112,6 +112,9 @@ def loop():
             step(indices)
             if not edl.is_rehearsing():
                 diary.end_step(int(model.steps.numpy()), model.tally())
+                if args.exchange:
+                    edl.notify_batch_end()
+                    diary.exchange(int(model.steps.numpy()))
         if not edl.is_rehearsing():
             diary.end_epoch(epoch, model.count.numpy())
     model.report()
@@ -124,6 +127,7 @@ class Tally(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         diary.end_step(int(self.model.steps.numpy()), self.model.tally())
+        diary.exchange(int(self.model.steps.numpy()))
 
     def on_epoch_end(self, epoch, logs=None):
         diary.end_epoch(epoch, self.model.count.numpy(), loss=logs["loss"])
@@ -210,6 +214,7 @@ def graph():
             if not edl.is_rehearsing():
                 model.after_step(s.run)
                 edl.notify_batch_end()
+                diary.exchange(int(s.run(model.steps)))
                 model.after_batch_end(s.run)
         model.report(s.run)
 

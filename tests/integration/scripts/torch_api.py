@@ -19,7 +19,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--samples", type=int, default=203)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--step-delay", type=float, default=0.0)
+parser.add_argument("--slow", type=Path, help="sleep in each step while this file exists")
 args = parser.parse_args()
 
 
@@ -78,7 +78,8 @@ for epoch in loader.epochs(args.epochs):
     for indices in loader:
         optimizer.zero_grad()
         net(indices).backward()
-        time.sleep(args.step_delay)
+        if args.slow.exists():
+            time.sleep(0.8)
         optimizer.synchronize()
         norm = torch.nn.utils.clip_grad_norm_([net.plain.weight], 1e9).item()
         step, rate = edl.step(), optimizer.param_groups[0]["lr"]
