@@ -80,21 +80,15 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
     """A tape whose ``gradient`` returns the job's gradients.
 
-    With ``edl.Dataset`` and ``edl.Optimizer``: see :class:`edl.tensorflow.tape.JobTape`. With an
-    elastic state: Horovod's, whose ``gradient`` takes the variables of Keras 3, too; arguments as
-    there.
+    With ``edl.Dataset`` and ``edl.Optimizer``: see :class:`edl.tensorflow.tape.JobTape`. Without
+    them the script is one for Horovod, which may make a step before it has its elastic state:
+    Horovod's tape, whose ``gradient`` takes the variables of Keras 3, too; arguments as there.
 
     Raises:
-        UsageError: the script has neither yet, or ``edl.Optimizer`` and further arguments.
+        UsageError: the script has ``edl.Optimizer``, and further arguments were given.
     """
     now = training.current()
-    if not now.worker.scripted:
-        if now.optimizer is None and now.load is None:
-            raise UsageError(
-                "edl.DistributedGradientTape was called before the script has told what it trains: "
-                "first create edl.Dataset and edl.Optimizer, or, in a script written for Horovod "
-                "Elastic, the elastic state"
-            )
+    if now.optimizer is not None or now.load is not None:
         if arguments or named:
             raise UsageError(
                 "edl.DistributedGradientTape(tape) takes nothing else in a script with "

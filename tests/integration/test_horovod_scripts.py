@@ -35,7 +35,7 @@ def sizes(report: dict[str, Any]) -> list[int]:
 
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     """Each sample counts once an epoch, though Horovod's own sampler loses some on a scale-in."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, epochs=5) as job:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, epochs=15) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
