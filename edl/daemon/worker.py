@@ -174,11 +174,6 @@ class Worker:
         return self._finished
 
     @property
-    def scripted(self) -> bool:
-        """The script keeps its own place in its data, in an elastic state."""
-        return self._position.scripted
-
-    @property
     def id(self) -> int:
         return self._switching.worker if self._switching is not None else 0
 
