@@ -242,10 +242,6 @@ WRONG_USES = {
         ),
         "no edl.DistributedGradientTape has computed for this batch",
     ),
-    "a tape without anything": (
-        "edl.init(); edl.DistributedGradientTape(tf.GradientTape())",
-        "first create edl.Dataset and edl.Optimizer",
-    ),
     "a tape with Horovod's arguments": (
         LOOP + "edl.DistributedGradientTape(tf.GradientTape(), op=edl.Sum)",
         "takes nothing else",
