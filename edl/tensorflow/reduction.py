@@ -174,20 +174,14 @@ class GradientReduction:
         """Send the local gradients once more, until a ring holds."""
 
         def attempt(_verdict: Any, *_means: Any) -> tuple[Any, ...]:
-            scalars = [tf.bool, tf.float64, tf.float64]
-            begun = tf.numpy_function(self._begin_again, [], scalars, name=AGAIN)
-            for scalar in begun:
-                scalar.set_shape(())
-            sends, weight, correction = begun
-            wires = [gradient_ops.on_wire(gradient) for gradient in local]
-
-            def send() -> list[Any]:
-                weighted = [gradient_ops.weighted(each, weight) for each in wires]
-                return [gradient_ops.average(each, number) for number, each in enumerate(weighted)]
-
-            # Where the job has ended meanwhile there is no ring, in which even an operation that
-            # only hands on would be an error of the whole graph.
-            averages = tf.cond(sends, send, lambda: list(wires))
+            scalars = [tf.float64, tf.float64]
+            weight, correction = tf.numpy_function(self._begin_again, [], scalars, name=AGAIN)
+            weight.set_shape(())
+            correction.set_shape(())
+            averages = []
+            for number, gradient in enumerate(local):
+                sent = gradient_ops.weighted(gradient_ops.on_wire(gradient), weight)
+                averages.append(gradient_ops.average(sent, number))
             with tf.control_dependencies(averages):
                 verdict = tf.numpy_function(self._end, [], tf.int64, name=END)
             verdict.set_shape(())
@@ -214,8 +208,8 @@ class GradientReduction:
         self._announce(sends)
         return np.bool_(sends)
 
-    def _begin_again(self) -> tuple[Any, Any, Any]:
-        """Whether to send the gradients; what to multiply them by before, and the averages."""
+    def _begin_again(self) -> tuple[Any, Any]:
+        """What to multiply the gradients by before they are sent, and the averages."""
 
         def begin() -> _Way:
             self._verdict, self._sending = Verdict.SKIP, False
@@ -225,7 +219,7 @@ class GradientReduction:
 
         way = self._from_graph(begin, SKIPPED)
         self._announce(way.sends)
-        return np.bool_(way.sends), np.float64(way.weight), np.float64(way.correction)
+        return np.float64(way.weight), np.float64(way.correction)
 
     @staticmethod
     def _announce(sends: bool) -> None:
@@ -281,6 +275,8 @@ class GradientReduction:
         except BaseException as error:  # noqa: BLE001 - raised by the training thread
             self._pending = error
             self._done_step, self.applies = self._worker.begun, False
+            if not self._worker.ring.is_open:  # the graph goes on, and its operations need one
+                self._worker.ring.build_alone()
             return otherwise
 
     def _unseen(self) -> str | None:
