@@ -10,9 +10,9 @@ import typer
 
 from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
 from edl.client.waiting import POLL_S, Story, looks
-from edl.coordination.store import JobStore
-from edl.core.agency import STOP_S, Outcome, stop_limit
-from edl.core.facts import Job, JobState
+from edl.coordination.job_store import JobStore
+from edl.core.host.agent import STOP_S, Outcome, stop_limit
+from edl.core.records import Job, JobState
 from edl.errors import CoordinationError
 from edl.launch.record import conclude
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from functools import partial
 
 from edl.client.waiting import Story, looks, running
-from edl.coordination.store import JobStore
-from edl.core.facts import Request, Snapshot
-from edl.core.placement import drain_host as plan_without
+from edl.coordination.job_store import JobStore
+from edl.core.job.placement import drain_host as plan_without
+from edl.core.records import Request, Snapshot
 from edl.errors import CoordinationError, TimedOut, UsageError
 
 

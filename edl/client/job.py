@@ -12,10 +12,10 @@ from edl.client.connection import choose_job, connected
 from edl.client.scaling import Resize
 from edl.client.status import summary
 from edl.client.waiting import Tell, silent
-from edl.coordination.store import JobStore
-from edl.core.migration import Migration
-from edl.core.placement import whole
-from edl.core.profile import STEPS, Curve
+from edl.coordination.job_store import JobStore
+from edl.core.job.migration import Migration
+from edl.core.job.placement import whole
+from edl.core.job.profile import STEPS, Curve
 
 TIMEOUT_S = 600.0
 ANSWER_S = 60.0  # for the leader to answer

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from edl.client.scaling import Wanted
 from edl.client.waiting import POLL_S, Story, Tell, looks, running
-from edl.coordination.store import JobStore
-from edl.core import migration
-from edl.core.facts import Event, Generation, Snapshot
-from edl.core.migration import Migration, Move, Standing, standing
-from edl.core.placement import Plan, give_back, keep_a_host, move
-from edl.core.wording import workers
+from edl.coordination.job_store import JobStore
+from edl.core.job import migration
+from edl.core.job.migration import Migration, Move, Standing, standing
+from edl.core.job.placement import Plan, give_back, keep_a_host, move
+from edl.core.plural import workers
+from edl.core.records import Event, Generation, Snapshot
 from edl.errors import CoordinationError, HostLost, Superseded
 
 AGENT_GONE_S = 10.0  # after its session: for so long an agent may need to open another one

@@ -14,11 +14,11 @@ from contextlib import suppress
 from edl.client.holding import HeldPlan
 from edl.client.scaling import Wanted
 from edl.client.waiting import Story, Tell, looks, running
-from edl.coordination.store import JobStore
-from edl.core.facts import Event, Snapshot
-from edl.core.placement import Plan, check_scale
-from edl.core.profile import Curve, Point, Reading, in_order, measured
-from edl.core.wording import verb, workers, workers_train
+from edl.coordination.job_store import JobStore
+from edl.core.job.placement import Plan, check_scale
+from edl.core.job.profile import Curve, Point, Reading, in_order, measured
+from edl.core.plural import verb, workers, workers_train
+from edl.core.records import Event, Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UsageError
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edl.client.waiting import Story, Tell, looks, running, silent
-from edl.coordination.store import JobStore
-from edl.core.facts import Host, Job, Snapshot
-from edl.core.offer import as_hosts
-from edl.core.placement import Plan, check_scale, place
-from edl.core.wording import workers
+from edl.coordination.job_store import JobStore
+from edl.core.host.host_discovery import as_hosts
+from edl.core.job.placement import Plan, check_scale, place
+from edl.core.plural import workers
+from edl.core.records import Host, Job, Snapshot
 from edl.errors import CoordinationError, UsageError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from edl.coordination.store import JobStore
-from edl.core.facts import JobState, Snapshot
+from edl.coordination.job_store import JobStore
+from edl.core.records import JobState, Snapshot
 from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
 
 POLL_S = 0.2

@@ -2,7 +2,7 @@
 
 It never touches the ring and never waits for the training thread. What it learns it puts into
 the mailbox; what the worker wants known (its member node, events) it writes, again and again
-while ZooKeeper is away. When its worker leads, it also runs :class:`edl.daemon.leading.Lead`.
+while ZooKeeper is away. When its worker leads, it also runs :class:`edl.leader.leader.Lead`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edl.chaos import door
 from edl.config import Config
 from edl.coordination.access import Access
 from edl.coordination.election import Election
+from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
-from edl.core.death import gone
-from edl.core.facts import Broken, Event, Generation, JobState, Leader, Member, Seat, Stage
-from edl.daemon import chaos
+from edl.core.job.liveness import gone
+from edl.core.records import Broken, Event, Generation, JobState, Leader, Member, Seat, Stage
 from edl.daemon.activity import Watch
-from edl.daemon.eventlog import EventLog
-from edl.daemon.leading import Lead
+from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
 from edl.errors import ConfigError, CoordinationError, Deposed, UnknownJob
-from edl.ring.client import ask
-from edl.ring.http import DaemonServer
+from edl.http.client import ask
+from edl.http.signing import Guard, http_key
+from edl.leader.leader import Lead
+from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
-from edl.ring.signing import Guard, http_key
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,9 @@ class Daemon:
         self._store = JobStore(self._session, config.job)
         self._events = EventLog(self._store, mailbox)
         self._guard = Guard(http_key(config.secret, config.job))
-        self._server = DaemonServer(config.own_address, health=self._health, guard=self._guard)
+        self._server = RendezvousServer(config.own_address, health=self._health, guard=self._guard)
         if config.chaos:
-            chaos.open_door(self._server, self._session, ring)
+            door.open_door(self._server, self._session, ring)
         self._watch = Watch()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -383,9 +383,10 @@ class Daemon:
                 self._config,
                 self._store,
                 leadership,
-                self._mailbox,
                 self._member.id,
+                lambda: self._mailbox.progress,
                 self._watch.look,
+                self._mailbox.log,
                 self._events.write,
             )
             self._mailbox.leads(Leader(leadership.term, self._member.id))
@@ -426,7 +427,7 @@ class Daemon:
         return {
             "worker": member.name if member else None,
             "stage": member.stage if member else None,
-            **self._mailbox.progress.told(),
+            **self._mailbox.progress.for_others(time.monotonic()),
             "activity": self._watch.look().to_json(),
         }
 

@@ -22,9 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
+from edl import failpoints
+from edl.checkpoint.store import Durable
 from edl.config import Config
-from edl.core.facts import Generation, JobState, Seat, Stage
-from edl.core.steprecord import (
+from edl.core.plural import workers
+from edl.core.records import Generation, JobState, Seat, Stage
+from edl.core.step.step_record import (
     StepRecord,
     SwitchTimes,
     agreed_generation,
@@ -32,17 +35,14 @@ from edl.core.steprecord import (
     repair_times,
     us,
 )
-from edl.core.wording import workers
-from edl.daemon import points
 from edl.daemon.activity import waits
-from edl.daemon.checkpoint import Durable
+from edl.daemon.checkpointing import Durability
 from edl.daemon.daemon import Daemon
-from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.position import Position, Receive
-from edl.daemon.statecheck import Compared
+from edl.daemon.progress import Position, Receive
+from edl.daemon.state_check import Compared
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
-from edl.ring import client
+from edl.http import client
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
@@ -212,14 +212,14 @@ class Switching:
         try:
             self._ring.barrier(IDLE)
             arrived = time.monotonic()
-            points.reached("agreed")
+            failpoints.reached("agreed")
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
             if generation.joined and self.worker == generation.sync_root:
                 self._say_go(generation)
             self._ring.close()
             closed = time.monotonic()
-            points.reached("closed")
+            failpoints.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
             self.repair(error, began, generation.number)
@@ -308,7 +308,7 @@ class Switching:
 
         Raises:
             RingError: others train on.
-            StateDiffers: see :meth:`edl.daemon.statecheck.StateCheck.compare`.
+            StateDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.
         """
         while True:
             began = time.monotonic()
@@ -368,12 +368,12 @@ class Switching:
     def _drop_ring(self, generation: int, error: RingError) -> None:
         """Leave a ring that failed, let all others in it fail too, and report it."""
         logger.warning("w%d: %s", self.worker, error)
-        points.reached("broken")
+        failpoints.reached("broken")
         self._ring.break_()
         step = self._position.step if self._position.has_state else NO_STATE
         self._daemon.report_broken(generation, step, self._position.exchanges)
         self._ring.close()
-        points.reached("reported")
+        failpoints.reached("reported")
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """The generation that the leader makes of the survivors.
@@ -409,10 +409,10 @@ class Switching:
         """
         rank = generation.rank_of(self.worker)
         assert rank is not None
-        points.reached("build")
+        failpoints.reached("build")
         self._ring.build(generation, rank)
         built = time.monotonic()
-        points.reached("built")
+        failpoints.reached("built")
         self.generation = generation
         self._position.adopt(generation.members)
         self.on_enter()
@@ -443,7 +443,7 @@ class Switching:
             self._durability.begin(generation, self._rehearsed)
         mine = json.dumps(self._position.header()).encode()
         header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
-        points.reached("broadcast")
+        failpoints.reached("broadcast")
         receive = Receive.NOTHING
         if self.worker in generation.joined and self.worker != generation.sync_root:
             receive = Receive.STEP if self._position.has_state else Receive.ALL

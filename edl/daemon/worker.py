@@ -26,20 +26,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from edl import failpoints
 from edl.config import Config
-from edl.core import steprecord
-from edl.core.facts import Event, Generation, JobState, Leader, Stage
-from edl.core.ledger import Ledger
-from edl.core.steprecord import StepRecord, Stop, SwitchTimes, agreed_generation, check
-from edl.daemon import points
+from edl.core.records import Event, Generation, JobState, Leader, Stage
+from edl.core.step import step_record
+from edl.core.step.ledger import Ledger
+from edl.core.step.source import Source
+from edl.core.step.step_record import StepRecord, Stop, SwitchTimes, agreed_generation, check
+from edl.daemon.checkpointing import FLUSH_S, Durability
 from edl.daemon.daemon import Daemon
-from edl.daemon.durability import FLUSH_S, Durability
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
-from edl.daemon.position import Position
-from edl.daemon.shard import Batch, Shard, Source
-from edl.daemon.statecheck import StateCheck
+from edl.daemon.progress import Position
+from edl.daemon.sampler import Batch, Shard
+from edl.daemon.state_check import StateCheck
 from edl.daemon.switching import Replica, Shared, Switching
 from edl.errors import RingBroken, RingError, UsageError
 from edl.ring.ring import Collectives, Ring
@@ -111,7 +112,7 @@ class Worker:
         assert self._switching is not None
         assert self.rehearsing
         self._position.abandon()
-        points.reached("rehearsed")
+        failpoints.reached("rehearsed")
         self._switching.join()
         self.rehearsing = False
         assert self._generation is not None
@@ -135,7 +136,7 @@ class Worker:
         self._switching.finish_together(
             None if self._position.scripted else self._final_record, self._check.compare
         )
-        points.reached("finish")
+        failpoints.reached("finish")
         if self.rank == 0:
             self._durability.save_last()
         times = "saves of its state" if self._position.scripted else "steps"
@@ -224,7 +225,7 @@ class Worker:
     # --- data ---
 
     def attach_source(self, source: Source) -> None:
-        """Declare what is trained on; see :meth:`edl.daemon.position.Position.attach`."""
+        """Declare what is trained on; see :meth:`edl.daemon.progress.Position.attach`."""
         self._position.attach(source, self.id)
 
     def attach_replica(self, replica: Replica) -> None:
@@ -240,7 +241,7 @@ class Worker:
             self._switching.replica = replica
 
     def attach_checkpoints(self, directory: Path, every_s: float, keep: int) -> None:
-        """Save the job's state; see :meth:`edl.daemon.durability.Durability.attach`."""
+        """Save the job's state; see :meth:`edl.daemon.checkpointing.Durability.attach`."""
         self._durability.attach(directory, every_s, keep)
 
     def leave_data_to_script(self, state: Shared, entered: Callable[[], None]) -> None:
@@ -309,7 +310,7 @@ class Worker:
         Raises:
             WorkerEvicted: it was given up, which one that is alone in its ring only sees here.
         """
-        points.reached("boundary")
+        failpoints.reached("boundary")
         self._mailbox.check()
         if self._switching is None:
             self._durability.save_if_due(rank=0, generation=0)
@@ -331,7 +332,7 @@ class Worker:
         if not self.rehearsing:
             self._check.begin_step()
             self._send_record()
-            points.reached("step")
+            failpoints.reached("step")
 
     @property
     def step_open(self) -> bool:
@@ -377,7 +378,7 @@ class Worker:
         """
         if self._records is None:
             self._pace.wait()
-            points.reached("records")
+            failpoints.reached("records")
             if isinstance(self._pending, RingBroken):
                 raise self._pending
             records = self.ring.finish_record(self._pending)
@@ -414,7 +415,7 @@ class Worker:
             position.superseded = position.open = False
             self._report()
             return
-        points.reached("applied")
+        failpoints.reached("applied")
         records = self.records()
         position.complete(records)
         self._pace.steps_here += 1
@@ -458,7 +459,7 @@ class Worker:
         assert not self.rehearsing
         if self._switching is None:
             return False
-        points.reached("boundary")
+        failpoints.reached("boundary")
         self._mailbox.check()
         self._send_record()
         self._target, reason = agreed_generation(self.records())
@@ -519,7 +520,7 @@ class Worker:
         """The script has left its loop with a batch in hand: let its record arrive, at least.
 
         For the next one has the same name. If only this worker has left, the others wait for its
-        gradients meanwhile: see :func:`edl.core.stall.judge`.
+        gradients meanwhile: see :func:`edl.core.job.stall.judge`.
         """
         if self.rehearsing or self._position.superseded:
             return
@@ -587,7 +588,7 @@ class Worker:
             return
         if records[0].generation != generation.number or records[0].stall_us == 0:
             return
-        parts = steprecord.switch_parts(records, generation.joined)
+        parts = step_record.switch_parts(records, generation.joined)
         told = {"workers": parts, "world_size": self.size}
         self._log("switch", self._pace.entered_at, generation.reason, **told)
 

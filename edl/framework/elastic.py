@@ -32,11 +32,11 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from edl.daemon.position import Receive
+from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
+from edl.framework.horovod_errors import is_refusal
 from edl.framework.process import current_worker, let_state_follow
-from edl.framework.refusal import is_refusal
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, overload
 
-from edl.core.mean import weighted_means
+from edl.core.step.mean import weighted_means
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 

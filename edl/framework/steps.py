@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from edl.daemon.shard import Batch
+from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
 

@@ -4,7 +4,8 @@ Horovod's last release is from 2023: it does not build with today's PyTorch and 
 a failed ``hvd.init()`` aborts the process. Each :class:`Edit` replaces an exact piece of one
 file and must fit as often as it says; otherwise nothing is built (:func:`apply`).
 
-The wheel carries ``horovod/edl_edits.json`` with the names of the edits; see :mod:`edl.marker`.
+The wheel carries ``horovod/edl_edits.json`` with the names of the edits; see
+:mod:`edl.horovod_build`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.errors import REFUSED_EXIT, BuildError
+from edl.horovod_build import ADDRESS, EDL_CALLS, MARKER
 from edl.install import queue_edits
-from edl.marker import ADDRESS, EDL_CALLS, MARKER
 
 
 @dataclass(frozen=True)

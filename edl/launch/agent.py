@@ -1,6 +1,6 @@
 """The agent: the process of `edl run` or `edl join` that keeps a job's workers running on a host.
 
-It reads the facts, lets :mod:`edl.core.agency` decide, and acts: starts, ends, reports. It
+It reads the facts, lets :mod:`edl.core.host.agent` decide, and acts: starts, ends, reports. It
 survives a ZooKeeper that is away, and the workers survive it: they train on without an agent.
 """
 
@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from edl.coordination.store import JobStore
-from edl.core.agency import (
+from edl.coordination.job_store import JobStore
+from edl.core.event_text import tell
+from edl.core.host.agent import (
     FROZEN_S,
     Decision,
     Ending,
@@ -34,12 +35,12 @@ from edl.core.agency import (
     record_loss,
     relevant,
 )
-from edl.core.arrival import arrive, is_last, withdrawn
-from edl.core.facts import Host, Job, JobState, Snapshot
-from edl.core.placement import drain_host
-from edl.core.process import BACKOFF_MAX_S, Process, exited, how, unstarted
-from edl.core.process import exit_status as status_of
-from edl.core.wording import workers
+from edl.core.host.process import BACKOFF_MAX_S, Process, exited, how, unstarted
+from edl.core.host.process import exit_status as status_of
+from edl.core.job.host_join import arrive, is_last, withdrawn
+from edl.core.job.placement import drain_host
+from edl.core.plural import workers
+from edl.core.records import Host, Job, JobState, Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
@@ -47,7 +48,6 @@ from edl.launch.frozen import Frozen
 from edl.launch.output import Output
 from edl.launch.record import conclude, slot_given_up, who_ended, worker_ended
 from edl.launch.signals import handled
-from edl.launch.story import tell
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)

@@ -26,12 +26,12 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.eager import context
 
-from edl.core.stall import FOR_GRADIENTS
-from edl.core.steprecord import Table
+from edl.core.job.stall import FOR_GRADIENTS
+from edl.core.step.step_record import Table
 from edl.daemon.activity import waits
+from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
-from edl.framework.message import broadcast_message
-from edl.framework.refusal import told_apart
+from edl.framework.horovod_errors import told_apart
 from edl.ring.ring import CollectiveFailed
 
 WAITING = FOR_GRADIENTS

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edl.daemon.shard import Batch
+from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
 from edl.framework.interrupt import raise_in

@@ -33,7 +33,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.daemon.position import Receive
+from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.tensorflow import training
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row

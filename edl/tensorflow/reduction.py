@@ -22,13 +22,14 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from edl.core.batching import Reduction, average_correction, reduction, send_weight
-from edl.core.steprecord import StepRecord, global_samples
-from edl.daemon import activity, points
+from edl import failpoints
+from edl.core.step.step_record import StepRecord, global_samples
+from edl.core.step.weighting import Reduction, average_correction, reduction, send_weight
+from edl.daemon import activity
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
+from edl.framework.horovod_errors import told_apart
 from edl.framework.interrupt import raise_in
-from edl.framework.refusal import told_apart
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
@@ -225,7 +226,7 @@ class GradientReduction:
     def _announce(sends: bool) -> None:
         gradient_ops.send(sends)
         if sends:
-            points.reached("gradient")
+            failpoints.reached("gradient")
 
     def _prospect(self) -> tuple[Verdict, bool]:
         """What will become of the step if nothing breaks, and whether gradients are sent."""
@@ -319,12 +320,12 @@ class GradientReduction:
             averages = gradient_ops.averages(sent)
             self._received()
         else:
-            points.reached("gradient")
+            failpoints.reached("gradient")
             try:
                 averages = average(sent)
             except CollectiveFailed as error:
                 raise RingBroken(self._worker.generation, str(error)) from error
-            points.reached("averaged")
+            failpoints.reached("averaged")
         if not way.plain:
             averages = [mean * tf.cast(way.correction, mean.dtype) for mean in averages]
         return _typed(averages, gradients)
@@ -420,7 +421,7 @@ class GradientReduction:
         """
         failure = gradient_ops.failure()
         if failure is None:
-            points.reached("averaged")
+            failpoints.reached("averaged")
             return
         if isinstance(found := told_apart(failure), UsageError):
             here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
@@ -429,7 +430,7 @@ class GradientReduction:
 
     def _finish(self, applies: bool) -> None:
         self._done_step, self.applies = self._worker.begun, applies
-        points.reached("reduced")
+        failpoints.reached("reduced")
 
 
 def _nothing(variable: Any) -> Any:

@@ -13,13 +13,13 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
-from edl.core.stall import FOR_GRADIENTS
-from edl.core.steprecord import Table
+from edl.core.job.stall import FOR_GRADIENTS
+from edl.core.step.step_record import Table
 from edl.daemon.activity import waits
 from edl.errors import UsageError
+from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
-from edl.framework.message import broadcast_message
-from edl.framework.refusal import told_apart
+from edl.framework.horovod_errors import told_apart
 from edl.ring.ring import CollectiveFailed
 
 # Pauses between looks whether a collective is done. They grow with the wait, so that it becomes

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch.utils.data
 
-from edl.daemon.shard import Batch
+from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.data.dataset import Dataset
 from edl.errors import DataError, UsageError

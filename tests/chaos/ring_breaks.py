@@ -41,10 +41,9 @@ def break_rings(runs: int, workers: int, seed: int = 0) -> None:
     Raises:
         Froze: one was not over in time.
     """
-    from edl.ring.http import DaemonServer
-    from edl.ring.rendezvous import new_scope
+    from edl.ring.rendezvous import RendezvousServer, new_scope
 
-    with DaemonServer("127.0.0.1", health=dict) as server:
+    with RendezvousServer("127.0.0.1", health=dict) as server:
         options = [str(number) for number in (workers, server.port, seed)]
         with _started(options, workers) as processes:
             for run in range(1, runs + 1):
@@ -105,7 +104,7 @@ def work(rank: int, size: int, port: int, seed: int) -> None:
     """One worker: a ring for each scope on standard input, a line when it is out of it."""
     import torch
 
-    from edl.core.facts import Generation, Seat
+    from edl.core.records import Generation, Seat
     from edl.errors import RendezvousFailed
     from edl.ring.ring import CollectiveFailed, Ring
     from edl.torch.collectives import TorchCollectives, average_start, finish

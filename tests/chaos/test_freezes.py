@@ -14,8 +14,8 @@ import pytest
 from ordeal import Fault, Ordeal, fault, ordeal
 from trial import longest_stall
 
-from edl.core.agency import ABSENT_S
-from edl.core.facts import Member, Stage
+from edl.core.host.agent import ABSENT_S
+from edl.core.records import Member, Stage
 
 pytestmark = [pytest.mark.chaos]
 

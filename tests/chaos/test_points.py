@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ordeal import Fault, fault, ordeal
 
-from edl.daemon import points as named
+from edl import failpoints as named
 
 pytestmark = [pytest.mark.chaos]
 

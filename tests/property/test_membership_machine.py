@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 )
 from world import LIMITS, World
 
-from edl.core.facts import Job, JobState, Request, Stage
+from edl.core.records import Job, JobState, Request, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)

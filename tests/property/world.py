@@ -1,8 +1,8 @@
 """A job in memory: processes, ZooKeeper's nodes and rings, small enough to be obviously right.
 
-Only the decisions are the real ones (:func:`edl.core.membership.decide`). Everything else follows
-docs/protocol.md in its barest form, and everything that may happen
-late or never is a method of its own, so that a test chooses when it happens.
+Only the decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
+follows docs/protocol.md in its barest form, and everything that may happen late or never is a
+method of its own, so that a test chooses when it happens.
 
 A worker's model is one number: the step it has completed, -1 while it has no state. What a test
 must see is that workers of one ring always agree about it, and that it is never lost while one
@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from edl.core.decision import Ages, Decision, Limits
-from edl.core.facts import (
+from edl.core.job.decision import Ages, Decision, Limits
+from edl.core.job.membership import decide
+from edl.core.records import (
     Broken,
     Generation,
     Host,
@@ -28,7 +29,6 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.membership import decide
 
 LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10)
 

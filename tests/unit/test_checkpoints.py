@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from edl.checkpoint import format as files
+from edl.checkpoint.store import Checkpoints, Place
 from edl.config import Config
-from edl.daemon import checkpoint_file as files
-from edl.daemon.checkpoint import Checkpoints, Place
-from edl.daemon.durability import Durability
+from edl.core.step.ledger import Ledger
+from edl.core.step.source import Source
+from edl.daemon.checkpointing import Durability
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.position import Position
-from edl.daemon.shard import Source
+from edl.daemon.progress import Position
 from edl.errors import CheckpointError, UsageError
 
 SOURCE = Source(total=100, batch_size=4, shuffle=True, seed=7, prefetch_batches=0)
@@ -57,10 +58,16 @@ class Start:
 
     def save(self, step: int) -> None:
         self.position.step, self.replica.value = step, step
-        self.checkpoints.save_last(self.position, self.replica, timeout_s=10)
+        self.checkpoints.save_last(*self.at, self.replica, timeout_s=10)
+
+    @property
+    def at(self) -> tuple[int, Source, Ledger]:
+        """What is saved beside the state: the step, and the place in the data."""
+        return self.position.step, self.position.source, self.position.ledger
 
     def restore(self) -> int | None:
-        found = self.checkpoints.restore(self.position, self.replica)
+        position = self.position
+        found = self.checkpoints.restore(position.source, self.replica, position.resume)
         return None if found is None else found.manifest.step
 
 
@@ -190,11 +197,11 @@ def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> Non
     start = Start(tmp_path)
     for step in range(3):
         start.position.step = step
-        start.checkpoints.save_if_due(start.position, start.replica)
+        start.checkpoints.save_if_due(*start.at, start.replica)
         assert start.checkpoints.settle(10)
     assert start.saved == [0]
     start.checkpoints._due_at = 0.0
-    start.checkpoints.save_if_due(start.position, start.replica)
+    start.checkpoints.save_if_due(*start.at, start.replica)
     assert start.checkpoints.settle(10)
     assert start.saved == [0, 2]
     assert [kind for kind, _, _ in start.told] == ["checkpoint", "checkpoint"]
@@ -204,7 +211,7 @@ def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> Non
     Start(tmp_path).save(0)
     again = Start(tmp_path)
     again.restore()
-    again.checkpoints.save_if_due(again.position, again.replica)
+    again.checkpoints.save_if_due(*again.at, again.replica)
     assert again.checkpoints.settle(10)
     assert [kind for kind, _, _ in again.told] == []
 
@@ -220,9 +227,9 @@ def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path
     start = Start(tmp_path)
     start.replica.value = object()
     with pytest.raises(CheckpointError, match=r"builtins.object"):
-        start.checkpoints.save_if_due(start.position, start.replica)
+        start.checkpoints.save_if_due(*start.at, start.replica)
     start.position.step = 3
-    start.checkpoints.save_last(start.position, start.replica, timeout_s=10)
+    start.checkpoints.save_last(*start.at, start.replica, timeout_s=10)
     ((kind, step, reason),) = start.told
     assert (kind, step) == ("checkpoint_failed", 3)
     assert reason.startswith("the checkpoint of step 3 was not written")

@@ -21,7 +21,8 @@ from edl.cli.status import table
 from edl.cli.worker import _reachable
 from edl.client.status import summary
 from edl.config import Config, HorovodSlot
-from edl.core.facts import (
+from edl.core.event_text import cost, tell
+from edl.core.records import (
     Event,
     Generation,
     Host,
@@ -33,11 +34,10 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.steprecord import SwitchTimes
+from edl.core.step.step_record import SwitchTimes
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.command import check_command, python_script, title
-from edl.launch.story import cost, tell
 
 SWITCH = Event(
     time=0.5,
@@ -210,10 +210,10 @@ def test_worker_numbers() -> None:
 
 def test_a_name_of_this_host_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "no such host")
-    monkeypatch.setattr("edl.marker.applied", frozenset)
+    monkeypatch.setattr("edl.horovod_build.applied", frozenset)
     with pytest.raises(UsageError, match=r"name, no such host, does not resolve.*build-horovod"):
         check_own_name()
-    monkeypatch.setattr("edl.marker.applied", lambda: {"ring-at-the-address"})
+    monkeypatch.setattr("edl.horovod_build.applied", lambda: {"ring-at-the-address"})
     check_own_name()
 
 

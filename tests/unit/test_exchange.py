@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from edl.config import Config
-from edl.core.decision import Ages, Limits
-from edl.core.facts import Broken, Generation, Job, Member, Seat, Snapshot, Stage
-from edl.core.membership import decide
-from edl.core.steprecord import StepRecord, SwitchTimes
-from edl.core.topology import place
-from edl.daemon.position import Receive
-from edl.daemon.shard import Source
+from edl.core.job.decision import Ages, Limits
+from edl.core.job.membership import decide
+from edl.core.job.topology import place
+from edl.core.records import Broken, Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.step.source import Source
+from edl.core.step.step_record import StepRecord, SwitchTimes
+from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 

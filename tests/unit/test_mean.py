@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from edl.core.mean import weighted_means
-from edl.daemon.position import Position, Receive
-from edl.daemon.shard import Source
+from edl.core.step.mean import weighted_means
+from edl.core.step.source import Source
+from edl.daemon.progress import Position, Receive
 from edl.errors import UsageError
 from edl.framework import metrics
 

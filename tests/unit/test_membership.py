@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from edl.core.decision import Ages, Decision, Limits
-from edl.core.facts import (
+from edl.core.job.decision import Ages, Decision, Limits
+from edl.core.job.membership import decide
+from edl.core.records import (
     Broken,
     Generation,
     Host,
@@ -21,7 +22,6 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.membership import decide
 
 LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60)
 JOB = Job("digits", ("true",), np=2, min_np=1, max_np=4)

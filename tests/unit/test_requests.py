@@ -16,8 +16,10 @@ from edl.client.migrating import migrate
 from edl.client.profiling import profile
 from edl.client.scaling import Wanted, resize, wait_for_size
 from edl.client.waiting import Story, looks
-from edl.coordination.store import JobStore
-from edl.core.facts import (
+from edl.coordination.job_store import JobStore
+from edl.core.job.plan_hold import Hold
+from edl.core.job.profile import Curve, Reading
+from edl.core.records import (
     Generation,
     Host,
     Job,
@@ -29,8 +31,6 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.hold import Hold
-from edl.core.profile import Curve, Reading
 from edl.errors import (
     CoordinationError,
     HostLost,

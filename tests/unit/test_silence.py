@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 
 from edl.config import Config
-from edl.core import death
-from edl.core.death import Liveness
-from edl.core.facts import Generation, Job, Member, Seat, Snapshot, Stage
-from edl.core.stall import Activity
-from edl.daemon import witness
-from edl.daemon.mailbox import Mailbox, Progress
-from edl.daemon.witness import Witness
-from edl.ring.client import Health
+from edl.core.job import liveness
+from edl.core.job.liveness import Liveness
+from edl.core.job.stall import Activity
+from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.step.progress import Progress
+from edl.daemon.mailbox import Mailbox
+from edl.http.client import Health
+from edl.leader import failure_detector
+from edl.leader.failure_detector import Witness
 
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
 MEMBERS = tuple(
@@ -37,8 +38,8 @@ class Asked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.liveness: dict[int, Liveness] = {}
         self.last: set[int] = set()
-        monkeypatch.setattr(witness, "ask_all", self._ask_all)
-        monkeypatch.setattr(death, "SWITCH_S", 0.0)  # the generation is no news
+        monkeypatch.setattr(failure_detector, "ask_all", self._ask_all)
+        monkeypatch.setattr(liveness, "SWITCH_S", 0.0)  # the generation is no news
 
     def _ask_all(self, ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
         self.last = set(ports)
@@ -60,7 +61,7 @@ def leader(quiet_s: float) -> Witness:
     mailbox = Mailbox(0)
     mailbox.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
-    return Witness(Config(), mailbox, 0, lambda: busy)
+    return Witness(Config(), 0, lambda: mailbox.progress, lambda: busy)
 
 
 def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:
@@ -79,7 +80,7 @@ def test_who_was_silent_when_its_session_ends_is_dead_at_once(asked: Asked) -> N
 
 
 def test_silence_long_ago_proves_nothing(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness, "SILENCE_S", 0.0)
+    monkeypatch.setattr(failure_detector, "SILENCE_S", 0.0)
     asked.liveness[1] = Liveness.SILENT
     eyes = leader(quiet_s=5.0)
     assert eyes.dead(WHOLE)[0] == {}

@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
+from edl import failpoints
 from edl.config import Config
-from edl.core import stall
-from edl.core.facts import Generation, Seat
-from edl.core.stall import ALIVE, FOR_GRADIENTS, IN_USER_CODE, Activity, Report, Stall, stands_still
-from edl.daemon import points, switching
+from edl.core.job import stall
+from edl.core.job.stall import (
+    ALIVE,
+    FOR_GRADIENTS,
+    IN_USER_CODE,
+    Activity,
+    Report,
+    Stall,
+    stands_still,
+)
+from edl.core.records import Generation, Seat
+from edl.daemon import switching
 from edl.daemon.activity import Watch
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.switching import Switching
@@ -138,7 +147,7 @@ def seen(
 
     def run() -> None:
         watch.start()
-        points.reached("applied")
+        failpoints.reached("applied")
         begun.set()
         function(end)
         watch.stop()
@@ -147,7 +156,7 @@ def seen(
     thread.start()
     try:
         assert begun.wait(10)
-        points.reached("decided")  # of another thread
+        failpoints.reached("decided")  # of another thread
         while not arrived(found := watch.look()):
             assert thread.is_alive()
         return found

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from edl.daemon.position import Position, Receive
-from edl.daemon.shard import Source
+from edl.core.step.source import Source
+from edl.daemon.progress import Position, Receive
 from edl.errors import UsageError
 from edl.torch.elastic import TorchState
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.amp import GradScaler
 
-from edl.daemon import checkpoint_file as files
-from edl.daemon.position import Receive
+from edl.checkpoint import format as files
+from edl.daemon.progress import Receive
 from edl.torch import scalers as module
 from edl.torch.replica import TorchReplica
 
