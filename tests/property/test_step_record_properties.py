@@ -112,7 +112,9 @@ def test_the_update_is_the_mean_over_the_global_batch(
     if total == 0:
         return
     rng = np.random.default_rng(seed)
-    samples = [rng.normal(size=(max(n, 1), 5)) for n in counts]  # a filler repeats some sample
+    samples = [
+        rng.normal(size=(max(n, 1), 5)) for n in counts
+    ]  # a padding batch repeats some sample
     counted = np.concatenate([s for s, n in zip(samples, counts, strict=True) if n])
 
     sent = [s.mean(axis=0) * send_weight(n, batch) for s, n in zip(samples, counts, strict=True)]

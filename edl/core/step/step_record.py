@@ -103,7 +103,7 @@ class StepRecord(SwitchTimes):
     had no data and repeats a batch that counts for nothing).
     ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
     ``ledger`` is the digest of its ledger before this step.
-    ``known`` is the newest generation it knows to be prepared (its own when there is none).
+    ``newest_generation`` is the newest one that it knows to be prepared, its own at least.
     ``stop`` is a :class:`Stop`.
     ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
     ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
@@ -117,7 +117,7 @@ class StepRecord(SwitchTimes):
     samples: int
     position: int
     wanted: int
-    known: int
+    newest_generation: int
     ledger: int
     stop: int = Stop.NO
     state: int = 0
@@ -215,10 +215,10 @@ def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
     switches after the same step. A switch needs no guess about how long a message takes.
     """
     current = records[0].generation
-    target = max(record.known for record in records)
+    target = max(record.newest_generation for record in records)
     if target <= current:
         return None, f"no worker knows a generation after {current}"
-    behind = [f"w{record.worker}" for record in records if record.known < target]
+    behind = [f"w{record.worker}" for record in records if record.newest_generation < target]
     if behind:
         return None, f"generation {target} is not yet known to {', '.join(behind)}"
     return target, f"all {len(records)} workers know generation {target}"
