@@ -16,7 +16,7 @@ from edl.config import Config
 from edl.coordination.election import Leadership
 from edl.coordination.job_store import JobStore
 from edl.core.job.decision import Ages, Decision, Limits
-from edl.core.job.membership import decide
+from edl.core.job.membership import broke, decide
 from edl.core.job.profile import Reading
 from edl.core.job.stall import Activity
 from edl.core.records import Event, Snapshot, Stage
@@ -87,7 +87,7 @@ class LeaderTerm:
         if decision.acts:
             decision = self._with_scope(decision)
             failpoints.reached("deciding")
-            self._leadership.carry_out(decision, snapshot, [*self._events_of(decision)])
+            self._leadership.carry_out(decision, snapshot, [*self._events_of(decision, snapshot)])
             failpoints.reached("decided")
             wake()
         if decision.reason != self._reason:
@@ -126,10 +126,17 @@ class LeaderTerm:
         scope = new_scope(decision.generation.number)
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
-    def _events_of(self, decision: Decision) -> Iterator[Event]:
+    def _events_of(self, decision: Decision, snapshot: Snapshot) -> Iterator[Event]:
         """What the event log shall say of a decision."""
         if decision.generation is not None:
             new = decision.generation
+            details: dict[str, object] = {}
+            if new.repairs and snapshot.generation is not None:
+                details["failures"] = {
+                    f"w{member.id}": str(member.broken)
+                    for member in snapshot.members
+                    if broke(member, snapshot.generation)
+                }
             yield self._event(
                 "generation",
                 new.reason,
@@ -139,6 +146,7 @@ class LeaderTerm:
                 joined=[f"w{worker}" for worker in new.joined],
                 left=[f"w{worker}" for worker in new.left],
                 repair=new.repairs,
+                **details,
             )
         for worker, reason in sorted(decision.evict.items()):
             yield self._event("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
