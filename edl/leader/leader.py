@@ -43,16 +43,18 @@ class LeaderTerm:
         activity: Callable[[], Activity],
         log: Callable[[Event], None],
         write_events: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._store = store
         self._leadership = leadership
         self._log = log
-        self._detector = FailureDetector(config, worker, progress, activity)
+        self._detector = FailureDetector(config, worker, progress, activity, clock=clock)
         self._write_events = write_events
         self._stall = ""
         self._named: set[int] | None = None  # in this stall; None: the ring trains
-        self._since = time.monotonic()
+        self._clock = clock
+        self._since = clock()
         self._stages: dict[int, tuple[Stage, float]] = {}
         self._reason = ""
         self._status_at = 0.0
@@ -96,7 +98,7 @@ class LeaderTerm:
         self._put_status(snapshot)
 
     def _ages(self, snapshot: Snapshot, generation_s: float) -> Ages:
-        now = time.monotonic()
+        now = self._clock()
         for member in snapshot.members:
             if self._stages.get(member.id, (None, 0.0))[0] is not member.stage:
                 self._stages[member.id] = (member.stage, now)
@@ -163,7 +165,7 @@ class LeaderTerm:
         return Event(time.time(), kind, number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._status_at < self._config.status_period_s:
             return
         self._status_at = now
