@@ -81,7 +81,7 @@ class StepReduction:
             self._step = self._step.next(self._worker.begun)
             self._weights = self._error = None
             self._weigh()
-            alone = self._worker.rehearsing or self._worker.ring.alone
+            alone = self._worker.warming_up or self._worker.ring.alone
             self.sends_early = self.sent_weight > 0 and not alone
         return self._step
 
@@ -194,7 +194,7 @@ class StepReduction:
         """How gradients are weighted in the present ring; None when it is broken."""
         worker = self._worker
         self._weights = None
-        if worker.rehearsing:
+        if worker.warming_up:
             self._weights = ALONE
         else:
             try:
@@ -247,7 +247,7 @@ class StepReduction:
         self._reached()
 
     def _reached(self) -> None:
-        if self.step.state in DECIDED and not self._worker.rehearsing:
+        if self.step.state in DECIDED and not self._worker.warming_up:
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:

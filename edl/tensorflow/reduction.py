@@ -24,7 +24,7 @@ from edl.core.step.weighting import Averaging, Weights
 from edl.daemon import activity
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
-from edl.framework.horovod_errors import told_apart
+from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
 from edl.framework.reduction import NOTHING, Branch, StepReduction
 from edl.framework.state import few
@@ -271,7 +271,7 @@ class GradientReduction:
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build once what sends, while nobody waits for it: in a rehearsal, say."""
+        """Build once what sends, while nobody waits for it: in a warm-up, say."""
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)
             gradient_ops.averages([gradient_ops.on_wire(gradient) for gradient in gradients])
@@ -324,7 +324,7 @@ class GradientReduction:
         failure = gradient_ops.failure()
         if failure is None:
             return
-        if isinstance(found := told_apart(failure), UsageError):
+        if isinstance(found := classify_error(failure), UsageError):
             here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
             raise UsageError(f"{found}; the same variables must have a gradient on all: {here}")
         raise RingBroken(self._worker.generation, failure)
