@@ -77,12 +77,7 @@ class StepReduction:
     @property
     def step(self) -> Step:
         """The step of the batch that was handed out last."""
-        if self._step.number != self._worker.begun:
-            self._step = self._step.next(self._worker.begun)
-            self._weights = self._error = None
-            self._weigh()
-            alone = self._worker.warming_up or self._worker.ring.alone
-            self.sends_early = self.sent_weight > 0 and not alone
+        self._catch_up()
         return self._step
 
     @property
@@ -180,18 +175,29 @@ class StepReduction:
 
     def refuse(self) -> None:
         """The script uses edl wrongly: this step changes nothing."""
-        self._weights = None
         self._on(StepEvent.REFUSE)
+        self._weights = None
 
     def fail(self) -> None:
         """An error ends this worker."""
-        self._weights = None
         self._on(StepEvent.FAIL)
+        self._weights = None
 
     # --- decisions
 
+    def _catch_up(self) -> None:
+        """The worker may have begun another step meanwhile."""
+        if self._step.number == self._worker.begun:
+            return
+        self._step = self._step.next(self._worker.begun)
+        self._weights = self._error = None
+        self._weigh()
+        alone = self._worker.warming_up or self._worker.ring.alone
+        self.sends_early = self.sent_weight > 0 and not alone
+
     def _prospect(self) -> Weights | None:
         """How gradients are weighted in the present ring; None when it is broken."""
+        self._catch_up()
         worker = self._worker
         self._weights = None
         if worker.warming_up:
@@ -214,7 +220,7 @@ class StepReduction:
         while True:
             if self.step.state is StepState.BROKEN:
                 self._repair()
-            if self._step.state is StepState.SUPERSEDED:
+            if self.step.state is StepState.SUPERSEDED:
                 return NOTHING
             if (weights := self._prospect()) is not None:
                 return weights
@@ -251,8 +257,8 @@ class StepReduction:
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:
-        self._weights, self._error = None, error
         self._on(StepEvent.BREAK)
+        self._weights, self._error = None, error
 
     def _weigh(self) -> None:
         self.sends_early = False
