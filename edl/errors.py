@@ -26,7 +26,8 @@
     │   │   └── StateDiffers    its workers hold different states
     │   ├── JobStopped          somebody asked it to stop
     │   └── WorkerEvicted       the leader has given this worker up
-    └── BuildError              Horovod could not be built or edited
+    ├── BuildError              Horovod could not be built or edited
+    └── IllegalTransition       a step was to go a way that no step goes
 
 Messages say what happened, with the numbers, and what to do next; the CLI prints them as they are.
 """
@@ -187,3 +188,7 @@ class WorkerEvicted(JobError):
 
 class BuildError(EdlError):
     """Horovod could not be built or edited."""
+
+
+class IllegalTransition(EdlError):
+    """A step was to go a way that no step goes; the message has all that happened to it."""

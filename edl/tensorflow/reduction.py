@@ -3,64 +3,39 @@
 In a graph each gradient is an operation of its own, on its way while backward computes the next
 (:mod:`edl.tensorflow.gradient_ops`), between two calls back into this process (docs/adr/0008):
 :meth:`GradientReduction._begin` when the first one is there, :meth:`~GradientReduction._end` when
-all are reduced, or some have failed. In the second the ring can be repaired without the graph
-noticing: the local gradients are still there to be sent again, by a loop in the graph. Nor does the
-graph know how many workers there are, so no change of membership traces it anew.
+all are reduced, or some have failed. After the second the local gradients can be sent again, by a
+loop in the graph, in a ring that was repaired without the graph noticing. Nor does the graph know
+how many workers there are, so no change of membership traces it anew.
 
-Whatever a worker has gone through, it sends the same for the same step: as many tensors under the
-same names. One that has to repeat a step meets others that begin it.
+What becomes of a step is decided in :mod:`edl.framework.reduction`, in a graph and from Python.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from edl import failpoints
-from edl.core.step.step_record import StepRecord, global_samples
-from edl.core.step.weighting import Reduction, average_correction, reduction, send_weight
+from edl.core.step.step_state import StepState
+from edl.core.step.weighting import Averaging, Weights
 from edl.daemon import activity
 from edl.daemon.worker import Worker
-from edl.errors import RingBroken, RingError, UsageError
+from edl.errors import RingBroken, UsageError
 from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
+from edl.framework.reduction import NOTHING, Branch, StepReduction
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
 from edl.tensorflow.collectives import WAITING, average
 from edl.tensorflow.feed import PipelineFeed
 
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 
 END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operations are named
-
-
-class Verdict(IntEnum):
-    """What becomes of a step, once its graph has done all that it can."""
-
-    SKIP = 0  # nothing is applied
-    APPLY = 1  # the means that the graph's operations have made
-    AGAIN = 2  # first send the local gradients once more
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How a step is reduced if nothing breaks. All but ``weight`` is the same on all workers."""
-
-    verdict: Verdict
-    sends: bool = False
-    plain: bool = True  # both factors are 1 everywhere
-    weight: float = 1.0  # of what is sent
-    correction: float = 1.0  # of what comes back
-
-
-SKIPPED = _Way(Verdict.SKIP)
 
 
 class GradientReduction:
@@ -69,25 +44,28 @@ class GradientReduction:
     def __init__(self, worker: Worker, feed: PipelineFeed) -> None:
         self._worker = worker
         self._feed = feed
-        self.repairs = True  # False where the variables cannot be reached inside of a step
-        self.applies = False  # the gradients of the step that was reduced last count
-        self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
-        self._applied_step = 0  # the newest one that they were applied in after that
+        self._reduction = StepReduction(worker)
         self._pending: BaseException | None = None  # it showed inside a graph
-        self._verdict = Verdict.SKIP  # of the step whose graph runs
-        self._broken: RingBroken | None = None  # what is to be repaired before anything is sent
-        self._sending = False  # the graph's gradients are being reduced
         self._expected = 0  # gradients in the graph
         self._bare: list[str] = []  # variables without a gradient
         self._traced = False  # what sends from Python is built
         activity.waits_unseen(self._unseen)
         self._thread = threading.get_ident()  # the one that trains
-        self._refused = False  # it was told that it uses edl wrongly
+
+    def cannot_repair(self, why: str) -> None:
+        """A ring that breaks inside of a step ends this worker, for the reason ``why``."""
+        self._reduction.cannot_repair = why
 
     @property
     def done(self) -> bool:
         """The gradients of the batch that was handed out last are reduced."""
-        return self._done_step == self._worker.begun
+        return self._reduction.done
+
+    def end_step(self) -> None:
+        """The ledger moves, if the gradients of the open step are reduced."""
+        self.raise_pending()
+        if self._worker.step_open and self._reduction.decided:
+            self._reduction.end_step()
 
     def raise_pending(self) -> None:
         """Raise what ended this worker inside a graph, where nothing can be raised in its kind."""
@@ -134,10 +112,9 @@ class GradientReduction:
                 "gradients were applied that no edl.DistributedGradientTape has computed for this "
                 "batch; take each batch from edl.Dataset, compute its gradients and apply them"
             )
-        if self._applied_step == self._worker.begun:
+        if self._reduction.step.state is StepState.APPLIED:
             raise UsageError("apply the gradients of all variables in one apply_gradients()")
-        self._applied_step = self._worker.begun
-        return self.applies
+        return self._reduction.apply()
 
     def applies_early_in_graph(self) -> Any:
         """The same as a scalar boolean tensor, when the graph runs."""
@@ -162,19 +139,19 @@ class GradientReduction:
                 for number, each in enumerate(local)
             ]
         with tf.control_dependencies(averages):
-            verdict = tf.numpy_function(self._end, [], tf.int64, name=END)
-        verdict.set_shape(())
-        verdict, *means = tf.cond(
-            tf.equal(verdict, int(Verdict.AGAIN)),
+            branch = tf.numpy_function(self._end, [], tf.int64, name=END)
+        branch.set_shape(())
+        branch, *means = tf.cond(
+            tf.equal(branch, int(Branch.AGAIN)),
             lambda: self._again(local),
-            lambda: (verdict, *_typed(averages, local)),
+            lambda: (branch, *_typed(averages, local)),
         )
-        return means, tf.equal(verdict, int(Verdict.APPLY))
+        return means, tf.equal(branch, int(Branch.APPLY))
 
     def _again(self, local: list[Any]) -> tuple[Any, ...]:
         """Send the local gradients once more, until a ring holds."""
 
-        def attempt(_verdict: Any, *_means: Any) -> tuple[Any, ...]:
+        def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
             scalars = [tf.float64, tf.float64]
             weight, correction = tf.numpy_function(self._begin_again, [], scalars, name=AGAIN)
             weight.set_shape(())
@@ -184,105 +161,77 @@ class GradientReduction:
                 sent = gradient_ops.weighted(gradient_ops.on_wire(gradient), weight)
                 averages.append(gradient_ops.average(sent, number))
             with tf.control_dependencies(averages):
-                verdict = tf.numpy_function(self._end, [], tf.int64, name=END)
-            verdict.set_shape(())
+                branch = tf.numpy_function(self._end, [], tf.int64, name=END)
+            branch.set_shape(())
             means = [each * tf.cast(correction, each.dtype) for each in averages]
-            return (verdict, *_typed(means, local))
+            return (branch, *_typed(means, local))
 
         found: tuple[Any, ...] = tf.while_loop(
-            lambda verdict, *_: tf.equal(verdict, int(Verdict.AGAIN)),
+            lambda branch, *_: tf.equal(branch, int(Branch.AGAIN)),
             attempt,
-            (tf.constant(int(Verdict.AGAIN), tf.int64), *local),
+            (tf.constant(int(Branch.AGAIN), tf.int64), *local),
             shape_invariants=(tf.TensorShape(()), *(gradient.shape for gradient in local)),
         )
         return tuple(found)
 
     def _begin(self) -> Any:
-        """The first gradient is there."""
+        """The first gradient is there: whether the gradients are sent as they are."""
 
         def begin() -> bool:
-            self._verdict, self._sending, self._broken = Verdict.SKIP, False, None
-            self._verdict, self._sending = self._prospect()
-            return self._sending
+            if self._is_trial():
+                return False
+            self._check()
+            sends = self._reduction.begin()
+            self._send(sends)
+            return sends
 
-        sends = self._from_graph(begin, False)
-        self._announce(sends)
-        return np.bool_(sends)
+        gradient_ops.send(False)
+        return np.bool_(self._from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
         """What to multiply the gradients by before they are sent, and the averages."""
 
-        def begin() -> _Way:
-            self._verdict, self._sending = Verdict.SKIP, False
-            way = self._agreed()
-            self._verdict, self._sending = way.verdict, way.sends
-            return way
+        def begin() -> Weights:
+            weights = self._reduction.begin_again()
+            self._send(weights.sends)
+            return weights
 
-        way = self._from_graph(begin, SKIPPED)
-        self._announce(way.sends)
-        return np.float64(way.weight), np.float64(way.correction)
+        gradient_ops.send(False)
+        weights = self._from_graph(begin, NOTHING)
+        return np.float64(weights.sent), np.float64(weights.received)
 
-    @staticmethod
-    def _announce(sends: bool) -> None:
+    def _send(self, sends: bool) -> None:
+        """The operations that follow send gradients, or hand them on."""
         gradient_ops.send(sends)
         if sends:
-            failpoints.reached("gradient")
-
-    def _prospect(self) -> tuple[Verdict, bool]:
-        """What will become of the step if nothing breaks, and whether gradients are sent."""
-        worker = self._worker
-        if self._is_trial():
-            return Verdict.SKIP, False
-        self._check()
-        if worker.warming_up:
-            return Verdict.APPLY, False
-        try:
-            way = self._way(worker.records())
-        except RingBroken as error:
-            self._broken = error
-            return Verdict.AGAIN, False
-        return (way.verdict, way.sends) if way.plain else (Verdict.AGAIN, False)
+            self._reduction.sending()
 
     def _end(self) -> Any:
         """All gradients of the graph are reduced, handed on, or have failed."""
+        return np.int64(self._from_graph(lambda: self._reduction.end(self._received), Branch.SKIP))
 
-        def end() -> Verdict:
-            sending, self._sending = self._sending, False
-            if sending:
-                try:
-                    self._received()
-                except RingBroken as error:
-                    self._broken = error
-                    return Verdict.AGAIN
-            if self._verdict is Verdict.AGAIN or self._refused or self._is_trial():
-                return self._verdict
-            self._finish(self._verdict is Verdict.APPLY)
-            return self._verdict
-
-        verdict = self._from_graph(end, Verdict.SKIP) if self._pending is None else Verdict.SKIP
-        return np.int64(verdict)
-
-    def _from_graph(self, act: Callable[[], Told], otherwise: Told) -> Told:
+    def _from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
         """In a thread of TensorFlow's, while the training thread waits for the graph."""
         try:
             with activity.training_here():
                 return act()
         except UsageError as error:
             # Told once, and it goes on: it is another thread that trains.
-            if self._refused or not raise_in(self._thread, error):
+            refused = self._reduction.step.state is StepState.REFUSED
+            if refused or not raise_in(self._thread, error):
                 raise
-            self._refused = True
+            self._reduction.refuse()
             return otherwise
         except BaseException as error:  # noqa: BLE001 - raised by the training thread
             self._pending = error
-            self._done_step, self.applies = self._worker.begun, False
+            self._reduction.fail()
             if not self._worker.ring.is_open:  # the graph goes on, and its operations need one
                 self._worker.ring.build_alone()
             return otherwise
 
     def _unseen(self) -> str | None:
         """For :mod:`edl.daemon.activity`: no thread of Python's waits for the graph's gradients."""
-        waits = self._sending and gradient_ops.sent() >= self._expected
+        waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
         return WAITING if waits else None
 
     # --- from Python
@@ -296,44 +245,35 @@ class GradientReduction:
         if self._is_trial():
             return gradients, False
         self._check()
-        self._broken = None
-        while True:
-            way = self._agreed()
-            try:
-                means = self._averages(gradients, way) if way.sends else gradients
-                break
-            except RingBroken as error:
-                self._broken = error
-        if not way.sends:
+        means = self._reduction.complete(lambda weights: self._averages(gradients, weights))
+        if means is None:
             self._trace(gradients)
-        applies = way.verdict is Verdict.APPLY
-        self._finish(applies)
-        return means, applies
+            means = gradients
+        return means, self._reduction.step.state is StepState.REDUCED
 
-    def _averages(self, gradients: list[Any], way: _Way) -> list[Any]:
+    def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
         sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
-        if not way.plain:
-            weight = tf.constant(way.weight, tf.float64)
+        if weights.averaging is Averaging.WEIGHTED:
+            weight = tf.constant(weights.sent, tf.float64)
             sent = [gradient_ops.weighted(each, weight) for each in sent]
         if gradient_ops.AVAILABLE:
-            self._announce(True)
+            self._send(True)
             averages = gradient_ops.averages(sent)
             self._received()
         else:
-            failpoints.reached("gradient")
+            self._reduction.sending()
             try:
                 averages = average(sent)
             except CollectiveFailed as error:
                 raise RingBroken(self._worker.generation, str(error)) from error
-            failpoints.reached("averaged")
-        if not way.plain:
-            averages = [mean * tf.cast(way.correction, mean.dtype) for mean in averages]
+        if weights.averaging is Averaging.WEIGHTED:
+            averages = [mean * tf.cast(weights.received, mean.dtype) for mean in averages]
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
         """Build once what sends, while nobody waits for it: in a warm-up, say."""
         if gradient_ops.AVAILABLE and not self._traced:
-            self._announce(False)
+            self._send(False)
             gradient_ops.averages([gradient_ops.on_wire(gradient) for gradient in gradients])
         self._traced = True
 
@@ -374,46 +314,8 @@ class GradientReduction:
                 "compute and apply the gradients once"
             )
 
-    def _agreed(self) -> _Way:
-        """How the step is reduced in a ring that stands: a broken one is repaired first.
-
-        When a worker dies, the survivors complete the step with the gradients that they hold.
-        When others had completed it already, their state is in the model: then this worker must
-        change nothing.
-        """
-        worker = self._worker
-        if worker.warming_up:
-            return _Way(Verdict.APPLY)
-        while True:
-            error, self._broken = self._broken, None
-            try:
-                if error is not None:
-                    raise error
-                return self._way(worker.records())
-            except RingBroken as broken:
-                if not self.repairs:
-                    raise RingError(
-                        f"a step was interrupted, and this session cannot be repaired inside of "
-                        f"it, for it runs one operation at a time; use edl.Session ({broken})"
-                    ) from broken
-                if worker.recover(broken):
-                    return SKIPPED
-
-    def _way(self, records: Sequence[StepRecord]) -> _Way:
-        worker = self._worker
-        needed = reduction([record.samples for record in records], worker.batch_size)
-        if needed in (Reduction.NONE, Reduction.LOCAL):
-            return _Way(Verdict.APPLY if needed is Reduction.LOCAL else Verdict.SKIP)
-        return _Way(
-            Verdict.APPLY,
-            sends=True,
-            plain=needed is Reduction.PLAIN,
-            weight=send_weight(worker.samples, worker.batch_size),
-            correction=average_correction(worker.batch_size, len(records), global_samples(records)),
-        )
-
     def _received(self) -> None:
-        """All gradients have come back.
+        """All gradients have come back, or failed.
 
         Raises:
             RingBroken: some have failed.
@@ -421,16 +323,11 @@ class GradientReduction:
         """
         failure = gradient_ops.failure()
         if failure is None:
-            failpoints.reached("averaged")
             return
         if isinstance(found := classify_error(failure), UsageError):
             here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
             raise UsageError(f"{found}; the same variables must have a gradient on all: {here}")
         raise RingBroken(self._worker.generation, failure)
-
-    def _finish(self, applies: bool) -> None:
-        self._done_step, self.applies = self._worker.begun, applies
-        failpoints.reached("reduced")
 
 
 def _nothing(variable: Any) -> Any:

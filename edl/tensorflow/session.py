@@ -23,6 +23,10 @@ from edl.tensorflow.variables import SessionAccess
 # may wait for its next batch. With more threads than processors a step costs more: measured on 2,
 # beside plain Horovod, 1.10 with 4 threads and 1.02 with 3.
 LEAST_THREADS = 3
+ONE_THREAD = (
+    "this session cannot be repaired inside of it, for it runs one operation at a time; use "
+    "edl.Session"
+)
 
 
 def elastic_shard_generator(
@@ -95,7 +99,8 @@ class _GraphJob:
         session.close = close
         config = session._config
         threads = (config and config.inter_op_parallelism_threads) or os.cpu_count() or 1
-        self._training.reduction.repairs = threads > 1
+        if threads == 1:
+            self._training.reduction.cannot_repair(ONE_THREAD)
 
     def done(self) -> bool:
         """Whether all epochs are trained; then the job is finished."""

@@ -110,9 +110,7 @@ class Training:
 
     def finish_step(self) -> None:
         """The update of the open step is applied, if its gradients were: the ledger moves."""
-        self.reduction.raise_pending()
-        if self.worker.step_open and self.reduction.done:
-            self.worker.end_step()
+        self.reduction.end_step()
 
     def begin_step(self) -> bool:
         """Hand out the next batch; False when the epoch is over."""

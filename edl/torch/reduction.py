@@ -9,10 +9,8 @@ one more gradient's memory and no copy.
 When ``backward()`` returns, each gradient is the mean over the global batch, so what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's.
 
-Who has a gradient is decided by all workers together. At the end of backward each tells for which
-parameters it has one. A parameter that somebody has a gradient of gets one everywhere; one that
-nobody has a gradient of has none anywhere, so that weight decay and momentum leave it alone, as
-in one process. What a worker without samples has computed counts for nothing in this, too.
+What becomes of a step is decided in :mod:`edl.framework.reduction`. Who has a gradient is decided
+by all workers together, at the end of backward (:func:`edl.core.step.weighting.present`).
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from typing import Any
 
 import torch
 
-from edl import failpoints
-from edl.core.step.step_record import global_samples
-from edl.core.step.weighting import average_correction, send_weight
+from edl.core.step.step_state import StepState
+from edl.core.step.weighting import Weights, presence, present
 from edl.daemon import activity
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
+from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
 from edl.torch.backward import BackwardEnd
 from edl.torch.collectives import WIRE_DTYPE, average_start, finish
@@ -62,7 +60,7 @@ class _Gradient:
 
     parameter: torch.nn.Parameter
     name: str = ""  # no name: the optimizer does not have it any more
-    computed: int = 0  # in which step backward has computed it last, by Worker.begun
+    computed: int = 0  # the number of the step in which backward has computed it last
     flight: _InFlight | None = None
     spare: torch.Tensor | None = None  # memory for the next average
     left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
@@ -117,9 +115,8 @@ class GradientReduction:
         self._gradients: list[_Gradient] = []  # theirs
         self._hooked: dict[torch.nn.Parameter, _Gradient] = {}
         self._in_flight: list[_Gradient] = []
-        self._done_step = 0  # the newest step whose gradients are reduced, by Worker.begun
-        self._dropped_step = 0  # the newest one that is to change nothing
-        self._broken: RingBroken | None = None  # it showed while backward was running
+        self._failed: RingBroken | None = None  # a gradient could not be sent; for who waits for it
+        self._reduction = StepReduction(worker, self._forget_flights)
         self._hook_new()
 
     # --- the life of a step
@@ -136,32 +133,25 @@ class GradientReduction:
             UsageError: no batch was handed out for this step; or gradients are left of the step
                 before, or were changed meanwhile.
         """
-        worker = self._worker
-        if not worker.step_open:
+        if not self._worker.step_open:
             raise UsageError(
                 "optimizer.step() was called without a batch from the edl loader; take each "
                 "training batch from edl.DataLoader, and call optimizer.step() once for it"
             )
-        if self._reduced:
+        if self._reduction.done:
             return
         self._hook_new()
+        number = self._reduction.step.number
         for gradient in self._gradients:
-            if gradient.computed != worker.begun:
+            if gradient.computed != number:
                 self._refuse_leftover(gradient, since=0)
-        while not worker.warming_up:
-            try:
-                self._reduce()
-                break
-            except RingBroken as error:
-                superseded = worker.recover(error)
-                self._forget_flights()
-                if superseded:
-                    # They may have skipped the update, and the script here must decide the same.
-                    self._drop(torch.inf if self._last_step.skipped else 0.0)
-                    break
-        self._done_step = worker.begun
-        if not worker.warming_up:
-            failpoints.reached("reduced")
+        averaged = self._reduction.complete(self._average)
+        if averaged is not None:
+            self._take_over(averaged)
+        elif self._reduction.changes_nothing:
+            superseded = self._reduction.step.state is StepState.SUPERSEDED
+            # The others may have skipped the update, and the script here must decide the same.
+            self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
 
     def synchronize(self) -> None:
         """Horovod's name. The gradients are the mean when ``backward()`` returns.
@@ -177,28 +167,29 @@ class GradientReduction:
 
         Momentum or weight decay would change something for a gradient of zero, too.
         """
-        if self._dropped:
+        if self._reduction.changes_nothing:
             for parameter in self._listed:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
         """The optimizer has made its step, or the script has skipped it."""
-        worker = self._worker
-        if worker.step_open and not self._dropped:
+        if not self._reduction.changes_nothing:
             self._last_step.skipped = skipped
-        worker.end_step()
+        if skipped is not True:
+            self._reduction.apply()
+        self._reduction.end_step()
         for gradient in self._gradients:
             gradient.remember()
 
     def settle(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
-        if self._worker.step_open and self._reduced:
+        if self._worker.step_open and self._reduction.decided:
             self.end_step(skipped=True)
         self._hook_new()
 
     def skip(self) -> None:
         """The script ends the step without an update, with or without a backward pass."""
-        if not self._reduced:
+        if not self._reduction.done:
             for gradient in self._gradients:
                 if gradient.is_leftover(since=0):
                     gradient.parameter.grad = None
@@ -236,11 +227,12 @@ class GradientReduction:
 
     def _accumulated(self, gradient: _Gradient) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
-        worker = self._worker
-        if not worker.step_open or not gradient.name:
+        if not self._worker.step_open or not gradient.name:
             return
-        if gradient.computed == worker.begun or self._reduced:
-            how = "twice" if gradient.computed == worker.begun else "by a second backward()"
+        reduction = self._reduction
+        number = reduction.step.number
+        if gradient.computed == number or reduction.done:
+            how = "twice" if gradient.computed == number else "by a second backward()"
             raise UsageError(
                 f"the gradient of {gradient.name} was computed {how} in one step; call "
                 "backward() once on the sum of the losses, then optimizer.step(); "
@@ -248,14 +240,17 @@ class GradientReduction:
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
         self._refuse_leftover(gradient, since=1)  # what autograd has added
-        gradient.computed = worker.begun
+        gradient.computed = number
         self._backward_end.expect()
         local = gradient.parameter.grad
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
-        if not (worker.warming_up or worker.ring.alone or self._broken) and worker.samples:
-            self._send(gradient)
+        if reduction.sends_early and self._failed is None:
+            try:
+                self._send(gradient)
+            except RingBroken as error:  # backward() must not fail
+                self._failed = error
 
     def _backward_ended(self) -> None:
         with activity.training_here():
@@ -276,59 +271,43 @@ class GradientReduction:
 
     # --- around the ring
 
-    def _reduce(self) -> None:
-        """Average all gradients over the ring, or change none of them."""
-        worker = self._worker
-        records = worker.records()
-        total = global_samples(records)
-        if total == 0:  # so nobody has sent anything
-            self._drop(0.0)
-            return
-        if worker.ring.alone:
-            return  # the mean over the batch is what backward has computed
-        if self._broken is not None:
-            raise self._broken
+    def _average(self, weights: Weights) -> list[tuple[_Gradient, torch.Tensor]]:
+        """The averages of all gradients over the ring; the gradients stay as they are.
+
+        Raises:
+            RingBroken: the ring is; :meth:`_forget_flights` is next.
+            UsageError: gradients were changed meanwhile.
+        """
+        if self._failed is not None:
+            raise self._failed
         with_gradient = self._with_gradient()
         for gradient in with_gradient:
             if gradient.flight is None:
                 self._send(gradient)
-        if self._broken is not None:
-            raise self._broken
         averages = [self._land(gradient) for gradient in with_gradient]
-        failpoints.reached("averaged")
         for gradient in with_gradient:
             self._check_unchanged(gradient)
-        correction = average_correction(worker.batch_size, len(records), total)
-        if correction != 1.0 and averages:
-            torch._foreach_mul_(averages, correction)
-        for gradient in self._gradients:
-            if gradient.flight is None:  # what a worker without samples has computed
-                gradient.parameter.grad = None
-        for gradient, average in zip(with_gradient, averages, strict=True):
-            self._take_over(gradient, average)
-        self._in_flight.clear()
+        if weights.received != 1.0 and averages:
+            torch._foreach_mul_(averages, weights.received)
+        return list(zip(with_gradient, averages, strict=True))
 
     def _with_gradient(self) -> list[_Gradient]:
-        """Those of the parameters that somebody with samples has a gradient of."""
-        counts = self._worker.samples > 0
-        mine = torch.tensor([float(counts and each.is_present) for each in self._gradients])
+        """Those of the parameters that have a gradient in the job."""
+        mine = presence(self._worker.samples, [each.is_present for each in self._gradients])
         # Of the kind that gradients are, so that Horovod sends it along with the last of them.
-        handle = self._guard(average_start, mine, torch.empty_like(mine), PRESENT)
-        shares = self._wait(handle).tolist()
-        return [g for g, share in zip(self._gradients, shares, strict=True) if share > 0]
+        row = torch.tensor(mine)
+        handle = self._guard(average_start, row, torch.empty_like(row), PRESENT)
+        shares = present(self._wait(handle).tolist())
+        return [each for each, is_there in zip(self._gradients, shares, strict=True) if is_there]
 
     def _send(self, gradient: _Gradient) -> None:
         sent = self._weighted(gradient.parameter)
         buffer, gradient.spare = gradient.spare, None
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
             buffer = torch.empty_like(sent)
-        try:
-            handle = self._guard(average_start, sent, buffer, f"edl.gradient.{gradient.name}")
-        except RingBroken as error:
-            self._broken = error  # backward() must not fail; finish() deals with it
-            return
+        handle = self._guard(average_start, sent, buffer, f"edl.gradient.{gradient.name}")
         if not self._in_flight:
-            failpoints.reached("gradient")
+            self._reduction.sending()
         local = gradient.parameter.grad
         version = 0 if local is None else local._version
         gradient.flight = _InFlight(handle, sent, local, version)
@@ -336,14 +315,13 @@ class GradientReduction:
 
     def _weighted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """This worker's part of the sum; the gradient itself when nothing has to be changed."""
-        samples, gradient = self._worker.samples, parameter.grad
+        weight, gradient = self._reduction.sent_weight, parameter.grad
         dtype = parameter.dtype if gradient is None else gradient.dtype
         wire = WIRE_DTYPE.get(dtype, dtype)
-        if gradient is None or samples == 0:  # 0 * inf would be nan
+        if gradient is None or weight == 0.0:  # 0 * inf would be nan
             return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
         if gradient.requires_grad:  # backward(create_graph=True)
             gradient = gradient.detach()
-        weight = send_weight(samples, self._worker.batch_size)
         weighted = gradient if weight == 1.0 else gradient * weight
         return weighted.to(wire).contiguous()
 
@@ -364,26 +342,30 @@ class GradientReduction:
                 "they are the mean over all workers then"
             )
 
-    @staticmethod
-    def _take_over(gradient: _Gradient, average: torch.Tensor) -> None:
-        parameter, gradient.flight = gradient.parameter, None
-        local = parameter.grad
-        dtype = parameter.dtype if local is None else local.dtype
-        parameter.grad = average.to(dtype)
-        # The next average goes to the memory of this gradient, if it has the form of one.
-        spare = local if average.dtype == dtype else average
-        if spare is not None and spare.is_contiguous() and not spare.requires_grad:
-            gradient.spare = spare
+    def _take_over(self, averaged: list[tuple[_Gradient, torch.Tensor]]) -> None:
+        """Let the averages be the gradients."""
+        for gradient in self._gradients:
+            if gradient.flight is None:  # what a worker without samples has computed
+                gradient.parameter.grad = None
+        for gradient, average in averaged:
+            parameter, gradient.flight = gradient.parameter, None
+            local = parameter.grad
+            dtype = parameter.dtype if local is None else local.dtype
+            parameter.grad = average.to(dtype)
+            # The next average goes to the memory of this gradient, if it has the form of one.
+            spare = local if average.dtype == dtype else average
+            if spare is not None and spare.is_contiguous() and not spare.requires_grad:
+                gradient.spare = spare
+        self._in_flight.clear()
 
-    def _drop(self, gradient: float) -> None:
-        """Let the step change nothing: others have completed it, or who had samples has died.
+    def _fill(self, number: float) -> None:
+        """All gradients are ``number``: the step changes nothing.
 
-        Until the optimizer's step the script may look at the gradients.
+        Until the optimizer's step the script may look at them.
         """
-        self._dropped_step = self._worker.begun
         for parameter in self._listed:
             if parameter.grad is not None:
-                parameter.grad = torch.full_like(parameter, gradient)
+                parameter.grad = torch.full_like(parameter, number)
 
     def _forget_flights(self) -> None:
         """Let Horovod forget what was under way in a ring that is gone."""
@@ -392,15 +374,7 @@ class GradientReduction:
                 self._land(gradient)
             gradient.flight = None
         self._in_flight.clear()
-        self._broken = None
-
-    @property
-    def _reduced(self) -> bool:
-        return self._done_step == self._worker.begun
-
-    @property
-    def _dropped(self) -> bool:
-        return self._dropped_step == self._worker.begun
+        self._failed = None
 
     def _wait(self, handle: int) -> torch.Tensor:
         average: torch.Tensor = self._guard(finish, handle)

@@ -180,13 +180,23 @@ sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1
 """
         + LOOP
         + """
+from edl.errors import RingBroken
+from edl.framework.process import current_worker
+worker = current_worker()
+def broken():
+    raise RingBroken(1, "a test says so")
+def recovered(_):
+    del worker.records
+    return True
+worker.recover = recovered
 for _ in loader.epochs(1):
     for _ in loader:
         train_it = edl.step() == 0
         opt.zero_grad()
+        if not train_it:
+            worker.records = broken
         model(torch.ones(1, 1)).sum().backward()
         if not train_it:
-            opt.synchronize.__self__._drop(0.0)
             assert all(p.grad.eq(0).all() for p in model.parameters()), "the script may look"
         before = model.weight.clone()
         opt.step()

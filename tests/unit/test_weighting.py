@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.step.weighting import Reduction, average_correction, reduction, send_weight
+from edl.core.step.weighting import (
+    Averaging,
+    Weights,
+    average_correction,
+    presence,
+    present,
+    send_weight,
+    weigh,
+)
 from edl.errors import DataError
 
 
@@ -41,17 +49,34 @@ def test_a_step_without_samples_has_no_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "needed"),
+    ("samples", "averaging"),
     [
-        ([4, 4, 4], Reduction.PLAIN),
-        ([4, 3, 4], Reduction.WEIGHTED),
-        ([3, 3, 3], Reduction.WEIGHTED),
-        ([4, 0, 4], Reduction.WEIGHTED),
-        ([4], Reduction.LOCAL),
-        ([1], Reduction.LOCAL),
-        ([0], Reduction.NONE),
-        ([0, 0, 0], Reduction.NONE),
+        ([4, 4, 4], Averaging.PLAIN),
+        ([4, 3, 4], Averaging.WEIGHTED),
+        ([3, 3, 3], Averaging.WEIGHTED),
+        ([4, 0, 4], Averaging.WEIGHTED),
+        ([4], Averaging.LOCAL),
+        ([1], Averaging.LOCAL),
+        ([0], Averaging.NONE),
+        ([0, 0, 0], Averaging.NONE),
     ],
 )
-def test_what_a_step_needs(samples: list[int], needed: Reduction) -> None:
-    assert reduction(samples, batch_size=4) is needed
+def test_what_a_step_needs(samples: list[int], averaging: Averaging) -> None:
+    found = [weigh(samples, own, batch_size=4) for own in samples]
+    assert {weights.averaging for weights in found} == {averaging}
+    assert {weights.sends for weights in found} == {
+        averaging in (Averaging.PLAIN, Averaging.WEIGHTED)
+    }
+
+
+def test_what_each_worker_multiplies_by() -> None:
+    assert weigh([4, 4], 4, batch_size=4) == Weights(Averaging.PLAIN, 1.0, 1.0)
+    assert weigh([4, 2, 0], 2, batch_size=4) == Weights(Averaging.WEIGHTED, 0.5, 2.0)
+    assert weigh([4, 2, 0], 0, batch_size=4) == Weights(Averaging.WEIGHTED, 0.0, 2.0)
+    assert weigh([2], 2, batch_size=4) == Weights(Averaging.LOCAL, 1.0, 1.0)
+
+
+def test_who_has_a_gradient_is_decided_together() -> None:
+    assert presence(4, [True, False]) == [1.0, 0.0]
+    assert presence(0, [True, False]) == [0.0, 0.0], "what it has computed counts for nothing"
+    assert present([0.5, 0.0, 1 / 1000]) == [True, False, True]

@@ -12,7 +12,8 @@ factors are 1 and no multiplication happens: such a step is plain Horovod's, bit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from edl.errors import DataError
@@ -34,7 +35,7 @@ def average_correction(batch_size: int, size: int, total: int) -> float:
     return batch_size * size / total
 
 
-class Reduction(Enum):
+class Averaging(Enum):
     """How the mean of a step comes about. The same on every worker, from the same records."""
 
     NONE = "no worker has samples: there is no update"
@@ -43,11 +44,47 @@ class Reduction(Enum):
     WEIGHTED = "what is sent and what comes back must be weighted"
 
 
-def reduction(samples: Sequence[int], batch_size: int) -> Reduction:
-    """What the step needs whose workers have ``samples``, in rank order."""
-    if sum(samples) == 0:
-        return Reduction.NONE
+@dataclass(frozen=True)
+class Weights:
+    """What one worker multiplies gradients by in a step: what it sends, and what comes back."""
+
+    averaging: Averaging
+    sent: float = 1.0
+    received: float = 1.0
+
+    @property
+    def sends(self) -> bool:
+        """Whether gradients are sent at all: by all workers, or by none."""
+        return self.averaging in (Averaging.PLAIN, Averaging.WEIGHTED)
+
+
+def weigh(samples: Sequence[int], own: int, batch_size: int) -> Weights:
+    """The weights of the worker that has ``own`` of the ``samples``, given in rank order."""
+    total = sum(samples)
+    if total == 0:
+        return Weights(Averaging.NONE)
     if len(samples) == 1:
-        return Reduction.LOCAL
+        return Weights(Averaging.LOCAL)
     full = all(each == batch_size for each in samples)
-    return Reduction.PLAIN if full else Reduction.WEIGHTED
+    return Weights(
+        Averaging.PLAIN if full else Averaging.WEIGHTED,
+        send_weight(own, batch_size),
+        average_correction(batch_size, len(samples), total),
+    )
+
+
+def presence(own: int, has_gradient: Iterable[bool]) -> list[float]:
+    """What a worker with ``own`` samples says of its parameters: 1 where it has a gradient.
+
+    What a worker without samples has computed counts for nothing in this, too.
+    """
+    return [float(own > 0 and each) for each in has_gradient]
+
+
+def present(averages: Iterable[float]) -> list[bool]:
+    """Which parameters have a gradient in the job, from the averages of :func:`presence`.
+
+    A parameter that somebody has a gradient of gets one everywhere. One that nobody has a gradient
+    of has none anywhere, so that weight decay and momentum leave it alone, as in one process.
+    """
+    return [average > 0 for average in averages]

@@ -1,0 +1,137 @@
+"""What can become of a step on one worker: its states, and the events between them.
+
+One optimizer's part of one step: from the batch that is handed out to the ledger that has moved.
+:data:`TRANSITIONS` is the whole truth; docs/adr/0012 shows it as a picture. Rules that hold for
+any sequence of events that the table allows (tests/property/test_step_state_properties.py):
+
+1. **Decided once.** A step is reduced, superseded or dropped once, and nothing is sent after that.
+2. **Applied once**, and only when it is decided.
+3. **A repaired step is one that has just begun.** After a repair nothing tells it from a step whose
+   batch was just handed out, so it sends what those send: survivors that repeat a step meet others
+   that begin it.
+4. **Nothing is sent into a broken ring**: each break is followed by one repair, or others had
+   completed the step.
+5. **Nothing is forgotten on its way.** No batch is handed out while gradients of the one before are
+   being sent.
+
+It does not say who decides, or when: that is :mod:`edl.framework.reduction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from edl.errors import IllegalTransition
+
+
+class StepState(Enum):
+    """How far a step is."""
+
+    IDLE = "idle"  # no batch in hand
+    HANDED_OUT = "handed out"  # nothing of it is sent in the present ring
+    SENDING = "sending"  # gradients are on their way
+    BROKEN = "broken"  # the ring is: it is repaired before anything is sent
+    REDUCED = "reduced"  # the gradients are the mean over the global batch
+    SUPERSEDED = "superseded"  # others completed it: their state, which counts it, is in the model
+    DROPPED = "dropped"  # nobody has samples: it changes nothing
+    APPLIED = "applied"  # the optimizer has had its turn
+    REFUSED = "refused"  # the script was told that it uses edl wrongly: this step changes nothing
+    ENDED = "ended"  # an error ended this worker in the midst of it
+
+
+class StepEvent(Enum):
+    """What happens to a step."""
+
+    HAND_OUT = "hand out"  # the worker has begun the next step
+    SEND = "send"  # the first gradient is on its way
+    AVERAGE = "average"  # all averages are here
+    KEEP = "keep"  # there is no other worker: the local gradients are the mean
+    DROP = "drop"  # the records say that nobody has samples
+    BREAK = "break"  # a collective failed
+    REPAIR = "repair"  # the survivors have a ring, and complete the step in it
+    SUPERSEDE = "supersede"  # they have one, and some of them had completed the step
+    APPLY = "apply"  # the optimizer makes the update, or nothing where there is none
+    END = "end"  # the ledger has moved; without APPLY the script has skipped the update
+    REFUSE = "refuse"
+    FAIL = "fail"
+
+
+_ANY = {StepEvent.REFUSE: StepState.REFUSED, StepEvent.FAIL: StepState.ENDED}
+# The script may leave its loop with a batch in hand; the next one is handed out then.
+_LEFT = {StepEvent.HAND_OUT: StepState.HANDED_OUT}
+_DECIDED = {StepEvent.APPLY: StepState.APPLIED, StepEvent.END: StepState.IDLE}
+
+TRANSITIONS: Mapping[StepState, Mapping[StepEvent, StepState]] = {
+    StepState.IDLE: _ANY | _LEFT,
+    StepState.HANDED_OUT: _ANY
+    | _LEFT
+    | {
+        StepEvent.SEND: StepState.SENDING,
+        StepEvent.AVERAGE: StepState.REDUCED,  # nobody has a gradient
+        StepEvent.KEEP: StepState.REDUCED,
+        StepEvent.DROP: StepState.DROPPED,
+        StepEvent.BREAK: StepState.BROKEN,
+    },
+    StepState.SENDING: _ANY
+    | {
+        StepEvent.AVERAGE: StepState.REDUCED,
+        StepEvent.BREAK: StepState.BROKEN,
+    },
+    StepState.BROKEN: _ANY
+    | {
+        StepEvent.REPAIR: StepState.HANDED_OUT,
+        StepEvent.SUPERSEDE: StepState.SUPERSEDED,
+    },
+    StepState.REDUCED: _ANY | _LEFT | _DECIDED,
+    StepState.SUPERSEDED: _ANY | _LEFT | _DECIDED,
+    StepState.DROPPED: _ANY | _LEFT | _DECIDED,
+    StepState.APPLIED: _ANY | _LEFT | {StepEvent.END: StepState.IDLE},
+    StepState.REFUSED: _ANY | _LEFT,
+    StepState.ENDED: {
+        StepEvent.APPLY: StepState.ENDED,
+        StepEvent.REFUSE: StepState.ENDED,
+        StepEvent.FAIL: StepState.ENDED,
+    },
+}
+
+DECIDED = frozenset({StepState.REDUCED, StepState.SUPERSEDED, StepState.DROPPED})
+CHANGES_NOTHING = frozenset({StepState.SUPERSEDED, StepState.DROPPED})
+DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more to reduce
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer's part of the step number ``number``, counted from 1 on this worker.
+
+    ``history``: the events since its batch was handed out.
+    """
+
+    number: int = 0
+    state: StepState = StepState.IDLE
+    history: tuple[StepEvent, ...] = ()
+
+    def next(self, number: int) -> Step:
+        """The step whose batch was handed out now.
+
+        Raises:
+            IllegalTransition: this one cannot be left as it is.
+        """
+        return replace(self.after(StepEvent.HAND_OUT), number=number, history=())
+
+    def after(self, event: StepEvent) -> Step:
+        """This step after ``event``.
+
+        Raises:
+            IllegalTransition: the table does not allow it; nothing is changed.
+        """
+        state = TRANSITIONS[self.state].get(event)
+        if state is None:
+            events = ", ".join(each.value for each in self.history) or "nothing yet"
+            raise IllegalTransition(
+                f"step {self.number} of this worker is {self.state.value}, which allows no event "
+                f"{event.value!r}. What happened to it: {events}. Training ends here, for its "
+                "result could be wrong; please report this line as a defect of edl"
+            )
+        return Step(self.number, state, (*self.history, event))

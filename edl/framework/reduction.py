@@ -1,0 +1,268 @@
+"""The one place where it is decided what becomes of a step's gradients.
+
+How they are weighted, whether the step is dropped, completed in another ring after a break, or
+superseded because others had completed it, whether its update is made. The states of a step and
+the ways between them are a table: :mod:`edl.core.step.step_state`. A framework only sends, waits
+and applies, in one of two ways:
+
+- It calls :meth:`StepReduction.complete` with a function that sends and waits.
+- In a graph that TensorFlow runs, edl is called back: :meth:`~StepReduction.begin` before the
+  gradients are sent, and :meth:`~StepReduction.end` when they have come back or failed, which says
+  which branch of the graph follows. In ``Branch.AGAIN`` it is :meth:`~StepReduction.begin_again`
+  and :meth:`~StepReduction.end`, until a ring holds.
+
+Every way through a step sends the same collectives, whatever a worker has gone through: one that
+repeats a step meets others that begin it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TypeVar
+
+from edl import failpoints
+from edl.core.step.step_state import CHANGES_NOTHING, DECIDED, DONE, Step, StepEvent, StepState
+from edl.core.step.weighting import Averaging, Weights, send_weight, weigh
+from edl.daemon.worker import Worker
+from edl.errors import RingBroken, RingError
+
+Averages = TypeVar("Averages")
+
+NOTHING = Weights(Averaging.NONE)
+ALONE = Weights(Averaging.LOCAL)
+
+
+class Branch(IntEnum):
+    """Where a graph goes on that has done all that it was told to."""
+
+    SKIP = 0  # nothing is applied
+    APPLY = 1
+    AGAIN = 2  # first the local gradients are sent once more
+
+
+_BRANCHES = {
+    StepState.HANDED_OUT: Branch.AGAIN,  # nothing was sent yet: it must be weighted
+    StepState.BROKEN: Branch.AGAIN,
+    StepState.REDUCED: Branch.APPLY,
+}
+
+
+class StepReduction:
+    """One optimizer's part of each step of ``worker``. What all have in common is the worker's:
+
+    the batch, its record and the end of the step.
+
+    Args:
+        forget: called after a repair, when gradients were on their way in a ring that is gone.
+
+    Attributes:
+        sends_early: gradients may be sent in this step before the records are in.
+        sent_weight: what is sent is multiplied by this; 0 without samples.
+        cannot_repair: why this script cannot repair a ring inside of a step; empty if it can.
+    """
+
+    def __init__(self, worker: Worker, forget: Callable[[], None] = lambda: None) -> None:
+        self._worker = worker
+        self._forget = forget
+        self._step = Step()
+        self._weights: Weights | None = None  # None: not known yet, or of no use
+        self._error: RingBroken | None = None  # why the ring is to be repaired
+        self.sends_early = False
+        self.sent_weight = 0.0
+        self.cannot_repair = ""
+
+    # --- how far the step is
+
+    @property
+    def step(self) -> Step:
+        """The step of the batch that was handed out last."""
+        self._catch_up()
+        return self._step
+
+    @property
+    def done(self) -> bool:
+        """There is nothing more to reduce in it."""
+        return self.step.state in DONE
+
+    @property
+    def decided(self) -> bool:
+        """What becomes of it is known, and the worker trains on."""
+        return self.done and self._step.state is not StepState.ENDED
+
+    @property
+    def changes_nothing(self) -> bool:
+        """It is decided, and no update is to be made."""
+        return self.step.state in CHANGES_NOTHING
+
+    @property
+    def is_sending(self) -> bool:
+        """Gradients are on their way. May be asked from any thread."""
+        return self._step.state is StepState.SENDING
+
+    # --- a framework that calls
+
+    def complete(self, average: Callable[[Weights], Averages]) -> Averages | None:
+        """Decide the step: gradients become the mean over the global batch, or count for nothing.
+
+        Args:
+            average: sends all gradients that are not on their way, calls :meth:`sending` with the
+                first, and waits for them. It changes no local gradient, for it is called once more
+                in the next ring when it raises RingBroken.
+
+        Returns:
+            What ``average`` has returned; None where nothing had to be sent.
+        """
+        while True:
+            weights = self._agree()
+            if not weights.sends:
+                self._unsent()
+                return None
+            try:
+                averages = average(weights)
+                self._averaged()
+            except RingBroken as error:
+                self._broke(error)
+            else:
+                return averages
+
+    def sending(self) -> None:
+        """A gradient is on its way."""
+        if self.step.state is not StepState.SENDING:
+            self._on(StepEvent.SEND)
+            failpoints.reached("gradient")
+
+    # --- a framework that calls back
+
+    def begin(self) -> bool:
+        """Whether the graph is to send its gradients as they are; :meth:`sending` is next then."""
+        weights = self._prospect()
+        return weights is not None and weights.averaging is Averaging.PLAIN
+
+    def begin_again(self) -> Weights:
+        """How the local gradients are to be sent once more, if they are."""
+        return self._agree()
+
+    def end(self, received: Callable[[], None]) -> Branch:
+        """The graph has done what it was told to.
+
+        Args:
+            received: raises RingBroken unless all gradients that were sent have come back.
+        """
+        if self.step.state is StepState.SENDING:
+            try:
+                received()
+                self._averaged()
+            except RingBroken as error:
+                self._broke(error)
+        else:
+            self._unsent()
+        return _BRANCHES.get(self.step.state, Branch.SKIP)
+
+    # --- the end of a step
+
+    def apply(self) -> bool:
+        """The optimizer has its turn: whether it is to make the update."""
+        applies = self.step.state is StepState.REDUCED
+        self._on(StepEvent.APPLY)
+        return applies
+
+    def end_step(self) -> None:
+        """The update is made, or skipped: the ledger moves."""
+        ended = self.step.after(StepEvent.END)
+        self._worker.end_step()
+        self._step = ended
+
+    def refuse(self) -> None:
+        """The script uses edl wrongly: this step changes nothing."""
+        self._on(StepEvent.REFUSE)
+        self._weights = None
+
+    def fail(self) -> None:
+        """An error ends this worker."""
+        self._on(StepEvent.FAIL)
+        self._weights = None
+
+    # --- decisions
+
+    def _catch_up(self) -> None:
+        """The worker may have begun another step meanwhile."""
+        if self._step.number == self._worker.begun:
+            return
+        self._step = self._step.next(self._worker.begun)
+        self._weights = self._error = None
+        self._weigh()
+        alone = self._worker.warming_up or self._worker.ring.alone
+        self.sends_early = self.sent_weight > 0 and not alone
+
+    def _prospect(self) -> Weights | None:
+        """How gradients are weighted in the present ring; None when it is broken."""
+        self._catch_up()
+        worker = self._worker
+        self._weights = None
+        if worker.warming_up:
+            self._weights = ALONE
+        else:
+            try:
+                samples = [record.samples for record in worker.records()]
+                self._weights = weigh(samples, worker.samples, worker.batch_size)
+            except RingBroken as error:
+                self._broke(error)
+        return self._weights
+
+    def _agree(self) -> Weights:
+        """How gradients are weighted in a ring that stands: a broken one is repaired first.
+
+        When a worker dies, the survivors complete the step with the gradients that they hold. When
+        others had completed it already, their state is in the model, and this worker must change
+        nothing.
+        """
+        while True:
+            if self.step.state is StepState.BROKEN:
+                self._repair()
+            if self.step.state is StepState.SUPERSEDED:
+                return NOTHING
+            if (weights := self._prospect()) is not None:
+                return weights
+
+    def _repair(self) -> None:
+        assert self._error is not None
+        if self.cannot_repair:
+            raise RingError(
+                f"a step was interrupted, and {self.cannot_repair} ({self._error})"
+            ) from self._error
+        superseded = self._worker.recover(self._error)
+        self._forget()
+        self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
+        self._error = None
+        self._weigh()  # without samples any more, if its leases were of a generation that is gone
+
+    def _unsent(self) -> None:
+        """Nothing was sent."""
+        averaging = None if self._weights is None else self._weights.averaging
+        if averaging is Averaging.LOCAL:
+            self._on(StepEvent.KEEP)
+        elif averaging is Averaging.NONE:
+            self._on(StepEvent.DROP)
+        self._reached()
+
+    def _averaged(self) -> None:
+        """All that was sent has come back."""
+        failpoints.reached("averaged")
+        self._on(StepEvent.AVERAGE)
+        self._reached()
+
+    def _reached(self) -> None:
+        if self.step.state in DECIDED and not self._worker.warming_up:
+            failpoints.reached("reduced")
+
+    def _broke(self, error: RingBroken) -> None:
+        self._on(StepEvent.BREAK)
+        self._weights, self._error = None, error
+
+    def _weigh(self) -> None:
+        self.sends_early = False
+        self.sent_weight = send_weight(self._worker.samples, self._worker.batch_size)
+
+    def _on(self, event: StepEvent) -> None:
+        self._step = self.step.after(event)
