@@ -18,7 +18,7 @@ from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.store import Checkpoints, Durable, Place
 from edl.config import Config
 from edl.core.records import Event, Generation, JobState
-from edl.daemon.daemon import Daemon
+from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Position
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
@@ -35,7 +35,7 @@ class Durability:
     """One worker's part in it. Runs in the training thread; without a daemon in a job of one."""
 
     def __init__(
-        self, config: Config, mailbox: Mailbox, position: Position, daemon: Daemon | None
+        self, config: Config, mailbox: Mailbox, position: Position, daemon: Coordinator | None
     ) -> None:
         self._config = config
         self._mailbox = mailbox
