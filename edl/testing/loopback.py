@@ -29,6 +29,7 @@ from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, P
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
 from edl.testing.schedule import MOST_DECISIONS, Actor, Chance, Schedule, Task
 
+FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
 MOST_WORKERS = 24  # that a job may start in all
 
 Act = Callable[["LoopbackJob"], None]
@@ -110,6 +111,9 @@ class LoopbackJob:
         self._orders = _Orders()
         self.state_lost = False  # all who held the job's state died
         self.schedule.actors.append(Actor("agents", self._may_start, self._start_one))
+        self.schedule.actors.append(Actor("thaw", self._may_wake, self._wake_one, self._wakes_at))
+        self._thaws: dict[int, float] = {}
+        self._lacks = (-1, False)
         self._update_agents()
 
     # --- what is to happen
@@ -157,14 +161,18 @@ class LoopbackJob:
         assert one.task is not None
         self.schedule.kill(one.task)
 
-    def freeze(self, worker: int) -> None:
-        """As SIGSTOP: it does nothing any more, its connections stay."""
+    def freeze(self, worker: int, seconds: float = FROZEN_S) -> None:
+        """As SIGSTOP: it does nothing, its connections stay; SIGCONT after so many ``seconds``.
+
+        Its agent ends it when it is frozen still at the end of the job.
+        """
         one = self.workers[worker]
         if one.ended or worker in self.memory.frozen:
             return
         self.memory.frozen[worker] = self.schedule.now_s()
         self.network.freeze(worker)
         self.memory.changed()
+        self._thaws[worker] = self.schedule.now_s() + seconds
         assert one.task is not None
         self.schedule.freeze(one.task)
 
@@ -191,10 +199,12 @@ class LoopbackJob:
     def disconnect(self, seconds: float) -> None:
         """Nobody reaches ZooKeeper for so long."""
         self.memory.away = True
+        self.memory.changed()
         back_at = self.schedule.now_s() + seconds
 
         def back() -> None:
             self.memory.away = False
+            self.memory.changed()
 
         def due() -> bool:
             return self.memory.away and self.schedule.now_s() >= back_at
@@ -268,7 +278,29 @@ class LoopbackJob:
         return one.id in self.memory.evicted or (node is not None and node.stage is Stage.LEAVING)
 
     def _may_start(self) -> bool:
-        return self._lacking() is not None
+        """Looks again only after a change."""
+        if self._lacks[0] != self.memory.changes:
+            self._lacks = self.memory.changes, self._lacking() is not None
+        return self._lacks[1]
+
+    def _frozen(self) -> list[tuple[float, int]]:
+        """When each frozen worker is woken or ended."""
+        if not (frozen := self.memory.frozen):
+            return []
+        return sorted((0.0 if self.memory.job.state.over else self._thaws[w], w) for w in frozen)
+
+    def _may_wake(self) -> bool:
+        return any(at <= self.schedule.now_s() for at, _ in self._frozen()[:1])
+
+    def _wake_one(self) -> None:
+        _, worker = self._frozen()[0]
+        if self.memory.job.state.over:
+            self.kill(worker)
+        else:
+            self.thaw(worker)
+
+    def _wakes_at(self) -> float | None:
+        return next((at for at, _ in self._frozen()), None)
 
     def _start_one(self) -> None:
         host = self._lacking()
@@ -292,6 +324,7 @@ class LoopbackJob:
             number, host, slot, worker, self.network.member(number), self.schedule, coordinator
         )
         self.workers.append(one)
+        self.memory.changed()
         one.task = self.schedule.start(f"w{number}", lambda: self._live(one))
 
     def _live(self, one: LoopbackWorker) -> None:

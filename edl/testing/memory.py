@@ -159,6 +159,8 @@ class MemoryJob:
     # --- sessions
 
     def _ended(self) -> list[tuple[float, int]]:
+        if not self.gone and not self.frozen:
+            return []
         here = {*self.nodes, *self._candidates}
         since = {**self.frozen, **self.gone}
         return sorted((at + SESSION_S, worker) for worker, at in since.items() if worker in here)
@@ -205,7 +207,7 @@ class MemoryJob:
         assert self.leader is not None
         dead = {w: f"the process of w{w} is gone" for w in self.gone}
         dead |= {w: f"w{w} is frozen" for w in self.frozen if w not in self.nodes}
-        silent = frozenset({*self.gone, *self.frozen})
+        silent = frozenset(self.frozen)
         ages = self._term.ages(now, now_s)
         decision = decide(now, self.leader.term, ages, LIMITS, dead, silent)
         self.reason = decision.reason
@@ -326,12 +328,10 @@ class MemoryCoordinator:
     # --- the daemon's thread
 
     def _is_due(self) -> bool:
-        worker = self._member.id
-        if not self._open or self._job.away or worker in self._job.gone:
+        job, worker = self._job, self._member.id
+        if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
-        if worker in self._job.frozen:
-            return False
-        fresh = self._dirty or self.leave_requested or self._seen != self._job.news
+        fresh = self._dirty or self.leave_requested or self._seen != job.news
         return fresh or self._must_cut()
 
     def _turn(self) -> None:
@@ -388,10 +388,12 @@ class MemoryCoordinator:
 
     def _must_cut(self) -> bool:
         """Its worker is in a ring that has lost a member, or builds one that nobody wants."""
-        return self._wants_cut() and self._job.schedule.now_s() >= self._cut_after
+        return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:
         number, members = self._ring.membership
+        if number == 0 or not (self._job.evicted or self._ring.is_building):
+            return False
         lost = bool({*self._job.evicted} & {*members}) and self._seen == self._job.news
         return lost or (self._ring.is_building and number < self._newest)
 
