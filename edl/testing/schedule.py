@@ -278,8 +278,6 @@ class Schedule:
             unwinding = next((t for t in self.tasks if t.killed and not t.done), None)
             if unwinding is not None:
                 return unwinding
-            if all(task.done for task in self.tasks):
-                return None
             self.decisions += 1
             if self.decisions > self._most_decisions:
                 raise ScheduleError(f"no end after {self.decisions} decisions: {self.table()}")
@@ -290,6 +288,8 @@ class Schedule:
                 tasks.remove(running)
                 tasks.insert(0, running)
             if not actors and not tasks:
+                if all(task.done for task in self.tasks):
+                    return None
                 self._pass_time()
                 continue
             picked = self.chance.pick([*(a.name for a in actors), *(t.name for t in tasks)])
