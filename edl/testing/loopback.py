@@ -348,8 +348,10 @@ class LoopbackJob:
     def _end(self, one: LoopbackWorker) -> None:
         """The process is gone."""
         one.ended = True
-        holders = [other for other in self.workers if other.holds_state and not other.ended]
-        if one.holds_state and not holders:
+        left = [other for other in self.workers if not other.ended]
+        if not any(other.holds_state for other in left) and (
+            one.holds_state or not any(other.worker.generation for other in left)
+        ):
             self.state_lost = True
         self.memory.frozen.pop(one.id, None)
         self.memory.gone[one.id] = self.schedule.now_s()
