@@ -97,7 +97,7 @@ class _Wire:
             return False
         return not self.broken or operation.index < self.executed[rank]
 
-    def hopeless(self, operation: _Operation) -> bool:
+    def unrecoverable(self, operation: _Operation) -> bool:
         return bool(self.broken) or (self.closing and operation.index < 0)
 
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
@@ -359,7 +359,7 @@ class LoopbackMember:
         self._reach(name, Phase.BEFORE)
         operation = _Operation(name, kind)
         with self._network.changed:
-            if wire.hopeless(operation):
+            if wire.unrecoverable(operation):
                 if self._network.choose(2):  # Horovod says so now, or when it is waited for
                     raise CollectiveFailed(f"{name}: {wire.broken or 'a member has shut down'}")
                 return operation
@@ -377,10 +377,10 @@ class LoopbackMember:
         name = operation.name
         with network.changed:
             network.changed.wait_for(
-                lambda: operation.index >= 0 or wire.hopeless(operation), network.timeout_s
+                lambda: operation.index >= 0 or wire.unrecoverable(operation), network.timeout_s
             )
             self._check_alive()
-            if operation.index < 0 and not wire.hopeless(operation):
+            if operation.index < 0 and not wire.unrecoverable(operation):
                 wire.break_(f"{name}: no answer for {network.timeout_s:g} s", network.choose)
                 network.changed.notify_all()
             if not wire.has_result(self._rank, operation):

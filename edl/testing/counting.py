@@ -106,15 +106,15 @@ class Feed:
 
     def next(self) -> tuple[Batch, bool]:
         worker = self._worker
-        if not worker.rehearsing:
+        if not worker.warming_up:
             while len(self._ahead) <= self._prefetch_batches:
-                formed = worker.shard.form(worker.ledger)
+                formed = worker.sampler.form(worker.ledger)
                 if formed is None:
                     break
                 self._ahead.append(formed)
-        filler = not self._ahead
-        self.batch = worker.shard.rehearsal() if filler else self._ahead.popleft()
-        return self.batch, filler
+        padding = not self._ahead
+        self.batch = worker.sampler.warm_up() if padding else self._ahead.popleft()
+        return self.batch, padding
 
 
 def train_step(worker: Worker, member: LoopbackMember, model: CountingModel, batch: Batch) -> None:
@@ -122,7 +122,7 @@ def train_step(worker: Worker, member: LoopbackMember, model: CountingModel, bat
 
     The gradient is on its way before anybody knows how many samples the step has.
     """
-    if worker.rehearsing:
+    if worker.warming_up:
         worker.end_step()
         return
     local, mean = model.gradient(batch), None
@@ -191,7 +191,7 @@ class Counting:
                 one.compute(self.step_s)
                 train_step(worker, one.member, model, feed.batch)
                 if self.exchange_every and worker.step % self.exchange_every == 0:
-                    if not worker.rehearsing:
+                    if not worker.warming_up:
                         told[worker.step] = worker.exchange([worker.id, worker.step])
         one.result = Counted(model, worker.step, told)
 

@@ -15,7 +15,6 @@ from typing import Any
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
-    Broken,
     Event,
     Generation,
     Host,
@@ -24,6 +23,7 @@ from edl.core.records import (
     Leader,
     Member,
     Request,
+    RingFailure,
     Snapshot,
     Stage,
 )
@@ -311,7 +311,7 @@ class MemoryCoordinator:
         self.set_stage(Stage.READY, generation=0, known=generation)
 
     def report_broken(self, generation: int, step: int, exchanges: int) -> None:
-        self._change(broken=Broken(generation, step, exchanges))
+        self._change(broken=RingFailure(generation, step, exchanges))
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         self._ends.append((state, reason, event))
