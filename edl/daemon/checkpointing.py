@@ -35,11 +35,7 @@ class Checkpointing:
     """One worker's part in it. Runs in the training thread; without a daemon in a job of one."""
 
     def __init__(
-        self,
-        config: Config,
-        mailbox: Mailbox,
-        position: TrainingProgress,
-        daemon: Coordinator | None,
+        self, config: Config, mailbox: Mailbox, position: TrainingProgress, daemon: Daemon | None
     ) -> None:
         self._config = config
         self._mailbox = mailbox

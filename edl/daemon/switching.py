@@ -24,8 +24,9 @@ from typing import NoReturn, Protocol
 from edl import failpoints
 from edl.checkpoint.store import Durable
 from edl.config import Config
+from edl.core.job.ring_failure import blamed_rank, short_error
 from edl.core.plural import workers
-from edl.core.records import Generation, JobState, Seat, Stage
+from edl.core.records import Generation, JobState, RingFailure, Seat, Stage
 from edl.core.step.step_record import (
     StepRecord,
     SwitchTimes,
@@ -36,7 +37,7 @@ from edl.core.step.step_record import (
 )
 from edl.daemon.activity import waits
 from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.coordinator import Coordinator
+from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.state_check import Compared
@@ -71,7 +72,7 @@ class Switching:
         mailbox: Mailbox,
         ring: Ring,
         position: TrainingProgress,
-        daemon: Coordinator,
+        daemon: Daemon,
         checkpointing: Checkpointing,
     ) -> None:
         self._config = config
@@ -251,7 +252,7 @@ class Switching:
                 self.switch(target)
             elif self._mailbox.job_state.over:
                 raise self._over()
-            elif self._ring.place.rank == 0 and self._now_s() > deadline:
+            elif self._ring.place.rank == 0 and time.monotonic() > deadline:
                 self._checkpointing.save_last()
                 size = self._ring.place.size
                 self._checkpointing.fail(
@@ -348,9 +349,23 @@ class Switching:
         failpoints.reached("broken")
         self._ring.break_()
         step = self._progress.step if self._progress.has_state else NO_STATE
-        self._daemon.report_broken(generation, step, self._progress.exchanges)
+        self._daemon.report_broken(self._failure(generation, step, error))
         self._ring.close()
         failpoints.reached("reported")
+
+    def _failure(self, generation: int, step: int, error: RingError) -> RingFailure:
+        """The report that the ring of ``generation`` failed."""
+        text = getattr(error, "detail", str(error))
+        current = self.generation
+        seats = current.seats if current is not None and current.number == generation else ()
+        blamed = blamed_rank(text, seats, self._ring.place.rank)
+        return RingFailure(
+            generation,
+            step,
+            self._progress.exchanges,
+            short_error(text),
+            -1 if blamed is None else blamed,
+        )
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """The generation that the leader makes of the survivors.
@@ -401,7 +416,7 @@ class Switching:
                 self._synchronised = True  # the first exchange of the job, if it broke in that
         if generation.repairs:
             self._repaired_at = self._progress.step
-        synchronised = self._now_s()
+        synchronised = time.monotonic()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
         self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)
         return built, synchronised
