@@ -35,7 +35,11 @@ class Checkpointing:
     """One worker's part in it. Runs in the training thread; without a daemon in a job of one."""
 
     def __init__(
-        self, config: Config, mailbox: Mailbox, position: TrainingProgress, daemon: Daemon | None
+        self,
+        config: Config,
+        mailbox: Mailbox,
+        position: TrainingProgress,
+        daemon: Coordinator | None,
     ) -> None:
         self._config = config
         self._mailbox = mailbox

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edl.core.records import Event, Generation, JobState, Member, Stage
+from edl.core.records import Event, Generation, JobState, Member, RingFailure, Stage
 
 
 class Coordinator(Protocol):
@@ -35,15 +35,18 @@ class Coordinator(Protocol):
         """Become a candidate; from now on this worker may lead."""
 
     def set_stage(
-        self, stage: Stage, generation: int | None = None, known: int | None = None
+        self,
+        stage: Stage,
+        generation: int | None = None,
+        newest_generation: int | None = None,
     ) -> None:
         """Make a new stage of this worker known, and what else is given."""
 
     def wait_beyond(self, generation: int) -> None:
         """This newcomer is ready, and has taken note of ``generation``, which is not for it."""
 
-    def report_broken(self, generation: int, step: int, exchanges: int) -> None:
-        """Say that the ring of ``generation`` failed, and what was complete."""
+    def report_broken(self, failure: RingFailure) -> None:
+        """Say that a ring failed, and what was complete."""
 
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``."""

@@ -37,7 +37,7 @@ from edl.core.step.step_record import (
 )
 from edl.daemon.activity import waits
 from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.daemon import Daemon
+from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.state_check import Compared
@@ -72,7 +72,7 @@ class Switching:
         mailbox: Mailbox,
         ring: Ring,
         position: TrainingProgress,
-        daemon: Daemon,
+        daemon: Coordinator,
         checkpointing: Checkpointing,
     ) -> None:
         self._config = config
@@ -252,7 +252,7 @@ class Switching:
                 self.switch(target)
             elif self._mailbox.job_state.over:
                 raise self._over()
-            elif self._ring.place.rank == 0 and time.monotonic() > deadline:
+            elif self._ring.place.rank == 0 and self._now_s() > deadline:
                 self._checkpointing.save_last()
                 size = self._ring.place.size
                 self._checkpointing.fail(
@@ -416,7 +416,7 @@ class Switching:
                 self._synchronised = True  # the first exchange of the job, if it broke in that
         if generation.repairs:
             self._repaired_at = self._progress.step
-        synchronised = time.monotonic()
+        synchronised = self._now_s()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
         self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)
         return built, synchronised

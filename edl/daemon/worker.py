@@ -34,7 +34,7 @@ from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, Stop, SwitchTimes, agreed_generation, check
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
-from edl.daemon.daemon import Daemon
+from edl.daemon.coordinator import Coordinator
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
@@ -55,13 +55,12 @@ class Worker:
         self, config: Config, ring: Ring, mailbox: Mailbox, daemon: Coordinator | None
     ) -> None:
         self._config = config
-        self.ring = Ring(collectives, config.own_address)
-        self._mailbox = Mailbox()
+        self.ring = ring
+        self._mailbox = mailbox
+        self._now_s = mailbox.clock.now_s
         self._progress = TrainingProgress()
-        self._daemon: Daemon | None = None
+        self._daemon = daemon
         self._switching: Switching | None = None
-        if config.job is not None:
-            self._daemon = Daemon(config, self._mailbox, self.ring)
         self._checkpointing = Checkpointing(config, self._mailbox, self._progress, self._daemon)
         if self._daemon is not None:
             self._switching = Switching(
@@ -511,7 +510,7 @@ class Worker:
         if self.warming_up and not self._progress.open:
             return [[float(value) for value in values]]
         check_place(self._progress, self._finished)
-        return exchange(values, self.ring, self._progress, self._repair)
+        return exchange(values, self.ring, self._progress, self._repair, self._now_s)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
         if self._switching is None:
@@ -579,7 +578,7 @@ class Worker:
             callback(old_size, new_size)
 
     def _report(self) -> None:
-        now, median_step_s = time.monotonic(), self._pace.median_step_s
+        now, median_step_s = self._now_s(), self._pace.median_step_s
         progress = self._progress.progress(self.generation, self.size, median_step_s, now)
         self._mailbox.report(progress)
 

@@ -84,7 +84,7 @@ class Ring:
 
     def build_alone(self) -> None:
         """A world of one, without any rendezvous: for warm-ups and jobs of one worker."""
-        self._init(0, Place(0, 1, 0, 1, 0, 1, 0), {})
+        self._open(Place(0, 1, 0, 1, 0, 1, 0), None)
 
     def build(self, generation: Generation, rank: int) -> None:
         """Connect to the other members of ``generation`` as ``rank``.

@@ -190,9 +190,9 @@ class Counting:
                 assert feed.batch is not None
                 one.compute(self.step_s)
                 train_step(worker, one.member, model, feed.batch)
-                if self.exchange_every and worker.step % self.exchange_every == 0:
-                    if not worker.warming_up:
-                        told[worker.step] = worker.exchange([worker.id, worker.step])
+                due = self.exchange_every and worker.step % self.exchange_every == 0
+                if due and not worker.warming_up:
+                    told[worker.step] = worker.exchange([worker.id, worker.step])
         one.result = Counted(model, worker.step, told)
 
     def prove(self, results: Mapping[int, Counted]) -> None:

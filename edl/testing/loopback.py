@@ -1,4 +1,4 @@
-"""A whole job in one process: real workers on a loopback ring, under a schedule that a test chooses.
+"""A whole job in one process: real workers on a loopback ring, in an order that a test chooses.
 
 ::
 
@@ -25,6 +25,7 @@ from edl.config import Config
 from edl.core.records import Job, JobState, Member, Stage
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
+from edl.errors import EdlError
 from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, Phase
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
 from edl.testing.schedule import MOST_DECISIONS, Actor, Chance, Schedule, Task
@@ -61,7 +62,7 @@ class LoopbackWorker:
 
     @property
     def holds_state(self) -> bool:
-        return self.worker._position.has_state
+        return self.worker._progress.has_state
 
 
 @dataclass(frozen=True)
@@ -338,8 +339,10 @@ class LoopbackJob:
             finally:
                 if not one.ended:
                     one.worker.close()
-        except BaseException as error:
+        except (EdlError, SystemExit, Killed) as error:
             one.error = error
+        except BaseException as error:
+            self.schedule.fail(error)
             raise
         finally:
             if not one.ended:

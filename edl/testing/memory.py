@@ -297,21 +297,26 @@ class MemoryCoordinator:
         self._job.stand(self._member.id)
 
     def set_stage(
-        self, stage: Stage, generation: int | None = None, known: int | None = None
+        self,
+        stage: Stage,
+        generation: int | None = None,
+        newest_generation: int | None = None,
     ) -> None:
         own = self._member
         leaving = own.stage is Stage.LEAVING and stage is Stage.ACTIVE
         self._change(
             stage=own.stage if leaving else stage,
             generation=own.generation if generation is None else generation,
-            known=own.known if known is None else known,
+            newest_generation=(
+                own.newest_generation if newest_generation is None else newest_generation
+            ),
         )
 
     def wait_beyond(self, generation: int) -> None:
-        self.set_stage(Stage.READY, generation=0, known=generation)
+        self.set_stage(Stage.READY, generation=0, newest_generation=generation)
 
-    def report_broken(self, generation: int, step: int, exchanges: int) -> None:
-        self._change(broken=RingFailure(generation, step, exchanges))
+    def report_broken(self, failure: RingFailure) -> None:
+        self._change(broken=failure)
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         self._ends.append((state, reason, event))

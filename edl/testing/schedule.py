@@ -169,7 +169,7 @@ class Schedule:
     def wait(
         self, condition: _Condition, predicate: Callable[[], bool] | None, timeout: float | None
     ) -> bool:
-        """Wait until ``condition`` was notified and ``predicate`` is true; False at the time-out."""
+        """Wait until ``condition`` was notified, ``predicate`` is true; False at the time-out."""
         task = self._own()
         task.condition, task.predicate, task.seen = condition, predicate, condition.notified
         task.woken = False
@@ -211,6 +211,10 @@ class Schedule:
 
     def thaw(self, task: Task) -> None:
         task.frozen = False
+
+    def fail(self, error: BaseException) -> None:
+        """Let :meth:`run` end now, with this error."""
+        self._failure = self._failure or error
 
     def run(self) -> None:
         """Run all tasks to their ends.
@@ -275,6 +279,8 @@ class Schedule:
         """Let actors act until it is a task's turn; None when all tasks are done."""
         while True:
             self.current = None
+            if self._failure is not None:
+                raise self._failure
             unwinding = next((t for t in self.tasks if t.killed and not t.done), None)
             if unwinding is not None:
                 return unwinding
