@@ -18,7 +18,7 @@ from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.records import Event, Generation, JobState
-from edl.daemon.daemon import Daemon
+from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import TrainingProgress
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
@@ -35,7 +35,11 @@ class Checkpointing:
     """One worker's part in it. Runs in the training thread; without a daemon in a job of one."""
 
     def __init__(
-        self, config: Config, mailbox: Mailbox, position: TrainingProgress, daemon: Daemon | None
+        self,
+        config: Config,
+        mailbox: Mailbox,
+        position: TrainingProgress,
+        daemon: Coordinator | None,
     ) -> None:
         self._config = config
         self._mailbox = mailbox

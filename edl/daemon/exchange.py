@@ -13,7 +13,6 @@ in its script as the others do.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from edl import failpoints
@@ -32,11 +31,13 @@ def exchange(
     ring: Ring,
     position: TrainingProgress,
     repair: Callable[[RingBroken, float], None],
+    now_s: Callable[[], float],
 ) -> list[list[float]]:
     """Everybody's ``values`` in rank order.
 
     Args:
         repair: goes on with the survivors; it is told since when this worker waited.
+        now_s: a monotonic clock.
 
     Raises:
         RingBroken: where the script keeps its own place in its data, and is broken off.
@@ -47,7 +48,7 @@ def exchange(
         return ring.exchange(mine)
     before = position.exchanges
     while position.exchanges == before:
-        began = time.monotonic()
+        began = now_s()
         try:
             position.exchanged(ring.exchange(mine))
         except RingBroken as error:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass, field
 
+from edl.clock import SYSTEM, Clock, Condition
 from edl.core.records import Event, Generation, JobState, Leader
 from edl.core.step.progress import Progress
 from edl.errors import WorkerEvicted
@@ -20,7 +19,8 @@ class Mailbox:
     """
 
     worker: int = -1
-    _lock: threading.Condition = field(default_factory=threading.Condition)
+    clock: Clock = SYSTEM
+    _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0
     _leader: Leader | None = None
@@ -28,8 +28,12 @@ class Mailbox:
     _job_state: JobState = JobState.RUNNING
     _job_reason: str = ""
     _evicted: str | None = None
-    _progress: Progress = field(default_factory=lambda: Progress(updated_at=time.monotonic()))
+    _progress: Progress = field(init=False)
     _events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lock = self.clock.condition()
+        self._progress = Progress(updated_at=self.clock.now_s())
 
     # --- to the training thread ---
 
@@ -37,14 +41,14 @@ class Mailbox:
         """A generation was written by the leader."""
         with self._lock:
             self._generations[generation.number] = generation
-            self._announced_at = time.monotonic()
+            self._announced_at = self.clock.now_s()
             self._lock.notify_all()
 
     def leads(self, leader: Leader | None) -> None:
         """Who leads, as the daemon sees it now."""
         with self._lock:
             if leader != self._leader:
-                self._leader, self._led_since = leader, time.monotonic()
+                self._leader, self._led_since = leader, self.clock.now_s()
 
     def job_is(self, state: JobState, reason: str = "") -> None:
         with self._lock:
@@ -123,7 +127,7 @@ class Mailbox:
             WorkerEvicted: the leader has given this worker up.
         """
         if slice_s is not None:
-            sliced = time.monotonic() + slice_s
+            sliced = self.clock.now_s() + slice_s
             deadline = sliced if deadline is None else min(deadline, sliced)
         with self._lock:
             while True:
@@ -135,7 +139,7 @@ class Mailbox:
                     return newest
                 if self._job_state.over:
                     return None
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - self.clock.now_s()
                 if left is not None and left <= 0:
                     return None
                 self._lock.wait(left)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
+from collections.abc import Callable
 
 from edl.core.step.step_record import us
 
@@ -12,31 +12,35 @@ MEDIAN_OF_STEPS = 50
 
 
 class Pace:
-    """The steps (or agreements) of the present ring, and the usual step of the last ones."""
+    """The steps (or agreements) of the present ring, and the usual step of the last ones.
 
-    def __init__(self) -> None:
+    ``now_s``: a monotonic clock.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
         self.steps_here = 0  # completed in this generation
         self.entered_at = 0  # the step after which it began
-        self.waiting_since = self.ended = self._began = self._entered = time.monotonic()
+        self.waiting_since = self.ended = self._began = self._entered = self._now_s()
         self.compute_us = self.first_step_us = 0
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
 
     def enter(self, step: int) -> None:
         """A new ring stands, after ``step``."""
-        self.steps_here, self.entered_at, self._entered = 0, step, time.monotonic()
+        self.steps_here, self.entered_at, self._entered = 0, step, self._now_s()
 
     def begin(self) -> None:
         """A batch is handed out."""
-        self._began = time.monotonic()
+        self._began = self._now_s()
 
     def wait(self) -> None:
         """This worker waits for the others."""
-        self.waiting_since = time.monotonic()
+        self.waiting_since = self._now_s()
         self.compute_us = us(self.waiting_since - self._began)
 
     def end(self) -> None:
         """A step has ended."""
-        now = time.monotonic()
+        now = self._now_s()
         if self.steps_here == 1:
             self.first_step_us = us(now - self._entered)
         else:

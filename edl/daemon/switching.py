@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol
@@ -38,12 +37,11 @@ from edl.core.step.step_record import (
 )
 from edl.daemon.activity import waits
 from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.daemon import Daemon
+from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.state_check import Compared
-from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
-from edl.http import client
+from edl.errors import JobFailed, RingBroken, RingError, UsageError
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
@@ -52,8 +50,6 @@ IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # gives a barrier its shape
 NO_STATE = -1  # the step that a worker reports which does not hold the job's state yet
 PAUSE_S = 0.2  # between two rounds of records while too few workers are left
 NEWS_SLICE_S = 1.0  # how often a waiting worker looks up
-GO = "edl/go"  # key in a generation's rendezvous scope: its old members are switching now
-GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
 
 
 class Shared(Protocol):
@@ -76,11 +72,12 @@ class Switching:
         mailbox: Mailbox,
         ring: Ring,
         position: TrainingProgress,
-        daemon: Daemon,
+        daemon: Coordinator,
         checkpointing: Checkpointing,
     ) -> None:
         self._config = config
         self._mailbox = mailbox
+        self._now_s = mailbox.clock.now_s
         self._ring = ring
         self._progress = position
         self._daemon = daemon
@@ -112,7 +109,7 @@ class Switching:
         if generation.rank_of(self.worker) is None:
             self._daemon.set_stage(Stage.PREPARING)
             return generation
-        began = time.monotonic()
+        began = self._now_s()
         try:
             self._enter(generation)
         except RingError as error:
@@ -123,7 +120,7 @@ class Switching:
         self._daemon.stand_for_election()
         self._daemon.set_stage(Stage.READY)
         limit = 2 * self._config.start_timeout_s
-        first = self._mailbox.wait_for_generation(0, time.monotonic() + limit)
+        first = self._mailbox.wait_for_generation(0, self._now_s() + limit)
         if first is None:
             state = self._mailbox.job_state
             raise JobFailed(
@@ -140,12 +137,12 @@ class Switching:
         """
         self._warmed_up = True
         self._daemon.stand_for_election()
-        ready = time.monotonic()
+        ready = self._now_s()
         self._ring.close()
         failed = 0
         while True:
             generation = self._wait_for_seat(after=failed)
-            began = time.monotonic()
+            began = self._now_s()
             try:
                 built, synchronised = self._enter(generation)
                 break
@@ -177,28 +174,8 @@ class Switching:
                 # The others go on without it; it is a newcomer like any other again.
                 after = newest.number
                 self._daemon.wait_beyond(after)
-            elif newest.repairs or self._heard_go(newest):
+            elif newest.repairs or self._ring.heard_go(newest):
                 return newest
-
-    def _heard_go(self, generation: Generation) -> bool:
-        """Whether the old members of ``generation`` say that they are switching now."""
-        root = generation.seats[0]
-        path = client.rendezvous_path(root.port, generation.scope, GO)
-        try:
-            status, _ = client.fetch(root.address, root.port, path, timeout_s=GO_SLICE_S)
-        except (RingError, OSError):
-            time.sleep(0.05)
-            return False
-        return status == 200
-
-    def _say_go(self, generation: Generation) -> None:
-        """Tell newcomers that the old members are on their way into the new ring."""
-        root = generation.seats[0]
-        path = client.rendezvous_path(root.port, generation.scope, GO)
-        try:
-            client.put(root.address, root.port, path, b"go", self._config.connect_timeout_s)
-        except ConnectionRefusedError as error:
-            raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
 
     # --- between two steps ---
 
@@ -208,18 +185,18 @@ class Switching:
         Ends the process quietly (SystemExit 0) when it has no seat for this worker.
         """
         generation = self._mailbox.generation(number)
-        old_size, began = self._ring.place.size, time.monotonic()
+        old_size, began = self._ring.place.size, self._now_s()
         median_step_us = self.median_step_us()
         try:
             self._ring.barrier(IDLE)
-            arrived = time.monotonic()
+            arrived = self._now_s()
             failpoints.reached("agreed")
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
             if generation.joined and self.worker == generation.sync_root:
-                self._say_go(generation)
+                self._ring.say_go(generation)
             self._ring.close()
-            closed = time.monotonic()
+            closed = self._now_s()
             failpoints.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
@@ -230,7 +207,7 @@ class Switching:
             shutdown_us=us(closed - arrived),
             init_us=us(built - closed),
             broadcast_us=us(synchronised - built),
-            stall_us=us(time.monotonic() - began),
+            stall_us=us(self._now_s() - began),
             median_step_us=median_step_us,
         )
         self.on_switch(old_size, self._ring.place.size)
@@ -242,7 +219,7 @@ class Switching:
         """
         while not self._synchronised:
             assert self.generation is not None
-            began = time.monotonic()
+            began = self._now_s()
             try:
                 self._synchronise(self.generation)
                 self._synchronised = True
@@ -261,10 +238,10 @@ class Switching:
         if not self._pauses():
             return
         limit, min_np = self._config.elastic_timeout_s, self._daemon.min_np
-        deadline = time.monotonic() + limit
+        deadline = self._now_s() + limit
         logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
         while self._pauses():
-            began = time.monotonic()
+            began = self._now_s()
             try:
                 records = self._ring.finish_record(self._ring.start_record(record()))
             except RingBroken as error:
@@ -275,7 +252,7 @@ class Switching:
                 self.switch(target)
             elif self._mailbox.job_state.over:
                 raise self._over()
-            elif self._ring.place.rank == 0 and time.monotonic() > deadline:
+            elif self._ring.place.rank == 0 and self._now_s() > deadline:
                 self._checkpointing.save_last()
                 size = self._ring.place.size
                 self._checkpointing.fail(
@@ -312,7 +289,7 @@ class Switching:
             StateDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.
         """
         while True:
-            began = time.monotonic()
+            began = self._now_s()
             try:
                 if record is None:
                     self._ring.barrier(IDLE)
@@ -340,7 +317,7 @@ class Switching:
             WorkerEvicted: the leader has given this worker up.
             JobFailed: no leader made a new generation in time.
         """
-        began, old_size = time.monotonic(), self._ring.place.size
+        began, old_size = self._now_s(), self._ring.place.size
         median_step_us, known = self.median_step_us(), began
         if self.generation is not None:
             failed = max(failed, self.generation.number)
@@ -349,19 +326,19 @@ class Switching:
             generation = self._wait_for_repair(failed, error)
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
-            heard, repaired = self._mailbox.announced_at, time.monotonic()
+            heard, repaired = self._mailbox.announced_at, self._now_s()
             try:
                 built, synchronised = self._enter(generation)
                 break
             except RingError as again:
                 failed, error = generation.number, again
-                waiting_since, known = repaired, time.monotonic()
+                waiting_since, known = repaired, self._now_s()
         self.times = replace(
             repair_times(waiting_since, known, self._mailbox.led_since, heard),
             wait_us=us(repaired - began),
             init_us=us(built - repaired),
             broadcast_us=us(synchronised - built),
-            stall_us=us(time.monotonic() - began),
+            stall_us=us(self._now_s() - began),
             median_step_us=median_step_us,
         )
         self.on_switch(old_size, self._ring.place.size)
@@ -398,14 +375,14 @@ class Switching:
         """
         limit = self._config.switch_timeout_s
         longest = max(limit, self._config.elastic_timeout_s)
-        began = heard = now = time.monotonic()
+        began = heard = now = self._now_s()
         while now - heard < limit and now - began < longest:
             found = self._mailbox.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
             if found is not None:
                 return found
             if self._mailbox.job_state.over:
                 raise self._over() from error
-            now = time.monotonic()
+            now = self._now_s()
             if self._daemon.away:
                 heard = now
         away = "ZooKeeper is away, so " if self._daemon.away else ""
@@ -426,7 +403,7 @@ class Switching:
         assert rank is not None
         failpoints.reached("build")
         self._ring.build(generation, rank)
-        built = time.monotonic()
+        built = self._now_s()
         failpoints.reached("built")
         self.generation = generation
         self._progress.adopt(generation.members)
@@ -439,7 +416,7 @@ class Switching:
                 self._synchronised = True  # the first exchange of the job, if it broke in that
         if generation.repairs:
             self._repaired_at = self._progress.step
-        synchronised = time.monotonic()
+        synchronised = self._now_s()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
         self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)
         return built, synchronised

@@ -34,7 +34,7 @@ from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, Stop, SwitchTimes, agreed_generation, check
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
-from edl.daemon.daemon import Daemon
+from edl.daemon.coordinator import Coordinator
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
@@ -43,23 +43,24 @@ from edl.daemon.sampler import Batch, BatchSampler
 from edl.daemon.state_check import StateCheck
 from edl.daemon.switching import Replica, Shared, Switching
 from edl.errors import RingBroken, RingError, UsageError
-from edl.ring.ring import Collectives, Ring
+from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker of a job, or a job of one when no launcher started it. Not thread-safe."""
+    """One worker of a job, or a job of one when there is no ``daemon``. Not thread-safe."""
 
-    def __init__(self, config: Config, collectives: Collectives) -> None:
+    def __init__(
+        self, config: Config, ring: Ring, mailbox: Mailbox, daemon: Coordinator | None
+    ) -> None:
         self._config = config
-        self.ring = Ring(collectives, config.own_address)
-        self._mailbox = Mailbox()
+        self.ring = ring
+        self._mailbox = mailbox
+        self._now_s = mailbox.clock.now_s
         self._progress = TrainingProgress()
-        self._daemon: Daemon | None = None
+        self._daemon = daemon
         self._switching: Switching | None = None
-        if config.job is not None:
-            self._daemon = Daemon(config, self._mailbox, self.ring)
         self._checkpointing = Checkpointing(config, self._mailbox, self._progress, self._daemon)
         if self._daemon is not None:
             self._switching = Switching(
@@ -78,7 +79,7 @@ class Worker:
         self.begun = 0  # how many batches were handed out here, warm-ups included
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
-        self._pace = Pace()
+        self._pace = Pace(self._now_s)
         self._on_resize: list[Callable[[int, int], None]] = []
         self._finished = False
 
@@ -480,7 +481,7 @@ class Worker:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
         self._target = None
-        self._repair(error, time.monotonic())
+        self._repair(error, self._now_s())
 
     @property
     def ended(self) -> bool:
@@ -509,7 +510,7 @@ class Worker:
         if self.warming_up and not self._progress.open:
             return [[float(value) for value in values]]
         check_place(self._progress, self._finished)
-        return exchange(values, self.ring, self._progress, self._repair)
+        return exchange(values, self.ring, self._progress, self._repair, self._now_s)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
         if self._switching is None:
@@ -577,7 +578,7 @@ class Worker:
             callback(old_size, new_size)
 
     def _report(self) -> None:
-        now, median_step_s = time.monotonic(), self._pace.median_step_s
+        now, median_step_s = self._now_s(), self._pace.median_step_s
         progress = self._progress.progress(self.generation, self.size, median_step_s, now)
         self._mailbox.report(progress)
 

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edl import config
+from edl.daemon.daemon import Daemon
+from edl.daemon.mailbox import Mailbox
 from edl.daemon.stacks import offer_stacks
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
 from edl.framework import ending
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
-from edl.ring.ring import Collectives
+from edl.ring.gloo import Binding, gloo_ring
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ _tracked_early: dict[str, Any] = {}
 _elastic_state: str | None = None  # the class of the state that follows the job in its place
 
 
-def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> None:
+def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     """``edl.init()``: take part in the job that the launcher started this process for.
 
     Raises:
@@ -59,7 +61,7 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
             f"this is one of {size} processes that a launcher without elasticity has started; "
             "give horovodrun `--host-discovery-script edl-discover`, or use `edl run`"
         )
-    worker = Worker(settings_now, collectives())
+    worker = _worker_of(settings_now, binding())
     if settings_now.job is not None:
         free_all_forks()
         offer_stacks(settings_now.stacks, settings_now.stack_signal)
@@ -68,6 +70,14 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
     ending.Closing(worker.close, worker.ring.break_, settings_now.save_timeout_s).start()
     worker.start()
     _worker = worker
+
+
+def _worker_of(settings: config.Config, binding: Binding) -> Worker:
+    """A worker over Horovod; a job of one when no launcher started this process."""
+    ring = gloo_ring(binding, settings.own_address, settings.connect_timeout_s)
+    mailbox = Mailbox()
+    daemon = Daemon(settings, mailbox, ring) if settings.job is not None else None
+    return Worker(settings, ring, mailbox, daemon)
 
 
 def shutdown() -> None:

@@ -1,39 +1,31 @@
-"""One worker's end of the Horovod communicator: build it, use it, close it, break it.
+"""One worker's end of the communicator: build it, use it, close it, break it.
 
-A ring belongs to one generation. Its members find each other through the rendezvous store in
-the daemon of rank 0 (:mod:`edl.ring.rendezvous`), under the generation's own scope.
+A ring belongs to one generation. How its members find each other and connect is a
+:class:`Connection`: Horovod's over Gloo (:mod:`edl.ring.gloo`), or one in this process
+(:mod:`edl.ring.loopback`).
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from typing import Any, Protocol
 
 import numpy as np
-import psutil
 
-from edl import config, horovod_build
 from edl.core.job.topology import Place, place
 from edl.core.records import Generation
 from edl.core.step.step_record import StepRecord, Table, decode
 from edl.errors import RendezvousFailed, RingBroken
-from edl.ring.rendezvous import rendezvous_environment
-from edl.ring.sockets import RingSockets
 
 logger = logging.getLogger(__name__)
 
 
 class Collectives(Protocol):
-    """What edl needs of one of Horovod's framework bindings.
+    """The collectives that edl itself needs.
 
-    Every method raises :class:`CollectiveFailed` when Horovod reports a broken ring.
+    Every method raises :class:`CollectiveFailed` when the ring is broken.
     """
-
-    def init(self) -> None: ...
-
-    def shutdown(self) -> None: ...
 
     def allgather_start(self, row: Table, name: str) -> Any: ...
 
@@ -42,17 +34,44 @@ class Collectives(Protocol):
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes: ...
 
 
+class Connection(Protocol):
+    """How the members of a ring find each other, connect and part."""
+
+    def open(self, where: Place, generation: Generation | None) -> None:
+        """Connect to the other members of ``generation``; None: a world of one.
+
+        Raises:
+            CollectiveFailed: a member did not come, or the generation was given up. Nothing is
+                open then.
+        """
+
+    def close(self) -> None:
+        """Part from the others; for them it is the end of the ring, too."""
+
+    def cut(self) -> None:
+        """Break all connections, of a ring that is being built, too. Safe from any thread."""
+
+    def say_go(self, generation: Generation) -> None:
+        """Tell newcomers that the old members of ``generation`` are on their way into its ring.
+
+        Raises:
+            RendezvousFailed: who keeps its rendezvous is gone.
+        """
+
+    def heard_go(self, generation: Generation) -> bool:
+        """Whether the old members of ``generation`` have said so; waits for it, briefly."""
+
+
 class CollectiveFailed(Exception):
-    """Horovod says that a collective or an init failed; the text is Horovod's."""
+    """A collective or an init failed; the text is Horovod's where it is there."""
 
 
 class Ring:
     """The communicator of this process. Not thread-safe, except for :meth:`break_`."""
 
-    def __init__(self, collectives: Collectives, address: str) -> None:
+    def __init__(self, collectives: Collectives, connection: Connection) -> None:
         self._collectives = collectives
-        self._interface = _interface_for(address)
-        self._sockets = RingSockets()
+        self._connection = connection
         self._membership: tuple[int, tuple[int, ...]] = (0, ())
         self.generation = 0
         self.place = Place(0, 1, 0, 1, 0, 1, 0)
@@ -65,7 +84,7 @@ class Ring:
 
     def build_alone(self) -> None:
         """A world of one, without any rendezvous: for warm-ups and jobs of one worker."""
-        self._init(0, Place(0, 1, 0, 1, 0, 1, 0), {})
+        self._open(Place(0, 1, 0, 1, 0, 1, 0), None)
 
     def build(self, generation: Generation, rank: int) -> None:
         """Connect to the other members of ``generation`` as ``rank``.
@@ -75,22 +94,12 @@ class Ring:
         """
         where = place(generation.seats, rank)
         self._membership = (generation.number, generation.members)
-        if where.size == 1:
-            self._init(generation.number, where, {})
-            return
-        root = generation.seats[0]
-        self._init(
-            generation.number,
-            where,
-            rendezvous_environment(root.address, root.port, generation.scope),
-            root.port,
-        )
+        self._open(where, generation)
 
     def close(self) -> None:
         """Leave the ring; for the others this is the end of it too. Harmless when not open."""
         if self.is_open:
-            self._collectives.shutdown()
-            self._sockets.forget()
+            self._connection.close()
             self.is_open = False
             self._membership = (0, ())
 
@@ -111,7 +120,19 @@ class Ring:
         it is that generation's ring.
         """
         if generation is None or self._membership[0] == generation:
-            self._sockets.shut()
+            self._connection.cut()
+
+    def say_go(self, generation: Generation) -> None:
+        """Tell the newcomers of ``generation`` that its old members are switching now.
+
+        Raises:
+            RendezvousFailed: who keeps its rendezvous is gone.
+        """
+        self._connection.say_go(generation)
+
+    def heard_go(self, generation: Generation) -> bool:
+        """Whether they have said so; waits for it, briefly."""
+        return self._connection.heard_go(generation)
 
     def start_record(self, record: StepRecord) -> Any:
         """Send this worker's row of a step; :meth:`finish_record` returns everybody's."""
@@ -161,57 +182,15 @@ class Ring:
         except CollectiveFailed as error:
             raise RingBroken(self.generation, str(error)) from error
 
-    def _init(
-        self, generation: int, where: Place, rendezvous: dict[str, str], store_port: int = 0
-    ) -> None:
-        started = time.monotonic()
-        config.set_environment(
-            {
-                "HOROVOD_RANK": str(where.rank),
-                "HOROVOD_SIZE": str(where.size),
-                "HOROVOD_LOCAL_RANK": str(where.local_rank),
-                "HOROVOD_LOCAL_SIZE": str(where.local_size),
-                "HOROVOD_CROSS_RANK": str(where.cross_rank),
-                "HOROVOD_CROSS_SIZE": str(where.cross_size),
-                # Names the host in rendezvous keys only; a number needs no quoting.
-                "HOROVOD_HOSTNAME": f"host{where.host_index}",
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": self._interface,
-                # Rank and size come from us; Horovod must not ask an elastic driver for them.
-                "HOROVOD_ELASTIC": "0",
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": None,
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": None,
-                **rendezvous,
-            }
-        )
-        before = self._sockets.before(store_port)
+    def _open(self, where: Place, generation: Generation | None) -> None:
+        number, started = generation.number if generation is not None else 0, time.monotonic()
         try:
-            self._collectives.init()
+            self._connection.open(where, generation)
         except CollectiveFailed as error:
-            self._collectives.shutdown()
             self._membership = (0, ())
-            raise RendezvousFailed(generation, str(error)) from error
-        self._sockets.remember(before)
-        # Horovod's Python side reads it later: the size may change, and is no constant in a graph.
-        config.set_environment({"HOROVOD_ELASTIC": "1"})
-        self.generation, self.place, self.is_open = generation, where, True
+            raise RendezvousFailed(number, str(error)) from error
+        self.generation, self.place, self.is_open = number, where, True
         logger.info(
             "generation %d: rank %d of %d, ring built in %.3f s",
-            generation, where.rank, where.size, time.monotonic() - started,
+            number, where.rank, where.size, time.monotonic() - started,
         )  # fmt: skip
-
-
-def _interface_for(address: str) -> str:
-    """What makes Gloo use ``address``: the interface that has it as its first one.
-
-    Of an interface with several, Gloo takes the first; to name another one instead needs an edit
-    of Horovod. Without that the ring is at the first address of that interface.
-    """
-    for name, entries in psutil.net_if_addrs().items():
-        own = [entry.address for entry in entries if entry.family == socket.AF_INET]
-        if address in own and (
-            address == own[0] or horovod_build.ADDRESS not in horovod_build.applied()
-        ):
-            return name
-    return address

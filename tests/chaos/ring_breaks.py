@@ -106,11 +106,12 @@ def work(rank: int, size: int, port: int, seed: int) -> None:
 
     from edl.core.records import Generation, Seat
     from edl.errors import RendezvousFailed
-    from edl.ring.ring import CollectiveFailed, Ring
+    from edl.ring.gloo import gloo_ring
+    from edl.ring.ring import CollectiveFailed
     from edl.torch.collectives import TorchCollectives, average_start, finish
 
     torch.set_num_threads(1)
-    ring = Ring(TorchCollectives(), "127.0.0.1")
+    ring = gloo_ring(TorchCollectives(), "127.0.0.1")
     seats = tuple(Seat(other, "host", other, "127.0.0.1", port) for other in range(size))
     members = tuple(range(size))
     gradients = [torch.ones(1000 + 10 * number) for number in range(TENSORS)]

@@ -15,7 +15,7 @@ from edl.coordination.session import Session
 from edl.core.records import Job
 from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox
-from edl.ring.ring import Ring
+from edl.ring.gloo import gloo_ring
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ def test_who_withdraws_is_no_member_but_what_it_saves_is_made_known(
     store = JobStore(session, "digits")
     store.create(Job("digits", ("x",), 1, 1, 4), {"alpha": 1})
     config = replace(Config(), job="digits", zookeeper=zk_hosts, secret=DIGITS.secret, address=HERE)
-    with closing(Daemon(config, Mailbox(), Ring(None, HERE))) as daemon:
+    with closing(Daemon(config, Mailbox(), gloo_ring(None, HERE))) as daemon:
         daemon.start()
         daemon.stand_for_election()
         wait_until(lambda: store.snapshot().leader is not None)

@@ -22,6 +22,7 @@ from edl.core.job.topology import place
 from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, SwitchTimes
+from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
@@ -196,9 +197,8 @@ class MemorySwitching:
 
 
 def worker_in(world: World, number: int) -> Worker:
-    worker = Worker(Config(), None)  # type: ignore[arg-type]
     ring = MemoryRing(world, number)
-    worker.ring = ring  # type: ignore[assignment]
+    worker = Worker(Config(), ring, Mailbox(), None)  # type: ignore[arg-type]
     worker._switching = MemorySwitching(worker, ring)  # type: ignore[assignment]
     worker.attach_source(Source(1000, 4, True, 7, 0))
     worker._progress.adopt(world.generation.members)

@@ -2,7 +2,7 @@
 
 ::
 
-    errors, config, keys, failpoints, horovod_build
+    errors, config, keys, clock, failpoints, horovod_build
       <- core (text and records <- step <- job <- host)
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
       <- daemon <- framework <- torch, tensorflow
@@ -27,7 +27,7 @@ import edl
 ROOT = Path(edl.__file__).parent
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
-BASE = {"errors", "config", "keys", "failpoints", "horovod_build"}
+BASE = {"errors", "config", "keys", "clock", "failpoints", "horovod_build"}
 CORE = {"core", "core/step", "core/job", "core/host"}
 PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
 MAY_IMPORT = {
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
     "keys": {"errors"},
+    "clock": {"errors"},
     "failpoints": {"errors"},
     "horovod_build": {"errors"},
     "core": {"errors"},

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.ring.ring import _interface_for
+from edl.ring.gloo import _interface_for
 
 
 def entry(address: str) -> SimpleNamespace:

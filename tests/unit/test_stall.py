@@ -23,10 +23,11 @@ from edl.core.job.stall import (
     stands_still,
 )
 from edl.core.records import Generation, Seat
-from edl.daemon import switching
 from edl.daemon.activity import Watch
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.switching import Switching
+from edl.ring import gloo
+from edl.ring.gloo import gloo_ring
 
 
 def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
@@ -194,7 +195,8 @@ def test_a_newcomer_with_a_seat_waits_for_the_others(monkeypatch: pytest.MonkeyP
     mailbox.announce(Generation(2, 1, seats, 0, (1,), (), "w1 joins", previous=seats[:1]))
     nothing: Any = None  # of what is not asked
     config = Config(address="127.0.0.1")
-    newcomer = Switching(config, mailbox, nothing, nothing, nothing, nothing)
+    ring = gloo_ring(nothing, "127.0.0.1")
+    newcomer = Switching(config, mailbox, ring, nothing, nothing, nothing)
     newcomer._seat = seats[1]
 
     def wait(end: threading.Event) -> None:
@@ -202,7 +204,7 @@ def test_a_newcomer_with_a_seat_waits_for_the_others(monkeypatch: pytest.MonkeyP
             end.wait(10)
             return 200, b"go"
 
-        monkeypatch.setattr(switching.client, "fetch", no_answer_yet)
+        monkeypatch.setattr(gloo.client, "fetch", no_answer_yet)
         newcomer._wait_for_seat(after=0)
 
     found = seen(wait, lambda now: now.waits)

@@ -1,0 +1,67 @@
+"""What a worker's training thread needs of the side that coordinates the job.
+
+:class:`edl.daemon.daemon.Daemon` keeps it in ZooKeeper; :mod:`edl.testing.loopback` keeps it in
+memory. None of the methods waits for anybody, but :meth:`Coordinator.flush`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edl.core.records import Event, Generation, JobState, Member, RingFailure, Stage
+
+
+class Coordinator(Protocol):
+    """One worker's part in the job's membership, from :meth:`start` to :meth:`close`."""
+
+    leave_requested: bool  # by a signal handler, which must take no lock
+
+    @property
+    def min_np(self) -> int:
+        """Fewer workers than this pause."""
+
+    @property
+    def away(self) -> bool:
+        """Nobody can be heard and nobody can lead, for now."""
+
+    @property
+    def run(self) -> str:
+        """An identity of this start of the job."""
+
+    def start(self) -> tuple[Member, Generation | None]:
+        """Register this worker; its record, and the job's generation when it has one already."""
+
+    def stand_for_election(self) -> None:
+        """Become a candidate; from now on this worker may lead."""
+
+    def set_stage(
+        self,
+        stage: Stage,
+        generation: int | None = None,
+        newest_generation: int | None = None,
+    ) -> None:
+        """Make a new stage of this worker known, and what else is given."""
+
+    def wait_beyond(self, generation: int) -> None:
+        """This newcomer is ready, and has taken note of ``generation``, which is not for it."""
+
+    def report_broken(self, failure: RingFailure) -> None:
+        """Say that a ring failed, and what was complete."""
+
+    def put_saved(self, directory: str, step: int) -> None:
+        """Make known that a checkpoint of ``step`` is in ``directory``."""
+
+    def last_step(self) -> int:
+        """The last step that a leader has told of."""
+
+    def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
+        """Make known how the job ended; the first worker to say so counts, and logs ``event``."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all of the above is known; False at the deadline."""
+
+    def withdraw(self) -> None:
+        """Take no more part in ring and election; what is to be made known still is."""
+
+    def close(self) -> None:
+        """Leave the job for good. Idempotent."""

@@ -1,0 +1,126 @@
+"""Horovod's ring over Gloo: what its init reads, the connections it makes, and how they are cut.
+
+Its members find each other through the rendezvous store in the daemon of rank 0
+(:mod:`edl.ring.rendezvous`), under the generation's own scope.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Protocol
+
+import psutil
+
+from edl import config, horovod_build
+from edl.core.job.topology import Place
+from edl.core.records import Generation
+from edl.errors import RendezvousFailed, RingError
+from edl.http import client
+from edl.ring.rendezvous import rendezvous_environment
+from edl.ring.ring import CollectiveFailed, Collectives, Ring
+from edl.ring.sockets import RingSockets
+
+GO = "edl/go"  # key in a generation's rendezvous scope: its old members are switching now
+GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
+
+
+class Binding(Collectives, Protocol):
+    """One of Horovod's framework bindings."""
+
+    def init(self) -> None:
+        """hvd.init(); raises :class:`CollectiveFailed`."""
+
+    def shutdown(self) -> None: ...
+
+
+def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
+    """A ring of Horovod's whose connections are at ``address`` of this host."""
+    return Ring(binding, GlooConnection(binding, address, go_timeout_s))
+
+
+class GlooConnection:
+    """See :class:`edl.ring.ring.Connection`. ``go_timeout_s``: to say that a switch begins."""
+
+    def __init__(self, binding: Binding, address: str, go_timeout_s: float) -> None:
+        self._binding = binding
+        self._interface = _interface_for(address)
+        self._sockets = RingSockets()
+        self._go_timeout_s = go_timeout_s
+
+    def open(self, where: Place, generation: Generation | None) -> None:
+        rendezvous: dict[str, str] = {}
+        store_port = 0
+        if generation is not None and where.size > 1:
+            root = generation.seats[0]
+            store_port = root.port
+            rendezvous = rendezvous_environment(root.address, root.port, generation.scope)
+        config.set_environment(
+            {
+                "HOROVOD_RANK": str(where.rank),
+                "HOROVOD_SIZE": str(where.size),
+                "HOROVOD_LOCAL_RANK": str(where.local_rank),
+                "HOROVOD_LOCAL_SIZE": str(where.local_size),
+                "HOROVOD_CROSS_RANK": str(where.cross_rank),
+                "HOROVOD_CROSS_SIZE": str(where.cross_size),
+                # Names the host in rendezvous keys only; a number needs no quoting.
+                "HOROVOD_HOSTNAME": f"host{where.host_index}",
+                "HOROVOD_CONTROLLER": "gloo",
+                "HOROVOD_CPU_OPERATIONS": "gloo",
+                "HOROVOD_GLOO_IFACE": self._interface,
+                # Rank and size come from us; Horovod must not ask an elastic driver for them.
+                "HOROVOD_ELASTIC": "0",
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": None,
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": None,
+                **rendezvous,
+            }
+        )
+        before = self._sockets.before(store_port)
+        try:
+            self._binding.init()
+        except CollectiveFailed:
+            self._binding.shutdown()
+            raise
+        self._sockets.remember(before)
+        # Horovod's Python side reads it later: the size may change, and is no constant in a graph.
+        config.set_environment({"HOROVOD_ELASTIC": "1"})
+
+    def close(self) -> None:
+        self._binding.shutdown()
+        self._sockets.forget()
+
+    def cut(self) -> None:
+        self._sockets.shut()
+
+    def say_go(self, generation: Generation) -> None:
+        root = generation.seats[0]
+        path = client.rendezvous_path(root.port, generation.scope, GO)
+        try:
+            client.put(root.address, root.port, path, b"go", self._go_timeout_s)
+        except ConnectionRefusedError as error:
+            raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
+
+    def heard_go(self, generation: Generation) -> bool:
+        root = generation.seats[0]
+        path = client.rendezvous_path(root.port, generation.scope, GO)
+        try:
+            status, _ = client.fetch(root.address, root.port, path, timeout_s=GO_SLICE_S)
+        except (RingError, OSError):
+            time.sleep(0.05)
+            return False
+        return status == 200
+
+
+def _interface_for(address: str) -> str:
+    """What makes Gloo use ``address``: the interface that has it as its first one.
+
+    Of an interface with several, Gloo takes the first; to name another one instead needs an edit
+    of Horovod. Without that the ring is at the first address of that interface.
+    """
+    for name, entries in psutil.net_if_addrs().items():
+        own = [entry.address for entry in entries if entry.family == socket.AF_INET]
+        if address in own and (
+            address == own[0] or horovod_build.ADDRESS not in horovod_build.applied()
+        ):
+            return name
+    return address

@@ -1,0 +1,439 @@
+"""A ring inside one process: its members are threads, its breaks are chosen.
+
+For tests. It fails as Horovod over Gloo does (docs/protocol.md), which is what the workers rely on:
+
+1. All members execute the collectives of a ring in one order. When a member dies in the midst of
+   one, some of the others may have its result and the others not; nobody is behind by two.
+2. Whoever is in a collective that cannot be completed any more fails in it; so does everybody else
+   as soon as one member cuts its connections. A frozen member breaks nothing: the others wait for
+   it, until they are cut or Gloo's time-out ends it.
+3. A collective that all have contributed to is completed although a member leaves in order.
+4. What does not fit (another shape or type under the same name) is refused on all members, and the
+   ring stays whole.
+5. A rendezvous is complete when all seats have come. It fails when it is given up by the daemon of
+   the first seat, when that one's process is gone, or at the time-out.
+
+What is left open in these rules is decided by the ``choose`` of the :class:`LoopbackNetwork`, and
+its ``disturb`` is called before and after each contribution: there a test delays, kills, cuts, or
+raises :class:`CollectiveFailed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.clock import SYSTEM, Clock
+from edl.core.job.topology import Place
+from edl.core.records import Generation
+from edl.errors import RendezvousFailed, UsageError
+from edl.ring.ring import CollectiveFailed, Ring
+
+Array = npt.NDArray[Any]
+
+GLOO_TIMEOUT_S = 30.0  # as Gloo's own (HOROVOD_GLOO_TIMEOUT_SECONDS)
+GO_SLICE_S = 2.0  # as edl.ring.gloo
+INIT = "init"  # the name of the rendezvous and the connections, for `disturb`
+
+
+class Killed(BaseException):
+    """Raised in the thread of a member that was lost: a dead process does nothing any more."""
+
+
+class Phase(Enum):
+    """How far a member is in a collective."""
+
+    BEFORE = "before"  # it has contributed nothing
+    CONTRIBUTED = "contributed"
+    DONE = "done"  # it has its result
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A member is at a point of a collective, or of the init of a generation's ring."""
+
+    worker: int
+    generation: int
+    name: str
+    phase: Phase
+
+
+@dataclass
+class _Operation:
+    name: str
+    kind: str
+    contributions: dict[int, tuple[Array, tuple[object, ...]]] = field(default_factory=dict)
+    index: int = -1  # in the order of the ring, once all have contributed
+    refusal: str = ""
+    result: Any = None
+
+
+class _Wire:
+    """The connections of one ring, and the collectives in them."""
+
+    def __init__(self, generation: int, members: dict[int, int]) -> None:
+        self.generation = generation
+        self.members = members  # rank -> worker
+        self.size = len(members)
+        self.open: dict[str, _Operation] = {}
+        self.complete = 0  # collectives that all have contributed to
+        self.executed = dict.fromkeys(members, 0)  # rank -> how many of those it has completed
+        self.closing = False  # a member has left in order
+        self.broken = ""  # why
+
+    def contribute(self, rank: int, operation: _Operation) -> None:
+        if len(operation.contributions) == self.size:
+            del self.open[operation.name]
+            operation.index, self.complete = self.complete, self.complete + 1
+            _carry_out(operation)
+
+    def has_result(self, rank: int, operation: _Operation) -> bool:
+        if operation.index < 0:
+            return False
+        return not self.broken or operation.index < self.executed[rank]
+
+    def unrecoverable(self, operation: _Operation) -> bool:
+        return bool(self.broken) or (self.closing and operation.index < 0)
+
+    def break_(self, reason: str, choose: Callable[[int], int]) -> None:
+        """Nothing is contributed any more; who has the result of the last one is ``choose``-n."""
+        if self.broken:
+            return
+        self.broken = reason
+        furthest = max(self.executed.values())
+        furthest += choose(self.complete - furthest + 1)
+        for rank, done in sorted(self.executed.items()):
+            if done < furthest:
+                self.executed[rank] = max(done, furthest - 1 + choose(2))
+
+
+@dataclass
+class _Room:
+    """The rendezvous of one generation, kept by the daemon of its first seat."""
+
+    keeper: int
+    size: int
+    arrived: dict[int, int] = field(default_factory=dict)  # rank -> worker
+    wire: _Wire | None = None
+    given_up: str = ""
+
+
+class LoopbackNetwork:
+    """All rings of one process.
+
+    Args:
+        clock: by which its members wait.
+        choose: a number below the one given; decides what the rules leave open.
+        disturb: called by the thread of a member at each :class:`Moment`, without any lock.
+    """
+
+    def __init__(
+        self,
+        clock: Clock = SYSTEM,
+        choose: Callable[[int], int] = lambda _below: 0,
+        disturb: Callable[[Moment], None] = lambda _moment: None,
+        timeout_s: float = GLOO_TIMEOUT_S,
+    ) -> None:
+        self.clock = clock
+        self.choose = choose
+        self.disturb = disturb
+        self.timeout_s = timeout_s
+        self.changed = clock.condition()
+        self.lost: set[int] = set()
+        self.frozen: set[int] = set()
+        self._members: dict[int, LoopbackMember] = {}
+        self._rooms: dict[int, _Room] = {}  # by generation
+        self._served: dict[int, int] = {}  # the newest generation that each daemon serves
+        self._gone_to: set[int] = set()  # generations whose old members are switching
+
+    def ring(self, worker: int) -> Ring:
+        """The end of ``worker``, whose thread alone may use it."""
+        member = self.member(worker)
+        return Ring(member, member)
+
+    def member(self, worker: int) -> LoopbackMember:
+        """The same as collectives, for gradients."""
+        if worker not in self._members:
+            self._members[worker] = LoopbackMember(self, worker)
+        return self._members[worker]
+
+    # --- what happens to members, and to the daemons that keep a rendezvous
+
+    def lose(self, worker: int) -> None:
+        """The process of ``worker`` is gone, and with it its connections and its rendezvous."""
+        with self.changed:
+            self.lost.add(worker)
+            if worker in self._members:
+                self._members[worker].let_go(f"w{worker} is gone")
+            for room in self._rooms.values():
+                if worker == room.keeper:
+                    room.given_up = room.given_up or f"w{worker}, who kept it, is gone"
+            self.changed.notify_all()
+
+    def freeze(self, worker: int) -> None:
+        """Its process stands still, its connections stay. The caller stops its thread."""
+        self.frozen.add(worker)
+
+    def thaw(self, worker: int) -> None:
+        with self.changed:
+            self.frozen.discard(worker)
+            self.changed.notify_all()
+
+    def serve(self, keeper: int, generation: int) -> None:
+        """The daemon of ``keeper`` serves the rendezvous of ``generation``, and none before it."""
+        with self.changed:
+            self._served[keeper] = max(generation, self._served.get(keeper, 0))
+            for number, room in self._rooms.items():
+                if room.keeper == keeper and number < generation:
+                    room.given_up = room.given_up or f"generation {generation} is decided"
+            self.changed.notify_all()
+
+    def give_up(self, keeper: int, generation: int) -> None:
+        """The daemon of ``keeper`` closes the rendezvous of ``generation``."""
+        with self.changed:
+            room = self._rooms.get(generation)
+            if room is not None and room.keeper == keeper:
+                room.given_up = room.given_up or "it has lost a member"
+            self.changed.notify_all()
+
+    # --- for members
+
+    def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
+        """A member comes to the rendezvous; who is the last one completes it."""
+        keeper = generation.seats[0].id
+        room = self._rooms.setdefault(generation.number, _Room(keeper, len(generation.seats)))
+        if keeper in self.lost:
+            room.given_up = room.given_up or f"w{keeper}, who keeps it, is gone"
+        if self._served.get(keeper, 0) > generation.number:
+            room.given_up = room.given_up or "its generation is over"
+        if not room.given_up:
+            room.arrived[rank] = worker
+            if len(room.arrived) == room.size:
+                room.wire = _Wire(generation.number, dict(sorted(room.arrived.items())))
+        self.changed.notify_all()
+        return room
+
+    def say_go(self, worker: int, generation: Generation) -> None:
+        keeper = generation.seats[0].id
+        if keeper in self.lost or (keeper in self.frozen and keeper != worker):
+            raise RendezvousFailed(generation.number, f"w{keeper} does not answer")
+        with self.changed:
+            self._gone_to.add(generation.number)
+            self.changed.notify_all()
+
+    def heard_go(self, generation: Generation) -> bool:
+        number, keeper = generation.number, generation.seats[0].id
+        with self.changed:
+            self.changed.wait_for(
+                lambda: number in self._gone_to or keeper in self.lost, GO_SLICE_S
+            )
+        if keeper in self.lost or keeper in self.frozen or number not in self._gone_to:
+            self.clock.sleep(0.05)
+            return False
+        return True
+
+
+class LoopbackMember:
+    """One worker's end: :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.Connection`.
+
+    Gradients are averaged by :meth:`average_start` and :meth:`average_finish`.
+    """
+
+    def __init__(self, network: LoopbackNetwork, worker: int) -> None:
+        self._network = network
+        self._worker = worker
+        self._wire: _Wire | None = None
+        self._room: _Room | None = None  # while it waits there
+        self._rank = 0
+        self._generation = 0
+        self._cut = False
+
+    # --- the connection
+
+    def open(self, where: Place, generation: Generation | None) -> None:
+        network = self._network
+        self._rank, self._wire, self._cut = where.rank, None, False
+        self._generation = generation.number if generation is not None else 0
+        if generation is None or where.size == 1:
+            self._wire = _Wire(self._generation, {0: self._worker})
+            return
+        self._reach(INIT, Phase.BEFORE)
+        with network.changed:
+            room = self._room = network.enter(generation, where.rank, self._worker)
+        try:
+            self._reach(INIT, Phase.CONTRIBUTED)
+            with network.changed:
+                network.changed.wait_for(
+                    lambda: self._cut or bool(room.given_up) or room.wire is not None,
+                    network.timeout_s,
+                )
+                self._wire = self._connected(room)
+        except BaseException:
+            with network.changed:
+                self.let_go(f"w{self._worker} has left the rendezvous")
+            raise
+        finally:
+            self._room = None
+        self._reach(INIT, Phase.DONE)
+
+    def _connected(self, room: _Room) -> _Wire:
+        """The ring that has come about. All others may have it, and this member not."""
+        wire = room.wire
+        if self._cut or wire is None:
+            why = "this worker has cut it" if self._cut else room.given_up
+            raise CollectiveFailed(f"no rendezvous: {why or 'not all members have come in time'}")
+        if wire.broken and self._network.choose(2):
+            raise CollectiveFailed(f"connect: {wire.broken}")
+        return wire
+
+    def close(self) -> None:
+        network, wire = self._network, self._wire
+        self._check_alive()
+        if wire is None:
+            return
+        with network.changed:
+            wire.closing = True
+            network.changed.notify_all()
+            others = {*wire.members.values()} - {self._worker}
+            network.changed.wait_for(
+                lambda: bool(wire.broken) or not others & network.frozen, network.timeout_s
+            )
+        self._wire = None
+
+    def cut(self) -> None:
+        with self._network.changed:
+            self.let_go(f"w{self._worker} has cut its connections")
+            self._network.changed.notify_all()
+
+    def let_go(self, reason: str) -> None:
+        """Its connections are gone: of the ring that it is in, and of the one it waits for."""
+        self._cut = True
+        choose = self._network.choose
+        if self._wire is not None:
+            self._wire.break_(reason, choose)
+        if (room := self._room) is not None:
+            if room.wire is not None:
+                room.wire.break_(reason, choose)
+            else:
+                room.arrived.pop(self._rank, None)
+                if not room.given_up and choose(2):  # the others see it, or wait in vain
+                    room.given_up = reason
+        self._network.changed.notify_all()
+
+    def say_go(self, generation: Generation) -> None:
+        self._check_alive()
+        self._network.say_go(self._worker, generation)
+
+    def heard_go(self, generation: Generation) -> bool:
+        self._check_alive()
+        return self._network.heard_go(generation)
+
+    # --- collectives
+
+    def allgather_start(self, row: Array, name: str) -> Any:
+        return self._start("allgather", name, row, row.dtype, row.shape[1:])
+
+    def allgather_finish(self, handle: Any) -> Array:
+        rows: Array = self._finish(handle)
+        return rows
+
+    def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
+        data = np.frombuffer(payload, dtype=np.uint8)
+        return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
+
+    def average_start(self, array: Array, name: str) -> Any:
+        """Start averaging ``array`` over the ring."""
+        return self._start("average", name, array, array.dtype, array.shape)
+
+    def average_finish(self, handle: Any) -> Array:
+        average: Array = self._finish(handle)
+        return average
+
+    def _start(self, kind: str, name: str, data: Array, *form: object) -> _Operation:
+        wire = self._require()
+        self._reach(name, Phase.BEFORE)
+        operation = _Operation(name, kind)
+        with self._network.changed:
+            if wire.unrecoverable(operation):
+                if self._network.choose(2):  # Horovod says so now, or when it is waited for
+                    raise CollectiveFailed(f"{name}: {wire.broken or 'a member has shut down'}")
+                return operation
+            operation = wire.open.setdefault(name, operation)
+            if self._rank in operation.contributions:
+                raise UsageError(f"{name}: another collective with the same name as another")
+            operation.contributions[self._rank] = data.copy(), (kind, *form)
+            wire.contribute(self._rank, operation)
+            self._network.changed.notify_all()
+        self._reach(name, Phase.CONTRIBUTED)
+        return operation
+
+    def _finish(self, operation: _Operation) -> Any:
+        wire, network = self._require(), self._network
+        name = operation.name
+        with network.changed:
+            network.changed.wait_for(
+                lambda: operation.index >= 0 or wire.unrecoverable(operation), network.timeout_s
+            )
+            self._check_alive()
+            if operation.index < 0 and not wire.unrecoverable(operation):
+                wire.break_(f"{name}: no answer for {network.timeout_s:g} s", network.choose)
+                network.changed.notify_all()
+            if not wire.has_result(self._rank, operation):
+                raise CollectiveFailed(f"{name}: {wire.broken or 'a member has shut down'}")
+            wire.executed[self._rank] = max(wire.executed[self._rank], operation.index + 1)
+        if operation.refusal:
+            raise UsageError(operation.refusal)
+        self._reach(name, Phase.DONE)
+        return operation.result
+
+    def _require(self) -> _Wire:
+        self._check_alive()
+        if self._wire is None:
+            raise CollectiveFailed("there is no ring")
+        return self._wire
+
+    def _reach(self, name: str, phase: Phase) -> None:
+        """Let a test interfere. A failure that it raises is the end of this member's connections.
+
+        Raises:
+            Killed: this member was lost meanwhile.
+            CollectiveFailed: by the test.
+        """
+        self._check_alive()
+        try:
+            self._network.disturb(Moment(self._worker, self._generation, name, phase))
+        except CollectiveFailed:
+            with self._network.changed:
+                self.let_go(f"{name} has failed on w{self._worker}")
+            raise
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        if self._worker in self._network.lost:
+            raise Killed(f"w{self._worker}")
+
+
+def _carry_out(operation: _Operation) -> None:
+    """All have contributed: the result, or why there is none."""
+    data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
+    forms = _differing(form for _, form in data)
+    if len(forms) > 1:
+        operation.refusal = f"{operation.name}: Mismatched collectives: {' and '.join(forms)}"
+    elif operation.kind == "allgather":
+        operation.result = np.concatenate([array for array, _ in data])
+    elif operation.kind == "broadcast":
+        _, root = data[0][1]
+        assert isinstance(root, int)
+        operation.result = data[root][0]
+    else:
+        operation.result = np.sum([array for array, _ in data], axis=0) / len(data)
+    operation.contributions.clear()
+
+
+def _differing(forms: Iterable[tuple[object, ...]]) -> list[str]:
+    return sorted({repr(form) for form in forms})

@@ -1,0 +1,226 @@
+"""The counting model on a loopback ring: its parameters prove which samples were trained.
+
+One float64 parameter w[i] a sample; the loss of a batch is the mean of w[i] over its samples, so
+the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a global batch of N moves
+w[i] by -1/N for each time that sample i was counted. So, without knowing anything of edl's
+bookkeeping, the change of a step in units of its smallest part says how often each sample was
+counted in it (design.md, section 8). ``before`` (w at the last tally) and ``count`` belong to the
+model, so they reach newcomers with everything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.step.source import Source
+from edl.core.step.step_record import global_samples
+from edl.core.step.weighting import average_correction, send_weight
+from edl.daemon.progress import Receive
+from edl.daemon.sampler import Batch
+from edl.daemon.worker import Worker
+from edl.errors import RingBroken
+from edl.framework.digest import of_array
+from edl.framework.steps import Steps
+from edl.ring.loopback import LoopbackMember
+from edl.ring.ring import CollectiveFailed, Ring
+
+if TYPE_CHECKING:
+    from edl.testing.loopback import LoopbackWorker
+
+Vector = npt.NDArray[np.float64]
+TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
+
+
+class CountingModel:
+    """Parameters, and the tally of what has changed them: :class:`edl.daemon.switching.Replica`."""
+
+    framework = "loopback"
+
+    def __init__(self, samples: int) -> None:
+        self.w: Vector = np.zeros(samples)
+        self.before: Vector = np.zeros(samples)
+        self.count: Vector = np.zeros(samples)
+        self.wrong: list[str] = []
+
+    def gradient(self, batch: Batch) -> Vector:
+        """The mean over the batch."""
+        gradient: Vector = np.zeros(len(self.w))
+        np.add.at(gradient, batch.indices, 1.0 / batch.samples)
+        return gradient
+
+    def update(self, gradient: Vector) -> None:
+        """Plain SGD with lr 1, and the tally of the step."""
+        self.w = self.w - gradient
+        change = self.before - self.w
+        self.before = self.w
+        if not change.any():
+            return
+        size = 1.0 / change[change > 0].min() if (change > 0).any() else 0.0
+        times = (change * size).round()
+        if abs(change * size - times).max() > TOLERANCE:
+            self.wrong.append(f"counted a part of a sample: {np.unique(change)}")
+        elif abs(size - times.sum()) > TOLERANCE * size:
+            self.wrong.append(f"{times.sum():g} counted, each with weight 1/{size:.9g}")
+        self.count = self.count + times
+
+    # --- what edl asks of a framework's copy of the state
+
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        for name in ("w", "before", "count"):
+            mine: Vector = getattr(self, name)
+            sent = ring.broadcast(mine.tobytes(), root, f"edl.state.{name}")
+            if receive is not Receive.NOTHING:
+                setattr(self, name, np.frombuffer(sent, dtype=np.float64).copy())
+
+    def digests(self) -> dict[str, int]:
+        return {name: of_array(getattr(self, name)) or 0 for name in ("w", "count")}
+
+    def capture(self) -> object:
+        return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
+
+    def restore(self, state: object) -> None:
+        assert isinstance(state, dict)
+        vars(self).update(state)
+
+
+class Feed:
+    """The batches of a worker's leases: :class:`edl.framework.steps.Feed`."""
+
+    def __init__(self, worker: Worker, prefetch_batches: int) -> None:
+        self._worker = worker
+        self._prefetch_batches = prefetch_batches
+        self._ahead: deque[Batch] = deque()
+        self.batch: Batch | None = None  # whose data are in hand
+
+    def restart(self) -> None:
+        self._ahead.clear()
+
+    def settle(self) -> None:
+        return None
+
+    def next(self) -> tuple[Batch, bool]:
+        worker = self._worker
+        if not worker.warming_up:
+            while len(self._ahead) <= self._prefetch_batches:
+                formed = worker.sampler.form(worker.ledger)
+                if formed is None:
+                    break
+                self._ahead.append(formed)
+        padding = not self._ahead
+        self.batch = worker.sampler.warm_up() if padding else self._ahead.popleft()
+        return self.batch, padding
+
+
+def train_step(worker: Worker, member: LoopbackMember, model: CountingModel, batch: Batch) -> None:
+    """One step as edl's frameworks make it: send, wait for the records, apply; again if it broke.
+
+    The gradient is on its way before anybody knows how many samples the step has.
+    """
+    if worker.warming_up:
+        worker.end_step()
+        return
+    local, mean = model.gradient(batch), None
+    while True:
+        try:
+            mean = _mean(worker, member, local)
+            break
+        except RingBroken as error:
+            if worker.recover(error):  # the others had completed it: their state is here
+                break
+    if mean is not None:
+        model.update(mean)
+    worker.end_step()
+
+
+def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
+    """The mean gradient of the step's samples; None when there are none.
+
+    Raises:
+        RingBroken: the step has to be completed by those who are left.
+    """
+    handle, weight = None, send_weight(worker.samples, worker.batch_size)
+    try:
+        if not worker.ring.alone and worker.samples:
+            handle = member.average_start(weight * local, "edl.gradient.w")
+        records = worker.records()
+        total = global_samples(records)
+        if total == 0:
+            return None
+        if worker.ring.alone:
+            return local
+        if handle is None:
+            handle = member.average_start(weight * local, "edl.gradient.w")
+        average: Vector = member.average_finish(handle)
+    except CollectiveFailed as error:
+        raise RingBroken(worker.generation, str(error)) from error
+    return average * average_correction(worker.batch_size, len(records), total)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A script that trains the counting model; call it with a worker of a job.
+
+    ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
+    """
+
+    samples: int = 48
+    epochs: int = 2
+    batch_size: int = 2
+    prefetch_batches: int = 0
+    exchange_every: int = 0
+    step_s: float = 0.1
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        worker = one.worker
+        source = Source(self.samples, self.batch_size, True, 7, self.prefetch_batches)
+        worker.attach_source(source)
+        model = CountingModel(self.samples)
+        worker.attach_replica(model)
+        feed = Feed(worker, self.prefetch_batches)
+        steps = Steps(worker, feed, "the batch was not trained")
+        told: dict[int, list[list[float]]] = {}
+        for _ in steps.epochs(self.epochs):
+            while steps.begin():
+                assert feed.batch is not None
+                one.compute(self.step_s)
+                train_step(worker, one.member, model, feed.batch)
+                due = self.exchange_every and worker.step % self.exchange_every == 0
+                if due and not worker.warming_up:
+                    told[worker.step] = worker.exchange([worker.id, worker.step])
+        one.result = Counted(model, worker.step, told)
+
+    def prove(self, results: Mapping[int, Counted]) -> None:
+        """Each sample was counted once an epoch, on all workers that trained to the end alike.
+
+        What they have exchanged between steps was the same on all, too.
+
+        Raises:
+            AssertionError: with what is wrong.
+        """
+        assert results, "nobody trained to the end"
+        first = next(iter(results.values()))
+        for worker, result in results.items():
+            model = result.model
+            assert not model.wrong, f"w{worker}: {model.wrong}"
+            times = np.unique(model.count).tolist()
+            assert times == [self.epochs], f"w{worker} counted samples {times} times"
+            assert np.array_equal(model.w, first.model.w), f"w{worker} has another w"
+            assert result.steps == first.steps, f"w{worker} made {result.steps} steps"
+            for step, rows in result.told.items():
+                assert first.told.get(step, rows) == rows, f"w{worker} was told {rows} at {step}"
+                assert {row[1] for row in rows} == {float(step)}, f"w{worker}: {rows} at {step}"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one worker has at the end: the model, the job's steps, what was told in exchanges."""
+
+    model: CountingModel
+    steps: int
+    told: Mapping[int, list[list[float]]]

@@ -1,0 +1,384 @@
+"""A whole job in one process: real workers on a loopback ring, in an order that a test chooses.
+
+::
+
+    script = Counting(epochs=2)
+    job = LoopbackJob(script, np=3, max_np=4, seed=7)
+    job.at(worker=1, point=40, act=lambda job: job.kill(1))
+    job.after_step(3, lambda job: job.scale({"a": 4}))
+    job.run()
+    script.prove(job.results)
+
+The workers are edl's own (:class:`edl.daemon.worker.Worker` and its switching, progress, leases),
+and so are the leader's decisions. In memory are the ring (:mod:`edl.ring.loopback`), what ZooKeeper
+holds (:mod:`edl.testing.memory`), and time. The same arguments give the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl import failpoints
+from edl.config import Config
+from edl.core.records import Job, JobState, Member, Stage
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.worker import Worker
+from edl.errors import EdlError
+from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, Phase
+from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
+from edl.testing.schedule import MOST_DECISIONS, Actor, Chance, Schedule, Task
+
+FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
+MOST_WORKERS = 24  # that a job may start in all
+
+Act = Callable[["LoopbackJob"], None]
+
+
+@dataclass(eq=False)
+class LoopbackWorker:
+    """One process of the job, as its script sees it.
+
+    ``result``: for what the script wants to keep. ``points``: how many it has passed.
+    """
+
+    id: int
+    host: str
+    slot: int
+    worker: Worker
+    member: LoopbackMember
+    schedule: Schedule
+    coordinator: MemoryCoordinator
+    result: Any = None
+    points: int = 0
+    task: Task | None = None
+    ended: bool = False
+    error: BaseException | None = None
+
+    def compute(self, seconds: float) -> None:
+        """What a step costs, in virtual time."""
+        self.schedule.sleep(seconds)
+
+    @property
+    def holds_state(self) -> bool:
+        return self.worker._progress.has_state
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A worker has passed a point: a failpoint, or a moment of a collective."""
+
+    worker: int
+    number: int  # its how many-th point
+    name: str
+
+
+@dataclass
+class _Orders:
+    at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
+    after_steps: list[tuple[int, Act]] = field(default_factory=list)
+
+
+class LoopbackJob:
+    """A job from its start to its end, and what happens to it meanwhile.
+
+    Args:
+        script: what each worker runs once it has started, as a training script after edl.init().
+        seed: of the order in which everything happens; 0: one after the other, without surprises.
+    """
+
+    def __init__(
+        self,
+        script: Callable[[LoopbackWorker], None],
+        *,
+        np: int,
+        min_np: int = 1,
+        max_np: int | None = None,
+        slots: int = 8,
+        seed: int = 0,
+        elastic_timeout_s: float = 120.0,
+        most_decisions: int = MOST_DECISIONS,
+    ) -> None:
+        self._script = script
+        self._slots = slots
+        self._elastic_timeout_s = elastic_timeout_s
+        self.schedule = Schedule(Chance(seed), most_decisions)
+        self.network = LoopbackNetwork(self.schedule, self.schedule.chance.below, self._moment)
+        record = Job("loopback", ("script",), np, min_np, max_np or np)
+        self.memory = MemoryJob(record, {"a": np}, self.schedule, self.network)
+        self.workers: list[LoopbackWorker] = []
+        self.passed: list[Passed] = []
+        self._orders = _Orders()
+        self.state_lost = False  # all who held the job's state died
+        self.schedule.actors.append(Actor("agents", self._may_start, self._start_one))
+        self.schedule.actors.append(Actor("thaw", self._may_wake, self._wake_one, self._wakes_at))
+        self._thaws: dict[int, float] = {}
+        self._lacks = (-1, False)
+        self._update_agents()
+
+    # --- what is to happen
+
+    def at(self, worker: int, point: int, act: Act) -> None:
+        """Let ``act`` happen when ``worker`` passes its ``point``-th point, in its thread."""
+        self._orders.at_points.setdefault((worker, point), []).append(act)
+
+    def after_step(self, step: int, act: Act) -> None:
+        """Let ``act`` happen when the first worker has completed ``step`` steps."""
+        self._orders.after_steps.append((step, act))
+        self._orders.after_steps.sort(key=lambda order: order[0])
+
+    # --- what people do
+
+    def scale(self, plan: Mapping[str, int]) -> None:
+        """Workers wanted by host. Each host named gets an agent."""
+        self.memory.set_plan(plan)
+        self._update_agents()
+
+    def drain(self, worker: int) -> None:
+        self.memory.ask("drain", worker)
+
+    def terminate(self, worker: int) -> None:
+        """As SIGTERM: leave at the next switch, or at once when not in the ring."""
+        one = self.workers[worker]
+        if one.ended:
+            return
+        try:
+            one.worker.request_leave()
+        except SystemExit:
+            if one.task is self.schedule.current:
+                raise
+            self.kill(worker)  # it ends where it is; nobody waits for it
+
+    def stop(self, reason: str = "a test stops it") -> None:
+        self.memory.set_state(JobState.STOPPING, reason)
+
+    # --- faults
+
+    def kill(self, worker: int) -> None:
+        """The process of ``worker`` is gone, as by SIGKILL."""
+        one = self.workers[worker]
+        if one.ended:
+            return
+        self._end(one)
+        assert one.task is not None
+        self.schedule.kill(one.task)
+
+    def freeze(self, worker: int, seconds: float = FROZEN_S) -> None:
+        """As SIGSTOP: it does nothing, its connections stay; SIGCONT after so many ``seconds``.
+
+        Its agent ends it when it is frozen still at the end of the job.
+        """
+        one = self.workers[worker]
+        if one.ended or worker in self.memory.frozen:
+            return
+        self.memory.frozen[worker] = self.schedule.now_s()
+        self.network.freeze(worker)
+        self.memory.changed()
+        self._thaws[worker] = self.schedule.now_s() + seconds
+        assert one.task is not None
+        self.schedule.freeze(one.task)
+
+    def thaw(self, worker: int) -> None:
+        """As SIGCONT."""
+        one = self.workers[worker]
+        if one.ended or worker not in self.memory.frozen:
+            return
+        del self.memory.frozen[worker]
+        self.network.thaw(worker)
+        self.memory.changed(news=True)
+        assert one.task is not None
+        self.schedule.thaw(one.task)
+
+    def cut(self, worker: int) -> None:
+        """The connections of its ring break; nobody dies."""
+        if not self.workers[worker].ended:
+            self.network.member(worker).cut()
+
+    def expire(self, worker: int) -> None:
+        """Its session in ZooKeeper ends; it opens another one."""
+        self.memory.drop_session(worker)
+
+    def disconnect(self, seconds: float) -> None:
+        """Nobody reaches ZooKeeper for so long."""
+        self.memory.away = True
+        self.memory.changed()
+        back_at = self.schedule.now_s() + seconds
+
+        def back() -> None:
+            self.memory.away = False
+            self.memory.changed()
+
+        def due() -> bool:
+            return self.memory.away and self.schedule.now_s() >= back_at
+
+        self.schedule.actors.append(Actor("zookeeper", due, back, lambda: back_at))
+
+    # --- the run
+
+    def run(self) -> None:
+        """Run the job to its end.
+
+        Raises:
+            ScheduleError: it has none within the bounds.
+        """
+        failpoints.subscribe(self._point)
+        try:
+            while self._may_start() and len(self.workers) < self.memory.job.np:
+                self._start_one()
+            self.schedule.run()
+        finally:
+            failpoints.unsubscribe(self._point)
+
+    @property
+    def results(self) -> dict[int, Any]:
+        """What the scripts that came to their end have kept, by worker."""
+        return {one.id: one.result for one in self.workers if one.result is not None}
+
+    @property
+    def errors(self) -> dict[int, BaseException]:
+        """What has ended the scripts that did not: neither a kill nor an orderly leave."""
+        quiet = (Killed, SystemExit)
+        found = {one.id: one.error for one in self.workers}
+        return {w: error for w, error in found.items() if error and not isinstance(error, quiet)}
+
+    def story(self) -> str:
+        """What happened, for people."""
+        generations = "\n".join(
+            f"  {g.number}: {g.members} ({g.reason})" for g in self.memory.generations
+        )
+        ends = "\n".join(
+            f"  w{one.id} on {one.host}: {one.points} points, {one.error or one.result}"
+            for one in self.workers
+        )
+        job, decided = self.memory.job, self.memory.reason
+        return (
+            f"job {job.state} ({job.reason}); plan {self.memory.plan}; last decision: {decided}\n"
+            f"{self.schedule.table()}\ngenerations:\n{generations}\nworkers:\n{ends}"
+        )
+
+    # --- processes
+
+    def _update_agents(self) -> None:
+        self.memory.agents |= dict.fromkeys(self.memory.plan, self._slots)
+
+    def _lacking(self) -> str | None:
+        """A host that lacks a worker, if the job may have one more."""
+        memory = self.memory
+        current = memory.generation
+        ended = memory.job.state is not JobState.RUNNING or (current and not current.seats)
+        if ended or memory.away or len(self.workers) >= MOST_WORKERS:
+            return None
+        for host, wanted in sorted(memory.plan.items()):
+            here = [one for one in self.workers if one.host == host and not one.ended]
+            staying = [one for one in here if not self._leaves(one)]
+            if len(staying) < wanted:
+                return host
+        return None
+
+    def _leaves(self, one: LoopbackWorker) -> bool:
+        node = self.memory.nodes.get(one.id)
+        return one.id in self.memory.evicted or (node is not None and node.stage is Stage.LEAVING)
+
+    def _may_start(self) -> bool:
+        """Looks again only after a change."""
+        if self._lacks[0] != self.memory.changes:
+            self._lacks = self.memory.changes, self._lacking() is not None
+        return self._lacks[1]
+
+    def _frozen(self) -> list[tuple[float, int]]:
+        """When each frozen worker is woken or ended."""
+        if not (frozen := self.memory.frozen):
+            return []
+        return sorted((0.0 if self.memory.job.state.over else self._thaws[w], w) for w in frozen)
+
+    def _may_wake(self) -> bool:
+        return any(at <= self.schedule.now_s() for at, _ in self._frozen()[:1])
+
+    def _wake_one(self) -> None:
+        _, worker = self._frozen()[0]
+        if self.memory.job.state.over:
+            self.kill(worker)
+        else:
+            self.thaw(worker)
+
+    def _wakes_at(self) -> float | None:
+        return next((at for at, _ in self._frozen()), None)
+
+    def _start_one(self) -> None:
+        host = self._lacking()
+        assert host is not None
+        number = len(self.workers)
+        used = {one.slot for one in self.workers if one.host == host and not one.ended}
+        slot = next(n for n in range(99) if n not in used)
+        ring = self.network.ring(number)
+        mailbox = Mailbox(number, self.schedule)
+        member = Member(number, host, slot, ADDRESS, 1000 + number, number, f"launch{number}")
+        coordinator = MemoryCoordinator(self.memory, member, mailbox, ring)
+        config = Config(
+            job=self.memory.job.name,
+            host=host,
+            slot=slot,
+            state_check_steps=1,
+            elastic_timeout_s=self._elastic_timeout_s,
+        )
+        worker = Worker(config, ring, mailbox, coordinator)
+        one = LoopbackWorker(
+            number, host, slot, worker, self.network.member(number), self.schedule, coordinator
+        )
+        self.workers.append(one)
+        self.memory.changed()
+        one.task = self.schedule.start(f"w{number}", lambda: self._live(one))
+
+    def _live(self, one: LoopbackWorker) -> None:
+        """The life of a process."""
+        try:
+            try:
+                one.worker.start()
+                self._script(one)
+            finally:
+                if not one.ended:
+                    one.worker.close()
+        except (EdlError, SystemExit, Killed) as error:
+            one.error = error
+        except BaseException as error:
+            self.schedule.fail(error)
+            raise
+        finally:
+            if not one.ended:
+                self._end(one)
+
+    def _end(self, one: LoopbackWorker) -> None:
+        """The process is gone."""
+        one.ended = True
+        left = [other for other in self.workers if not other.ended]
+        if not any(other.holds_state for other in left) and (
+            one.holds_state or not any(other.worker.generation for other in left)
+        ):
+            self.state_lost = True
+        self.memory.frozen.pop(one.id, None)
+        self.memory.gone[one.id] = self.schedule.now_s()
+        self.network.lose(one.id)
+        self.memory.changed()
+
+    # --- points
+
+    def _moment(self, moment: Moment) -> None:
+        if moment.phase is Phase.BEFORE and moment.name.startswith("edl.gradient"):
+            return  # right after a point of the step
+        self._point(f"{moment.name} {moment.phase.value}")
+
+    def _point(self, name: str) -> None:
+        """The worker whose thread this is passes a point: others may run, or something happens."""
+        task = self.schedule.current
+        if task is None:
+            return
+        one = next(each for each in self.workers if each.task is task)
+        one.points += 1
+        self.passed.append(Passed(one.id, one.points, name))
+        orders = self._orders
+        while orders.after_steps and one.worker.step >= orders.after_steps[0][0]:
+            orders.after_steps.pop(0)[1](self)
+        for act in orders.at_points.pop((one.id, one.points), ()):
+            act(self)
+        self.schedule.pause()

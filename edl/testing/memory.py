@@ -1,0 +1,408 @@
+"""The coordination of a job in memory: what ZooKeeper holds, a leader, and each worker's daemon.
+
+The leader's decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
+is what docs/protocol.md says of daemons, in its barest form: a daemon writes what its worker wants
+known, reads what is new, and cuts the ring that its worker cannot free itself from. When it does so
+is the schedule's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edl.core.job.decision import Ages, Limits
+from edl.core.job.membership import decide
+from edl.core.records import (
+    Event,
+    Generation,
+    Host,
+    Job,
+    JobState,
+    Leader,
+    Member,
+    Request,
+    RingFailure,
+    Snapshot,
+    Stage,
+)
+from edl.daemon.mailbox import Mailbox
+from edl.ring.loopback import LoopbackNetwork
+from edl.ring.ring import Ring
+from edl.testing.schedule import Actor, Schedule
+
+ADDRESS = "127.0.0.1"
+LOOK_S = 0.5  # how often a leader looks although nothing has changed
+CUT_S = 0.05  # again and again: a ring that is being built opens connections all the time
+SESSION_S = 6.0  # until ZooKeeper drops the session of a process that is gone or frozen
+LIMITS = Limits(start_s=20.0, prepare_s=50.0, gather_s=3.0, leave_grace_s=30.0, notice_s=10.0)
+
+
+@dataclass(eq=False)
+class _Term:
+    """What a leader knows by itself."""
+
+    since: float
+    stages: dict[int, tuple[Stage, float]] = field(default_factory=dict)
+    announced: tuple[int, float] = (0, 0.0)
+
+    def ages(self, now: Snapshot, now_s: float) -> Ages:
+        for member in now.members:
+            if self.stages.get(member.id, (None, 0.0))[0] is not member.stage:
+                self.stages[member.id] = (member.stage, now_s)
+        number = now.generation.number if now.generation else 0
+        if number != self.announced[0]:
+            self.announced = (number, now_s)
+        stages = {worker: now_s - at for worker, (_, at) in self.stages.items()}
+        return Ages(now_s - self.since, stages, now_s - self.announced[1])
+
+
+class MemoryJob:
+    """What ZooKeeper says of one job, and the worker that leads it.
+
+    ``gone``: workers whose process has ended without a good-bye; ``frozen``: that stand still.
+    Both with the time at which that happened.
+    """
+
+    def __init__(
+        self, job: Job, plan: Mapping[str, int], schedule: Schedule, network: LoopbackNetwork
+    ) -> None:
+        self.job = job
+        self.plan = dict(plan)
+        self.schedule = schedule
+        self.network = network
+        self.nodes: dict[int, Member] = {}
+        self.generation: Generation | None = None
+        self.generations: list[Generation] = []
+        self.evicted: dict[int, str] = {}
+        self.requests: dict[int, Request] = {}
+        self.answered: list[Request] = []
+        self.events: list[Event] = []
+        self.agents: dict[str, int] = {}  # host -> slots
+        self.leader: Leader | None = None
+        self.gone: dict[int, float] = {}
+        self.frozen: dict[int, float] = {}
+        self.away = False  # nobody reaches ZooKeeper
+        self.reason = ""  # of the last decision
+        self.news = 0  # changes that daemons watch
+        self.changes = 0  # all changes
+        self._candidates: list[int] = []
+        self._term = _Term(0.0)
+        self._looked = (-1, -LOOK_S)
+        schedule.actors += [
+            Actor("leader", self._may_look, self._look, self._looks_at),
+            Actor("sessions", self._may_expire, self._expire, self._expires_at),
+            Actor("election", self._may_depose, self._depose),
+        ]
+
+    # --- writes
+
+    def changed(self, news: bool = False) -> None:
+        self.changes += 1
+        self.news += news
+
+    def put_member(self, member: Member) -> None:
+        self.nodes[member.id] = member
+        self.changed()
+
+    def remove_member(self, worker: int) -> None:
+        if self.nodes.pop(worker, None) is not None:
+            self.changed()
+        if not self.nodes and self.job.state is JobState.STOPPING:
+            self.set_state(JobState.STOPPED, self.job.reason)
+
+    def set_plan(self, plan: Mapping[str, int]) -> None:
+        self.plan = dict(plan)
+        self.changed()
+
+    def ask(self, kind: str, worker: int) -> None:
+        """A request, such as to drain ``worker``."""
+        number = len(self.requests) + len(self.answered)
+        self.requests[number] = Request(kind, worker, number)
+        self.changed()
+
+    def set_state(self, state: JobState, reason: str) -> bool:
+        """False when the job is over already."""
+        if self.job.state.over:
+            return False
+        self.job = replace(self.job, state=state, reason=reason)
+        self.changed(news=True)
+        return True
+
+    # --- the election
+
+    def stand(self, worker: int) -> None:
+        if worker not in self._candidates:
+            self._candidates.append(worker)
+            self._elect()
+
+    def resign(self, worker: int) -> None:
+        if worker in self._candidates:
+            self._candidates.remove(worker)
+            self._elect()
+
+    def _elect(self) -> None:
+        first = self._candidates[0] if self._candidates else None
+        if first is not None and (self.leader is None or self.leader.worker != first):
+            term = self.leader.term + 1 if self.leader is not None else 1
+            self.leader, self._term = Leader(term, first), _Term(self.schedule.now_s())
+            self.changed(news=True)
+
+    def _may_depose(self) -> bool:
+        """A candidate has found that the process of the leader is gone."""
+        return not self.away and bool(self._candidates) and self._candidates[0] in self.gone
+
+    def _depose(self) -> None:
+        self.resign(self._candidates[0])
+
+    # --- sessions
+
+    def _ended(self) -> list[tuple[float, int]]:
+        if not self.gone and not self.frozen:
+            return []
+        here = {*self.nodes, *self._candidates}
+        since = {**self.frozen, **self.gone}
+        return sorted((at + SESSION_S, worker) for worker, at in since.items() if worker in here)
+
+    def _may_expire(self) -> bool:
+        ended = self._ended()
+        return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
+
+    def _expire(self) -> None:
+        self.drop_session(self._ended()[0][1])
+
+    def _expires_at(self) -> float | None:
+        ended = self._ended()
+        return ended[0][0] if ended and not self.away else None
+
+    def drop_session(self, worker: int) -> None:
+        """The nodes of ``worker`` are gone; its daemon writes them again, if it lives."""
+        self.nodes.pop(worker, None)
+        self.changed(news=True)
+        self.resign(worker)
+
+    # --- the leader
+
+    @property
+    def _leads(self) -> bool:
+        if self.leader is None or self.away or self.job.state.over:
+            return False
+        worker = self.leader.worker
+        return worker in self._candidates[:1] and worker not in {*self.gone, *self.frozen}
+
+    def _may_look(self) -> bool:
+        if not self._leads:
+            return False
+        seen, at = self._looked
+        return self.changes != seen or self.schedule.now_s() >= at + LOOK_S
+
+    def _looks_at(self) -> float | None:
+        return self._looked[1] + LOOK_S if self._leads else None
+
+    def _look(self) -> None:
+        """Read, decide, write: in one transaction."""
+        now_s, now = self.schedule.now_s(), self.snapshot()
+        self._looked = (self.changes, now_s)
+        assert self.leader is not None
+        dead = {w: f"the process of w{w} is gone" for w in self.gone}
+        dead |= {w: f"w{w} is frozen" for w in self.frozen if w not in self.nodes}
+        silent = frozenset(self.frozen)
+        ages = self._term.ages(now, now_s)
+        decision = decide(now, self.leader.term, ages, LIMITS, dead, silent)
+        self.reason = decision.reason
+        if decision.generation is not None:
+            self.generation = replace(
+                decision.generation, scope=f"g{decision.generation.number}-00"
+            )
+            self.generations.append(self.generation)
+        if decision.plan is not None:
+            self.plan = dict(decision.plan)
+        self.evicted |= decision.evict
+        for answer in decision.answers:
+            del self.requests[answer.number]
+            self.answered.append(answer)
+        if decision.acts:
+            self.changed(news=True)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            job=self.job,
+            hosts=tuple(Host(h, self.agents[h], ADDRESS) for h in sorted(self.agents)),
+            members=tuple(self.nodes[worker] for worker in sorted(self.nodes)),
+            plan=dict(self.plan),
+            generation=self.generation,
+            leader=self.leader,
+            requests=tuple(self.requests[number] for number in sorted(self.requests)),
+            evicted=dict(self.evicted),
+        )
+
+
+class MemoryCoordinator:
+    """The daemon of one worker: :class:`edl.daemon.coordinator.Coordinator`, in memory."""
+
+    run = "loopback"
+
+    def __init__(self, job: MemoryJob, member: Member, mailbox: Mailbox, ring: Ring) -> None:
+        self._job = job
+        self._member = member
+        self._mailbox = mailbox
+        self._ring = ring
+        self._written = mailbox.clock.condition()
+        self._dirty = False
+        self._ends: list[tuple[JobState, str, Event | None]] = []
+        self._candidate = False
+        self._withdrawn = False
+        self._open = False
+        self._seen = -1
+        self._newest = 0
+        self._cut_after = 0.0
+        self.min_np = job.job.min_np
+        self.leave_requested = False
+        name = f"daemon of w{member.id}"
+        job.schedule.actors.append(Actor(name, self._is_due, self._turn, self._cuts_at))
+
+    @property
+    def away(self) -> bool:
+        return self._job.away
+
+    def last_step(self) -> int:
+        return 0  # nothing is saved here
+
+    def put_saved(self, directory: str, step: int) -> None:
+        self._job.job = replace(self._job.job, checkpoint=directory, saved_step=step)
+
+    # --- called by the training thread
+
+    def start(self) -> tuple[Member, Generation | None]:
+        self._mailbox.worker = self._member.id
+        self._job.put_member(self._member)
+        self._open = True
+        return self._member, self._job.generation
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._write()
+        self._open = False
+        self._job.resign(self._member.id)
+        self._job.remove_member(self._member.id)
+
+    def withdraw(self) -> None:
+        self._withdrawn = True
+        self._dirty = True
+
+    def stand_for_election(self) -> None:
+        self._candidate = True
+        self._job.stand(self._member.id)
+
+    def set_stage(
+        self,
+        stage: Stage,
+        generation: int | None = None,
+        newest_generation: int | None = None,
+    ) -> None:
+        own = self._member
+        leaving = own.stage is Stage.LEAVING and stage is Stage.ACTIVE
+        self._change(
+            stage=own.stage if leaving else stage,
+            generation=own.generation if generation is None else generation,
+            newest_generation=(
+                own.newest_generation if newest_generation is None else newest_generation
+            ),
+        )
+
+    def wait_beyond(self, generation: int) -> None:
+        self.set_stage(Stage.READY, generation=0, newest_generation=generation)
+
+    def report_broken(self, failure: RingFailure) -> None:
+        self._change(broken=failure)
+
+    def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
+        self._ends.append((state, reason, event))
+        self._dirty = True
+
+    def flush(self, timeout_s: float) -> bool:
+        with self._written:
+            return self._written.wait_for(lambda: not self._dirty, timeout_s)
+
+    def _change(self, **changes: Any) -> None:
+        self._member = replace(self._member, **changes)
+        self._dirty = True
+
+    # --- the daemon's thread
+
+    def _is_due(self) -> bool:
+        job, worker = self._job, self._member.id
+        if not self._open or job.away or worker in job.gone or worker in job.frozen:
+            return False
+        fresh = self._dirty or self.leave_requested or self._seen != job.news
+        return fresh or self._must_cut()
+
+    def _turn(self) -> None:
+        """Write what is due, read what is new."""
+        job, worker = self._job, self._member.id
+        if self.leave_requested:
+            self.leave_requested = False
+            self.set_stage(Stage.LEAVING)
+        if worker not in job.nodes and not self._withdrawn:
+            self._dirty = True  # its session was lost
+            if self._candidate and worker not in job.evicted:
+                job.stand(worker)
+        if self._dirty:
+            self._write()
+        self._read()
+        if self._must_cut():
+            number, members = self._ring.membership
+            self._ring.break_(number)
+            self._cut_after = job.schedule.now_s() + CUT_S
+            if {*job.evicted} & {*members} and number == self._newest:
+                job.network.give_up(worker, number)
+
+    def _write(self) -> None:
+        job = self._job
+        for state, reason, event in self._ends:
+            if job.set_state(state, reason) and event is not None:
+                job.events.append(event)
+        self._ends.clear()
+        if self._withdrawn:
+            job.resign(self._member.id)
+            job.remove_member(self._member.id)
+        else:
+            job.put_member(self._member)
+        while (event := self._mailbox.next_event()) is not None:
+            job.events.append(event)
+            self._mailbox.event_is_written()
+        with self._written:
+            self._dirty = False
+            self._written.notify_all()
+
+    def _read(self) -> None:
+        job, worker = self._job, self._member.id
+        self._seen = job.news
+        self._mailbox.leads(job.leader)
+        if worker in job.evicted:
+            self._mailbox.evict(job.evicted[worker])
+            job.resign(worker)
+        generation = job.generation
+        if generation is not None and generation.number > self._newest:
+            self._newest = generation.number
+            job.network.serve(worker, generation.number)
+            self._mailbox.announce(generation)
+        self._mailbox.job_is(job.job.state, job.job.reason)
+
+    def _must_cut(self) -> bool:
+        """Its worker is in a ring that has lost a member, or builds one that nobody wants."""
+        return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
+
+    def _wants_cut(self) -> bool:
+        number, members = self._ring.membership
+        if number == 0 or not (self._job.evicted or self._ring.is_building):
+            return False
+        lost = bool({*self._job.evicted} & {*members}) and self._seen == self._job.news
+        return lost or (self._ring.is_building and number < self._newest)
+
+    def _cuts_at(self) -> float | None:
+        stands_still = self._member.id in {*self._job.gone, *self._job.frozen}
+        wants = self._open and not stands_still and not self._job.away and self._wants_cut()
+        return self._cut_after if wants else None

@@ -1,0 +1,343 @@
+"""Threads that run one at a time, in an order that a test chooses, under a time of their own.
+
+::
+
+    schedule = Schedule(Chance(seed))
+    schedule.start("w0", lambda: train(...))
+    schedule.run()
+
+A task runs until it waits, by the schedule as its :class:`edl.clock.Clock`, or reaches a
+:meth:`Schedule.pause`. Then the :class:`Chance` says which task or actor is next. Time stands
+still while anybody can run, and jumps to the next deadline when nobody can. So the same seed gives
+the same run, nothing sleeps, and a run in which all wait for ever ends at once with a table of who
+waits for what.
+
+An *actor* is what runs beside the tasks and never waits: a daemon, a leader, an agent.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from edl.clock import Condition
+from edl.ring.loopback import Killed
+
+MOST_DECISIONS = 100_000
+LONGEST_S = 3600.0  # of virtual time
+JOIN_S = 30.0  # real seconds for a thread to end
+
+
+class ScheduleError(AssertionError):
+    """The tasks wait for each other for ever, or do not come to an end."""
+
+
+class Chance:
+    """Decides what is open. Seed 0 takes the first of all that may be: no task is interrupted.
+
+    Other seeds interrupt tasks anywhere, and make some of them slower than others.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed) if seed else None
+        self._weights: dict[str, float] = {}
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to ``limit`` - 1."""
+        return 0 if self._random is None or limit < 2 else int(self._random.random() * limit)
+
+    def pick(self, names: Sequence[str]) -> int:
+        """The index of the one who runs next."""
+        chance = self._random
+        if chance is None or len(names) < 2:
+            return 0
+        weights = []
+        for name in names:
+            if name not in self._weights:
+                self._weights[name] = 2.0 ** -chance.randrange(6)
+            weights.append(self._weights[name])
+        left = chance.random() * sum(weights)
+        for index, weight in enumerate(weights):
+            left -= weight
+            if left < 0:
+                return index
+        return len(names) - 1
+
+
+@dataclass
+class Actor:
+    """``act`` is called when ``ready``; ``due``: when it will be, if nothing happens before."""
+
+    name: str
+    ready: Callable[[], bool]
+    act: Callable[[], None]
+    due: Callable[[], float | None] = lambda: None
+
+
+@dataclass(eq=False)
+class Task:
+    """A thread of the schedule. ``error``: what has ended it, if anything has."""
+
+    name: str
+    thread: threading.Thread | None = None
+    go: threading.Lock = field(default_factory=threading.Lock)
+    condition: _Condition | None = None  # it waits for that
+    predicate: Callable[[], bool] | None = None
+    seen: int = 0  # the notifications of the condition that it has looked at
+    woken: bool = False  # by the last of them
+    wake_at: float | None = None
+    why: str = ""
+    killed: bool = False
+    frozen: bool = False
+    done: bool = False
+    error: BaseException | None = None
+
+    def ready(self, now_s: float) -> bool:
+        if self.frozen or self.done:
+            return False
+        if self.wake_at is not None and now_s >= self.wake_at:
+            return True
+        if self.condition is None:
+            return self.wake_at is None
+        if self.condition.notified != self.seen:
+            self.seen = self.condition.notified
+            self.woken = self.predicate is None or self.predicate()
+        return self.woken
+
+
+class _Condition:
+    """See :class:`edl.clock.Condition`. Only one task runs, so there is nothing to lock."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.notified = 0
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._schedule.wait(self, None, timeout)
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        return predicate() or self._schedule.wait(self, predicate, timeout) or predicate()
+
+    def notify_all(self) -> None:
+        self.notified += 1
+
+
+class Schedule:
+    """See the module. It is the :class:`edl.clock.Clock` of all that runs in it."""
+
+    def __init__(self, chance: Chance, most_decisions: int = MOST_DECISIONS) -> None:
+        self.chance = chance
+        self.tasks: list[Task] = []
+        self.actors: list[Actor] = []
+        self.current: Task | None = None
+        self.decisions = 0
+        self._most_decisions = most_decisions
+        self._now_s = 0.0
+        self._main = threading.Lock()
+        self._failure: BaseException | None = None
+        self._closing = False
+
+    # --- the clock
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        task = self._own()
+        task.wake_at, task.why = self._now_s + seconds, "its sleep"
+        self._give_way(task)
+        task.wake_at = None
+
+    def condition(self) -> Condition:
+        return _Condition(self)
+
+    def wait(
+        self, condition: _Condition, predicate: Callable[[], bool] | None, timeout: float | None
+    ) -> bool:
+        """Wait until ``condition`` was notified, ``predicate`` is true; False at the time-out."""
+        task = self._own()
+        task.condition, task.predicate, task.seen = condition, predicate, condition.notified
+        task.woken = False
+        task.wake_at = None if timeout is None else self._now_s + max(0.0, timeout)
+        task.why = "news"
+        self._give_way(task)
+        timed_out = task.wake_at is not None and self._now_s >= task.wake_at
+        task.condition = task.predicate = task.wake_at = None
+        return not timed_out
+
+    # --- tasks
+
+    def start(self, name: str, function: Callable[[], None]) -> Task:
+        """Add a task; it runs when it is its turn."""
+        task = Task(name)
+        task.go.acquire()
+        task.thread = threading.Thread(
+            target=self._live, args=(task, function), name=name, daemon=True
+        )
+        self.tasks.append(task)
+        task.thread.start()
+        return task
+
+    def pause(self) -> None:
+        """Others may run now. Nothing for an actor."""
+        if self.current is not None:
+            self._give_way(self._own())
+
+    def kill(self, task: Task) -> None:
+        """Raise :class:`Killed` in ``task``, now or where it waits; all of its waits raise it."""
+        task.killed = True
+        task.frozen = False
+        if task is self.current:
+            raise Killed(task.name)
+
+    def freeze(self, task: Task) -> None:
+        """Let ``task`` run no more, from its next wait on."""
+        task.frozen = True
+
+    def thaw(self, task: Task) -> None:
+        task.frozen = False
+
+    def fail(self, error: BaseException) -> None:
+        """Let :meth:`run` end now, with this error."""
+        self._failure = self._failure or error
+
+    def run(self) -> None:
+        """Run all tasks to their ends.
+
+        Raises:
+            ScheduleError: they have none.
+        """
+        try:
+            task = self._decide(None)
+            if task is not None:
+                self._main.acquire()
+                self._resume(task)
+                self._main.acquire()
+        finally:
+            self._close()
+        if self._failure is not None:
+            raise self._failure
+
+    # --- who is next
+
+    def _live(self, task: Task, function: Callable[[], None]) -> None:
+        task.go.acquire()
+        try:
+            if not task.killed:
+                function()
+        except BaseException as error:  # noqa: BLE001 - whoever runs the schedule looks at it
+            task.error = error
+        task.done = True
+        if self._closing:
+            return
+        try:
+            following = self._decide(None)
+        except BaseException as error:  # noqa: BLE001 - raised by run()
+            self._failure, following = error, None
+        if following is None:
+            self._main.release()
+        else:
+            self._resume(following)
+
+    def _give_way(self, task: Task) -> None:
+        """Let somebody run; returns when it is the turn of ``task`` again."""
+        try:
+            following = self._decide(task)
+        except BaseException as error:  # noqa: BLE001 - raised by run()
+            self._failure, following = error, None
+        if following is task:
+            self.current = task
+        else:
+            if following is None:
+                self._main.release()
+            else:
+                self._resume(following)
+            task.go.acquire()
+        if task.killed:
+            raise Killed(task.name)
+
+    def _resume(self, task: Task) -> None:
+        self.current = task
+        task.go.release()
+
+    def _decide(self, running: Task | None) -> Task | None:
+        """Let actors act until it is a task's turn; None when all tasks are done."""
+        while True:
+            self.current = None
+            if self._failure is not None:
+                raise self._failure
+            unwinding = next((t for t in self.tasks if t.killed and not t.done), None)
+            if unwinding is not None:
+                return unwinding
+            self.decisions += 1
+            if self.decisions > self._most_decisions:
+                raise ScheduleError(f"no end after {self.decisions} decisions: {self.table()}")
+            now_s = self._now_s
+            actors = [actor for actor in self.actors if actor.ready()]
+            tasks = [task for task in self.tasks if task.ready(now_s)]
+            if running in tasks[1:]:  # whom nobody interrupts
+                tasks.remove(running)
+                tasks.insert(0, running)
+            if not actors and not tasks:
+                if all(task.done for task in self.tasks):
+                    return None
+                self._pass_time()
+                continue
+            picked = self.chance.pick([*(a.name for a in actors), *(t.name for t in tasks)])
+            if picked >= len(actors):
+                return tasks[picked - len(actors)]
+            actors[picked].act()
+
+    def _pass_time(self) -> None:
+        """Nobody can run: on to the next deadline."""
+        waking = [t.wake_at for t in self.tasks if not (t.done or t.frozen)]
+        due = [at for at in (*waking, *(a.due() for a in self.actors)) if at is not None]
+        later = [at for at in due if at > self._now_s]
+        if not later:
+            raise ScheduleError(f"all wait for ever: {self.table()}")
+        self._now_s = min(later)
+        if self._now_s > LONGEST_S:
+            raise ScheduleError(f"no end after {self._now_s:.0f} s: {self.table()}")
+
+    def table(self) -> str:
+        """Who waits for what, for people."""
+        rows = []
+        for task in self.tasks:
+            state = "done" if task.done else "frozen" if task.frozen else f"waits for {task.why}"
+            until = f" until {task.wake_at:.2f} s" if task.wake_at is not None else ""
+            rows.append(f"{task.name} {state}{until}")
+        return f"at {self._now_s:.2f} s: {'; '.join(rows)}"
+
+    def _own(self) -> Task:
+        task = self.current
+        assert task is not None, "only a task waits"
+        if task.killed:
+            raise Killed(task.name)
+        return task
+
+    def _close(self) -> None:
+        """End the threads that are left, one after the other."""
+        self._closing = True
+        for task in self.tasks:
+            if not task.done:
+                task.killed, self.current = True, task
+                with suppress(RuntimeError):
+                    task.go.release()
+            assert task.thread is not None
+            task.thread.join(JOIN_S)
+            assert not task.thread.is_alive(), f"the thread of {task.name} does not end"
