@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +18,7 @@ from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.records import Event, Generation, JobState
 from edl.daemon.coordinator import Coordinator
+from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import TrainingProgress
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
@@ -32,22 +32,25 @@ _YES = ("1", "yes", "true")
 
 
 class Checkpointing:
-    """One worker's part in it. Runs in the training thread; without a daemon in a job of one."""
+    """One worker's part in it. Runs in the training thread.
+
+    ``progress``: how far the job is; what is saved is always a place in edl's own data.
+    """
 
     def __init__(
         self,
         config: Config,
         mailbox: Mailbox,
-        position: TrainingProgress,
-        daemon: Coordinator | None,
+        progress: LoaderProgress,
+        coordinator: Coordinator,
     ) -> None:
         self._config = config
         self._mailbox = mailbox
-        self._progress = position
-        self._daemon = daemon
+        self.progress: TrainingProgress = progress
+        self._loader = progress
+        self._coordinator = coordinator
         self._checkpoints: Checkpoints | None = None
         self.replica: Durable | None = None
-        self.stop_requested = False  # by SIGTERM, in a job of one
         self._generation = 0  # for events
 
     @property
@@ -64,7 +67,7 @@ class Checkpointing:
         """
         if self._checkpoints is not None:
             raise UsageError("edl.checkpoint was called before; a job has one directory")
-        if self._progress.has_state or self._progress.open:
+        if self._loader.has_state or self._loader.open:
             raise UsageError("call edl.checkpoint before `for epoch in loader.epochs(n)`")
         if not every_s > 0:
             raise UsageError(f"edl.checkpoint: every_s is {every_s}; it must be positive")
@@ -77,11 +80,10 @@ class Checkpointing:
             every_s=every_s,
             keep=keep,
             job=self._config.job or ALONE,
-            run=self._daemon.run if self._daemon is not None else uuid.uuid4().hex,
+            run=self._coordinator.run,
             resume_from=self._resume_from(resume, directory),
         )
-        saved = self._daemon.put_saved if self._daemon is not None else lambda _path, _step: None
-        checkpoints = Checkpoints(settings, self._tell, saved)
+        checkpoints = Checkpoints(settings, self._tell, self._coordinator.put_saved)
         checkpoints.check_directory()
         self._checkpoints = checkpoints
 
@@ -93,24 +95,20 @@ class Checkpointing:
             return directory
         return Path(resume).absolute()
 
-    def begin(self, generation: Generation | None, warmed_up: bool) -> None:
+    def begin(self, generation: Generation, warmed_up: bool) -> None:
         """This worker is to bring the job's state and has none: load it, or start afresh.
 
-        ``warmed up``: its model has trained a batch for nothing, so it cannot start afresh.
+        ``warmed_up``: its model has trained a batch for nothing, so it cannot start afresh.
 
         Raises:
             CheckpointError, UsageError: what was asked for cannot be resumed.
             JobFailed: nobody is left who holds the state, and none was saved.
         """
-        self._generation = generation.number if generation is not None else 0
+        self._generation = generation.number
         try:
             found = self._restore()
             if found is None and warmed_up:
-                how = ", and nothing was saved: call edl.checkpoint(directory) in the script"
-                if self.saves:
-                    how = ", before it was saved"
-                elif self._progress.scripted:
-                    how = "; start the job again from the script's own checkpoint"
+                how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")
         except EdlError as error:
             self._end_job(str(error))
@@ -122,21 +120,19 @@ class Checkpointing:
         if self._checkpoints is not None:
             if self.replica is None:
                 raise UsageError("create an edl.Optimizer before `for epoch in loader.epochs(n)`")
-            position = self._progress
-            return self._checkpoints.restore(position.source, self.replica, position.resume)
+            loader = self._loader
+            return self._checkpoints.restore(loader.source, self.replica, loader.resume)
         if self._config.resume.strip().lower() not in _NO:
             raise UsageError("cannot resume: the script does not call edl.checkpoint(directory)")
         return None
 
-    def _tell_resumed(
-        self, generation: Generation | None, found: Checkpoint, warmed_up: bool
-    ) -> None:
-        step = self._progress.step
+    def _tell_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
+        step = self.progress.step
         details: dict[str, object] = {"path": str(found.path)}
         reason = f"resumed from step {step}"
-        if warmed_up and generation is not None and self._daemon is not None:
+        if warmed_up:
             with contextlib.suppress(CoordinationError):
-                lost = details["lost_steps"] = max(0, self._daemon.last_step() - step)
+                lost = details["lost_steps"] = max(0, self._coordinator.last_step() - step)
                 reason += f", at least {lost} {'step' if lost == 1 else 'steps'} lost"
             reason = f"all {len(generation.left)} workers died; {reason}"
         else:
@@ -157,11 +153,11 @@ class Checkpointing:
         if self._checkpoints is None or self.replica is None or rank != 0:
             return
         self._generation = generation
-        if self.stop_requested:
+        if self._coordinator.leave_requested and not self._coordinator.is_shared:
             self.save_last()
             raise SystemExit(0)
         try:
-            at = self._progress
+            at = self._loader
             self._checkpoints.save_if_due(at.step, at.source, at.ledger, self.replica)
         except EdlError as error:
             self._end_job(str(error))
@@ -171,9 +167,9 @@ class Checkpointing:
 
     def save_last(self) -> None:
         """Save before the end, if this job saves and this worker has a state; bounded in time."""
-        if self._checkpoints is None or self.replica is None or not self._progress.has_state:
+        if self._checkpoints is None or self.replica is None or not self._loader.has_state:
             return
-        at, timeout_s = self._progress, self._config.save_timeout_s
+        at, timeout_s = self._loader, self._config.save_timeout_s
         self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
 
     def settle(self) -> None:
@@ -188,14 +184,11 @@ class Checkpointing:
 
     def _end_job(self, reason: str) -> None:
         """Let the job have failed, so that nobody waits for it or starts it again."""
-        if self._daemon is None:
-            return
-        step = self._progress.step
+        step = self.progress.step
         event = Event(time.time(), "job_failed", self._generation, step, reason)
-        self._daemon.end_job(JobState.FAILED, reason, event)
-        if not self._daemon.flush(FLUSH_S):
+        self._coordinator.end_job(JobState.FAILED, reason, event)
+        if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: %s", reason)
 
     def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
-        if self._daemon is not None:
-            self._mailbox.log(Event(time.time(), kind, self._generation, step, reason, details))
+        self._mailbox.log(Event(time.time(), kind, self._generation, step, reason, details))

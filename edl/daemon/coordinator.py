@@ -1,7 +1,8 @@
 """What a worker's training thread needs of the side that coordinates the job.
 
-:class:`edl.daemon.daemon.Daemon` keeps it in ZooKeeper; :mod:`edl.testing.loopback` keeps it in
-memory. None of the methods waits for anybody, but :meth:`Coordinator.flush`.
+:class:`edl.daemon.daemon.Daemon` keeps it in ZooKeeper, :mod:`edl.testing.memory` in memory, and
+:class:`edl.daemon.job_of_one.JobOfOne` is for a script without a launcher. None of the methods
+waits for anybody, but :meth:`Coordinator.flush`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ class Coordinator(Protocol):
     """One worker's part in the job's membership, from :meth:`start` to :meth:`close`."""
 
     leave_requested: bool  # by a signal handler, which must take no lock
+
+    @property
+    def is_shared(self) -> bool:
+        """Other workers may be in this job, now or later."""
 
     @property
     def min_np(self) -> int:

@@ -53,6 +53,8 @@ class _End:
 class Daemon:
     """The coordination side of one worker process, from :meth:`start` to :meth:`close`."""
 
+    is_shared = True
+
     def __init__(self, config: Config, mailbox: Mailbox, ring: Ring) -> None:
         if config.job is None or config.zookeeper is None:
             raise CoordinationError("a daemon needs a job and a ZooKeeper")

@@ -4,7 +4,7 @@ The answer of an exchange that broke may be known to some survivors and not to o
 worker counts the exchanges that it has completed, beside its steps, and reports both when its
 ring breaks (:class:`edl.core.records.RingFailure`). The sync root of the repair is one that has
 completed most, and its answer goes to all with its position
-(:meth:`edl.daemon.progress.TrainingProgress.header`).
+(:meth:`edl.daemon.loader_progress.LoaderProgress.header`).
 If nobody has it, the survivors exchange once more, in the new ring.
 
 Who had missed the step before is brought to it by the same repair, and then comes to the exchange
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edl import failpoints
-from edl.daemon.progress import TrainingProgress
+from edl.daemon.loader_progress import LoaderProgress
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import Ring
 
@@ -29,7 +29,7 @@ OUT_OF_PLACE = (
 def exchange(
     values: Sequence[float],
     ring: Ring,
-    position: TrainingProgress,
+    progress: LoaderProgress,
     repair: Callable[[RingBroken, float], None],
     now_s: Callable[[], float],
 ) -> list[list[float]]:
@@ -38,37 +38,30 @@ def exchange(
     Args:
         repair: goes on with the survivors; it is told since when this worker waited.
         now_s: a monotonic clock.
-
-    Raises:
-        RingBroken: where the script keeps its own place in its data, and is broken off.
     """
     mine = [float(value) for value in values]
     failpoints.reached("exchange")
-    if position.scripted:
-        return ring.exchange(mine)
-    before = position.exchanges
-    while position.exchanges == before:
+    before = progress.exchanges
+    while progress.exchanges == before:
         began = now_s()
         try:
-            position.exchanged(ring.exchange(mine))
+            progress.exchanged(ring.exchange(mine))
         except RingBroken as error:
             repair(error, began)
     failpoints.reached("exchanged")
-    return position.told
+    return progress.last_exchange
 
 
-def check_place(position: TrainingProgress, finished: bool) -> None:
+def check_place(progress: LoaderProgress) -> None:
     """Make sure that the training is between two steps.
 
     Raises:
         UsageError: it is not.
     """
     why = None
-    if finished:
-        why = "all epochs are trained"
-    elif position.open:
+    if progress.open:
         why = "this batch is not trained yet"
-    elif not position.scripted and not position.has_state:
+    elif not progress.has_state:
         why = "training has not begun"
     if why is not None:
         raise UsageError(f"{OUT_OF_PLACE}: {why}")

@@ -20,6 +20,7 @@ class Mailbox:
 
     worker: int = -1
     clock: Clock = SYSTEM
+    keeps_events: bool = True  # False: there is no job log, and nobody takes them from here
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0
@@ -158,7 +159,8 @@ class Mailbox:
     def log(self, event: Event) -> None:
         """An event for the job's log; the daemon thread writes it."""
         with self._lock:
-            self._events.append(event)
+            if self.keeps_events:
+                self._events.append(event)
 
     def next_event(self) -> Event | None:
         """The oldest event that is not written; it stays until :meth:`event_is_written`."""

@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 from edl.core.step.state_check import Digests, Split, due, fold, reason, split_of
 from edl.core.step.step_record import StepRecord
 from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.progress import TrainingProgress
+from edl.daemon.loader_progress import LoaderProgress
 from edl.errors import StateDiffers
 from edl.ring.ring import Ring
 
@@ -38,13 +38,13 @@ class StateCheck:
         self,
         every: int,
         ring: Ring,
-        position: TrainingProgress,
+        progress: LoaderProgress,
         checkpointing: Checkpointing,
         tell: Callable[..., None],
     ) -> None:
         self._every = every
         self._ring = ring
-        self._progress = position
+        self._progress = progress
         self._checkpointing = checkpointing
         self._tell = tell
         self._digests: Digests = {}
@@ -56,9 +56,9 @@ class StateCheck:
 
         The row may have to be sent again, after this step's batch has changed what it may change.
         """
-        position = self._progress
-        begins_epoch = position.ledger.done == 0
-        self.state = self.now() if due(position.step, begins_epoch, self._every) else 0
+        progress = self._progress
+        begins_epoch = progress.ledger.done == 0
+        self.state = self.now() if due(progress.step, begins_epoch, self._every) else 0
 
     def compare(self, records: Sequence[StepRecord]) -> None:
         """All rows of a step are here.

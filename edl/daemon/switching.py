@@ -71,17 +71,19 @@ class Switching:
         config: Config,
         mailbox: Mailbox,
         ring: Ring,
-        position: TrainingProgress,
-        daemon: Coordinator,
+        progress: TrainingProgress,
+        coordinator: Coordinator,
         checkpointing: Checkpointing,
     ) -> None:
         self._config = config
         self._mailbox = mailbox
         self._now_s = mailbox.clock.now_s
         self._ring = ring
-        self._progress = position
-        self._daemon = daemon
+        self.progress = progress
+        self._coordinator = coordinator
         self._checkpointing = checkpointing
+        self.warming_up = False  # a newcomer trains alone, for nothing, before it joins
+        self._expected_rank = 0
         self._seat = Seat(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
         self._repaired_at = -1  # the job's step when its ring was repaired last
@@ -96,29 +98,35 @@ class Switching:
 
     # --- into the first ring ---
 
-    def start(self) -> Generation | None:
+    def start(self) -> None:
         """Register, and enter the first ring of a job that is just starting.
 
-        Returns:
-            None when in the ring; the job's generation when it trains already, without us.
+        Of a job that trains already this worker is a newcomer: it is in a world of one, to warm up.
         """
-        member, generation = self._daemon.start()
+        member, generation = self._coordinator.start()
         self._seat = Seat(member.id, member.host, member.slot, member.address, member.port)
         if generation is None:
             generation = self._wait_for_start()
         if generation.rank_of(self.worker) is None:
-            self._daemon.set_stage(Stage.PREPARING)
-            return generation
+            self._coordinator.set_stage(Stage.PREPARING)
+            self.warming_up, self._expected_rank = True, max(1, len(generation.seats))
+            self._ring.build_alone()
+            logger.info("w%d warms up: the job is in %s", self.worker, generation.number)
+            return
         began = self._now_s()
         try:
             self._enter(generation)
         except RingError as error:
             self.repair(error, began, generation.number)
-        return None
+
+    @property
+    def expected_rank(self) -> int:
+        """The rank that a newcomer would get, never 0; 0 once it has been in a ring of the job."""
+        return self._expected_rank if self.warming_up and self.generation is None else 0
 
     def _wait_for_start(self) -> Generation:
-        self._daemon.stand_for_election()
-        self._daemon.set_stage(Stage.READY)
+        self._coordinator.stand_for_election()
+        self._coordinator.set_stage(Stage.READY)
         limit = 2 * self._config.start_timeout_s
         first = self._mailbox.wait_for_generation(0, self._now_s() + limit)
         if first is None:
@@ -130,13 +138,14 @@ class Switching:
             )
         return first
 
-    def join(self) -> None:
+    def join(self) -> Generation:
         """Enter the ring of a job that trains, and take over its state.
 
         When all who held the state are dead, newcomers have to lead the job into its restart.
         """
+        assert self.warming_up
         self._warmed_up = True
-        self._daemon.stand_for_election()
+        self._coordinator.stand_for_election()
         ready = self._now_s()
         self._ring.close()
         failed = 0
@@ -155,6 +164,8 @@ class Switching:
             broadcast_us=us(synchronised - built),
             stall_us=us(synchronised - began),
         )
+        self.warming_up = False
+        return generation
 
     @waits("waiting for the others to switch")
     def _wait_for_seat(self, after: int) -> Generation:
@@ -163,7 +174,7 @@ class Switching:
         It says which generation it waits beyond: one that does not is taken to be stuck.
         """
         if after:
-            self._daemon.wait_beyond(after)
+            self._coordinator.wait_beyond(after)
         while True:
             newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
             if self._mailbox.job_state.over or (newest is not None and not newest.seats):
@@ -173,7 +184,7 @@ class Switching:
             if newest.rank_of(self.worker) is None:
                 # The others go on without it; it is a newcomer like any other again.
                 after = newest.number
-                self._daemon.wait_beyond(after)
+                self._coordinator.wait_beyond(after)
             elif newest.repairs or self._ring.heard_go(newest):
                 return newest
 
@@ -237,7 +248,7 @@ class Switching:
         """
         if not self._pauses():
             return
-        limit, min_np = self._config.elastic_timeout_s, self._daemon.min_np
+        limit, min_np = self._config.elastic_timeout_s, self._coordinator.min_np
         deadline = self._now_s() + limit
         logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
         while self._pauses():
@@ -269,13 +280,13 @@ class Switching:
         step, and would wait for the gradients of those that pause. An elastic script begins anew
         on all of them.
         """
-        if self._ring.place.size >= self._daemon.min_np:
+        if self._ring.place.size >= self._coordinator.min_np:
             return False
-        return self._progress.scripted or self._progress.step > self._repaired_at
+        return self.progress.may_pause(self._repaired_at)
 
     def finish_together(
         self,
-        record: Callable[[], StepRecord] | None,
+        record: Callable[[], StepRecord | None],
         compare: Callable[[Sequence[StepRecord]], None],
     ) -> None:
         """Wait until all have completed the last step: who missed it needs somebody who has it.
@@ -291,10 +302,11 @@ class Switching:
         while True:
             began = self._now_s()
             try:
-                if record is None:
+                row = record()
+                if row is None:
                     self._ring.barrier(IDLE)
                 else:
-                    records = self._ring.finish_record(self._ring.start_record(record()))
+                    records = self._ring.finish_record(self._ring.start_record(row))
                     check_together(records)
                     compare(records)
                 return
@@ -348,8 +360,8 @@ class Switching:
         logger.warning("w%d: %s", self.worker, error)
         failpoints.reached("broken")
         self._ring.break_()
-        step = self._progress.step if self._progress.has_state else NO_STATE
-        self._daemon.report_broken(self._failure(generation, step, error))
+        step = self.progress.step if self.progress.has_state else NO_STATE
+        self._coordinator.report_broken(self._failure(generation, step, error))
         self._ring.close()
         failpoints.reached("reported")
 
@@ -362,7 +374,7 @@ class Switching:
         return RingFailure(
             generation,
             step,
-            self._progress.exchanges,
+            self.progress.exchanges,
             short_error(text),
             -1 if blamed is None else blamed,
         )
@@ -383,9 +395,9 @@ class Switching:
             if self._mailbox.job_state.over:
                 raise self._over() from error
             now = self._now_s()
-            if self._daemon.away:
+            if self._coordinator.away:
                 heard = now
-        away = "ZooKeeper is away, so " if self._daemon.away else ""
+        away = "ZooKeeper is away, so " if self._coordinator.away else ""
         raise JobFailed(
             f"{away}no leader has repaired generation {failed} within {now - began:.0f} s "
             f"({error}); `edl status` says what it waits for"
@@ -406,7 +418,7 @@ class Switching:
         built = self._now_s()
         failpoints.reached("built")
         self.generation = generation
-        self._progress.adopt(generation.members)
+        self.progress.adopt(generation.members)
         self.on_enter()
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member
@@ -415,10 +427,10 @@ class Switching:
                 self._synchronise(generation)
                 self._synchronised = True  # the first exchange of the job, if it broke in that
         if generation.repairs:
-            self._repaired_at = self._progress.step
+            self._repaired_at = self.progress.step
         synchronised = self._now_s()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
-        self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)
+        self._coordinator.set_stage(Stage.ACTIVE, generation=generation.number)
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> None:
@@ -427,21 +439,21 @@ class Switching:
         What belongs to the script's place in its loop (schedulers, the epoch) stays its own,
         except for a newcomer.
         """
-        if self.replica is None:
+        if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.sync_root)
         assert root is not None
-        if self.worker == generation.sync_root and not self._progress.has_state:
+        if self.worker == generation.sync_root and not self.progress.has_state:
             self._checkpointing.begin(generation, self._warmed_up)
-        mine = json.dumps(self._progress.header()).encode()
+        mine = json.dumps(self.progress.header()).encode()
         header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
         failpoints.reached("broadcast")
         receive = Receive.NOTHING
         if self.worker in generation.joined and self.worker != generation.sync_root:
-            receive = Receive.STEP if self._progress.has_state else Receive.ALL
-        if generation.joined:
+            receive = Receive.STEP if self.progress.has_state else Receive.ALL
+        if generation.joined and self.replica is not None:
             self.replica.synchronise(self._ring, root, receive)
-        self._progress.take_over(header, receive)
+        self.progress.take_over(header, receive)
 
     def _over(self) -> JobFailed:
         """What to raise when others have ended the job."""
@@ -452,18 +464,18 @@ class Switching:
         last = not generation.seats and (self._ring.place.rank == 0 or not self._ring.is_open)
         self._ring.close()
         if not generation.seats:  # whoever saves does not hang, although it completes no step
-            self._daemon.set_stage(Stage.LEAVING)
+            self._coordinator.set_stage(Stage.LEAVING)
         if last:
             self._checkpointing.save_last()
         self._checkpointing.settle()
         why = "the job stops" if not generation.seats else "it left the job"
-        self.exit(f"{why} after step {self._progress.step} ({generation.reason})")
+        self.exit(f"{why} after step {self.progress.step} ({generation.reason})")
 
     def exit(self, reason: str) -> NoReturn:
         """End this process with success, for ``reason``."""
         logger.info("w%d ends: %s", self.worker, reason)
         self._ring.close()
-        self._daemon.close()
+        self._coordinator.close()
         raise SystemExit(0)
 
     @property

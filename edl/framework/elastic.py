@@ -159,7 +159,7 @@ class State(ABC):
         if worker is not None and worker.warming_up:
             self._points += 1
             long = time.monotonic() - self._began >= WARM_UP_S
-            if worker.begun > 0 or self._points > 1 or long:
+            if worker.script.begun > 0 or self._points > 1 or long:
                 raise HostsUpdatedInterrupt(False)
             return
         if commit:
@@ -167,11 +167,11 @@ class State(ABC):
         if worker is None:
             return
         if commit:
-            worker.saved()
-        if worker.agree():
+            worker.script.saved()
+        if worker.script.agree():
             if not commit:
                 self.save()
-                worker.saved()
+                worker.script.saved()
             raise HostsUpdatedInterrupt(False)
 
     def _parts(self) -> set[str]:
@@ -219,7 +219,7 @@ def run(
             worker.join()
         worker.begin()
         result = None  # of who trains to the end; others get the state of one that has
-        while not worker.ended:
+        while not worker.script.ended:
             worker.boundary()
             state.renew()
             try:
@@ -239,9 +239,9 @@ def run(
                 failure = RingBroken(worker.generation, why)
             worker.ring.break_()
             state.restore()
-            worker.repair(failure)
+            worker.script.repair(failure)
         state.save()
-        worker.end()
+        worker.script.end()
         worker.finish()
         return result
 
@@ -255,7 +255,7 @@ def warmed_up(worker: Worker) -> None:
         HostsUpdatedInterrupt: as if workers had joined.
         UsageError: no wrapped function runs that could be broken off.
     """
-    if worker.warming_up and worker.begun > 0:
+    if worker.warming_up and worker.script.begun > 0:
         if not _running:
             raise UsageError(
                 "this script trains outside of elastic.run, so no worker can join or be replaced; "
@@ -268,7 +268,7 @@ def _enlist(state: State, state_name: str) -> Worker:
     worker = current_worker()
     if not isinstance(state, State):
         raise UsageError(_STATE_IS_OURS.format(state_name))
-    if worker.ended:
+    if worker.script.ended:
         raise UsageError(
             "this job has ended with the first function that elastic.run wrapped; do all of the "
             "training in one"

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from edl import config
 from edl.daemon.daemon import Daemon
+from edl.daemon.job_of_one import JobOfOne
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.stacks import offer_stacks
 from edl.daemon.worker import Worker
@@ -75,9 +76,10 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
 def _worker_of(settings: config.Config, binding: Binding) -> Worker:
     """A worker over Horovod; a job of one when no launcher started this process."""
     ring = gloo_ring(binding, settings.own_address, settings.connect_timeout_s)
+    if settings.job is None:
+        return Worker(settings, ring, Mailbox(keeps_events=False), JobOfOne(settings))
     mailbox = Mailbox()
-    daemon = Daemon(settings, mailbox, ring) if settings.job is not None else None
-    return Worker(settings, ring, mailbox, daemon)
+    return Worker(settings, ring, mailbox, Daemon(settings, mailbox, ring))
 
 
 def shutdown() -> None:
@@ -210,7 +212,7 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
         UsageError: called twice, too late, or with values out of range.
     """
     worker = current_worker()
-    worker.attach_checkpoints(Path(directory), every_s, keep)
+    worker.checkpointing.attach(Path(directory), every_s, keep)
     _leave_on_sigterm(worker)
 
 

@@ -170,7 +170,7 @@ class StepReduction:
     def end_step(self) -> None:
         """The update is made, or skipped: the ledger moves."""
         ended = self.step.after(StepEvent.END)
-        self._worker.end_step()
+        self._worker.loader.end()
         self._step = ended
 
     def refuse(self) -> None:
@@ -187,9 +187,9 @@ class StepReduction:
 
     def _catch_up(self) -> None:
         """The worker may have begun another step meanwhile."""
-        if self._step.number == self._worker.begun:
+        if self._step.number == self._worker.loader.begun:
             return
-        self._step = self._step.next(self._worker.begun)
+        self._step = self._step.next(self._worker.loader.begun)
         self._weights = self._error = None
         self._weigh()
         alone = self._worker.warming_up or self._worker.ring.alone
@@ -204,8 +204,8 @@ class StepReduction:
             self._weights = ALONE
         else:
             try:
-                samples = [record.samples for record in worker.records()]
-                self._weights = weigh(samples, worker.samples, worker.batch_size)
+                samples = [record.samples for record in worker.loader.records()]
+                self._weights = weigh(samples, worker.loader.samples, worker.loader.batch_size)
             except RingBroken as error:
                 self._broke(error)
         return self._weights
@@ -231,7 +231,7 @@ class StepReduction:
             raise RingError(
                 f"a step was interrupted, and {self.cannot_repair} ({self._error})"
             ) from self._error
-        superseded = self._worker.recover(self._error)
+        superseded = self._worker.loader.recover(self._error)
         self._forget()
         self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
         self._error = None
@@ -262,7 +262,7 @@ class StepReduction:
 
     def _weigh(self) -> None:
         self.sends_early = False
-        self.sent_weight = send_weight(self._worker.samples, self._worker.batch_size)
+        self.sent_weight = send_weight(self._worker.loader.samples, self._worker.loader.batch_size)
 
     def _on(self, event: StepEvent) -> None:
         self._step = self.step.after(event)

@@ -63,13 +63,13 @@ class Steps:
         """
         worker = self._worker
         if worker.warming_up:
-            yield from self._within(worker.epoch)
+            yield from self._within(worker.loader.epoch)
         self.enter()
-        while worker.epoch < count:
-            yield from self._within(worker.epoch)
-            if worker.epoch + 1 >= count:
+        while worker.loader.epoch < count:
+            yield from self._within(worker.loader.epoch)
+            if worker.loader.epoch + 1 >= count:
                 break
-            worker.next_epoch()
+            worker.loader.next_epoch()
         worker.finish()
 
     def enter(self) -> None:
@@ -95,23 +95,23 @@ class Steps:
         """
         worker, feed = self._worker, self._feed
         self._settle()
-        if worker.step_open:
+        if worker.loader.open:
             raise UsageError(self._unfinished)
         if worker.warming_up:
             if self._warmed_up:
                 return False
             self._warmed_up = True
-            worker.begin_step(feed.next()[0])
+            worker.loader.begin(feed.next()[0])
             return True
-        if worker.epoch_over:
+        if worker.loader.epoch_over:
             return False
         feed.settle()
         worker.boundary()
-        if worker.sampler.restarts != self._restarts:
-            self._restarts = worker.sampler.restarts
+        if worker.loader.sampler.restarts != self._restarts:
+            self._restarts = worker.loader.sampler.restarts
             feed.restart()
         batch, padding = feed.next()
-        worker.begin_step(batch, padding)
+        worker.loader.begin(batch, padding)
         return True
 
     def _within(self, epoch: int) -> Iterator[int]:

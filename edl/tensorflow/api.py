@@ -45,6 +45,6 @@ def track(**objects: Any) -> None:
 
 def mean(value: Any, weight: float | None = None) -> Any:
     """See :func:`edl.framework.metrics.mean`. The update that was applied last is complete."""
-    if process.current_worker().step_open:
+    if process.current_worker().loader.open:
         training.current().finish_step()
     return metrics.mean(value, weight)

@@ -70,12 +70,14 @@ class PipelineFeed:
         with self._change:
             self._begun = True
             if worker.warming_up:
-                self._put(worker.sampler.warm_up(), False)
+                self._put(worker.loader.sampler.warm_up(), False)
             else:
-                while len(self._formed) <= AHEAD and (batch := worker.sampler.form(worker.ledger)):
+                while len(self._formed) <= AHEAD and (
+                    batch := worker.loader.sampler.form(worker.loader.ledger)
+                ):
                     self._put(batch, False)
             if not self._formed:
-                self._put(worker.sampler.warm_up(), True)
+                self._put(worker.loader.sampler.warm_up(), True)
             entry = self._formed.popleft()
             self._change.notify_all()
         if entry.error is not None:
@@ -101,7 +103,7 @@ class PipelineFeed:
         with self._change:
             gave_up, self._gave_up = self._gave_up, False
         if gave_up:
-            self._worker.sampler.restart()
+            self._worker.loader.sampler.restart()
 
     def close(self) -> None:
         """End all readers, and let them leave, for the interpreter is about to go."""
@@ -181,7 +183,7 @@ class PipelineFeed:
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
             self.trial = True
-            return _Entry(self._worker.sampler.warm_up(), True, read=True)
+            return _Entry(self._worker.loader.sampler.warm_up(), True, read=True)
         waited = 0.0
         while self._reader == number and not self._unread:
             if not self._change.wait(LOOK_S):

@@ -107,11 +107,11 @@ class KerasCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = self._training.worker
-        if worker.epoch_over:
-            worker.next_epoch()
-        if epoch != worker.epoch:
+        if worker.loader.epoch_over:
+            worker.loader.next_epoch()
+        if epoch != worker.loader.epoch:
             raise UsageError(
-                f"fit counts this epoch as {epoch} and the job as {worker.epoch}; leave out "
+                f"fit counts this epoch as {epoch} and the job as {worker.loader.epoch}; leave out "
                 "initial_epoch, which newcomers would not follow"
             )
         self._samples = 0
@@ -120,11 +120,11 @@ class KerasCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self._training.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
-        self._samples += self._training.worker.samples
+        self._samples += self._training.worker.loader.samples
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         now = self._training
-        if now.worker.step_open and not now.reduction.done:
+        if now.worker.loader.open and not now.reduction.done:
             raise UsageError(
                 "model.fit trained a batch that is not edl's; give it the edl.Dataset itself "
                 "(or what its map and prefetch return)"
@@ -177,7 +177,7 @@ class _Last(keras.callbacks.Callback):
             self._warm_up()
         now.steps.enter()
         # Where fit looks for the epoch to begin with.
-        self.model._initial_epoch = now.worker.epoch
+        self.model._initial_epoch = now.worker.loader.epoch
 
     def before_epoch(self, epoch: int) -> None:
         """Before any callback begins the epoch: it has begun already, where the state is from?"""
@@ -198,29 +198,29 @@ class _Last(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         worker = self._training.worker
         self._take_back()
-        if worker.stop_agreed:
-            self._stop(worker.stop_agreed)
-        elif worker.epoch_over:
+        if worker.loader.stop_agreed:
+            self._stop(worker.loader.stop_agreed)
+        elif worker.loader.epoch_over:
             self.model.stop_training = EPOCH_IS_OVER
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         worker = self._training.worker
-        if not worker.stop_agreed:
+        if not worker.loader.stop_agreed:
             self._take_back()
         wrote = worker.rank == 0
-        now = met(worker.exchange(end_row(worker.id, worker.wants_to_stop, wrote)))
+        now = met(worker.exchange(end_row(worker.id, worker.loader.wants_to_stop, wrote)))
         for writer in self._writers:
             writer.met(now.written)
-        if now.stop and not worker.stop_agreed:
+        if now.stop and not worker.loader.stop_agreed:
             self._stop(now.stop)
 
     def _take_back(self) -> None:
         """What this worker alone wants is not done before all know it."""
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker
-            if not worker.wants_to_stop:
+            if not worker.loader.wants_to_stop:
                 logger.info("w%d wants to stop training: model.stop_training is set", worker.id)
-            worker.wants_to_stop = True
+            worker.loader.wants_to_stop = True
             self.model.stop_training = False
 
     def _stop(self, reason: str) -> None:

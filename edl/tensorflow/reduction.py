@@ -64,7 +64,7 @@ class GradientReduction:
     def end_step(self) -> None:
         """The ledger moves, if the gradients of the open step are reduced."""
         self.raise_pending()
-        if self._worker.step_open and self._reduction.decided:
+        if self._worker.loader.open and self._reduction.decided:
             self._reduction.end_step()
 
     def raise_pending(self) -> None:
@@ -298,11 +298,11 @@ class GradientReduction:
 
     def _is_trial(self) -> bool:
         """A session that does not know the job runs its graph for the first time."""
-        return self._feed.trial and not self._worker.begun
+        return self._feed.trial and not self._worker.loader.begun
 
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
-        if not self._worker.step_open:
+        if not self._worker.loader.open:
             raise UsageError(
                 "gradients were applied without a batch from edl; take each training batch from "
                 "edl.Dataset (edl.next_batch() or edl.elastic_shard_generator in a graph), and "

@@ -65,11 +65,11 @@ def next_batch() -> Any:
         raise UsageError("declare the data before edl.next_batch(): elastic_shard_generator(...)")
     job = _job()
     now.finish_step()
-    if not now.worker.step_open:
+    if not now.worker.loader.open:
         job.begin()
         now.feed.skip()
-    assert now.worker.batch is not None
-    return now.load(now.worker.batch.indices)
+    assert now.worker.loader.batch is not None
+    return now.load(now.worker.loader.batch.indices)
 
 
 class _GraphJob:
@@ -108,7 +108,11 @@ class _GraphJob:
         now.finish_step()
         if self._finished or not self._entered:
             return self._finished
-        if worker.epoch_over and not worker.step_open and worker.epoch + 1 >= now.epochs:
+        if (
+            worker.loader.epoch_over
+            and not worker.loader.open
+            and worker.loader.epoch + 1 >= now.epochs
+        ):
             self._finished = True
             now.feed.end()
             worker.finish()
@@ -118,7 +122,7 @@ class _GraphJob:
         """Hand out the next batch, if none is in hand."""
         now, worker = self._training, self._training.worker
         now.finish_step()
-        if worker.step_open:
+        if worker.loader.open:
             return
         if worker.warming_up and not self._tried:
             self._tried = True
@@ -130,7 +134,7 @@ class _GraphJob:
         if self.done():
             raise UsageError("all epochs are trained; ask edl.Session.Done() before each step")
         while not now.steps.begin():
-            worker.next_epoch()
+            worker.loader.next_epoch()
 
     def trains(self, fetches: Any) -> bool:
         """Whether these fetches depend on the reduction of gradients.

@@ -108,12 +108,12 @@ class Feed:
         worker = self._worker
         if not worker.warming_up:
             while len(self._ahead) <= self._prefetch_batches:
-                formed = worker.sampler.form(worker.ledger)
+                formed = worker.loader.sampler.form(worker.loader.ledger)
                 if formed is None:
                     break
                 self._ahead.append(formed)
         padding = not self._ahead
-        self.batch = worker.sampler.warm_up() if padding else self._ahead.popleft()
+        self.batch = worker.loader.sampler.warm_up() if padding else self._ahead.popleft()
         return self.batch, padding
 
 
@@ -123,7 +123,7 @@ def train_step(worker: Worker, member: LoopbackMember, model: CountingModel, bat
     The gradient is on its way before anybody knows how many samples the step has.
     """
     if worker.warming_up:
-        worker.end_step()
+        worker.loader.end()
         return
     local, mean = model.gradient(batch), None
     while True:
@@ -131,11 +131,11 @@ def train_step(worker: Worker, member: LoopbackMember, model: CountingModel, bat
             mean = _mean(worker, member, local)
             break
         except RingBroken as error:
-            if worker.recover(error):  # the others had completed it: their state is here
+            if worker.loader.recover(error):  # the others had completed it: their state is here
                 break
     if mean is not None:
         model.update(mean)
-    worker.end_step()
+    worker.loader.end()
 
 
 def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
@@ -144,11 +144,11 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
     Raises:
         RingBroken: the step has to be completed by those who are left.
     """
-    handle, weight = None, send_weight(worker.samples, worker.batch_size)
+    handle, weight = None, send_weight(worker.loader.samples, worker.loader.batch_size)
     try:
-        if not worker.ring.alone and worker.samples:
+        if not worker.ring.alone and worker.loader.samples:
             handle = member.average_start(weight * local, "edl.gradient.w")
-        records = worker.records()
+        records = worker.loader.records()
         total = global_samples(records)
         if total == 0:
             return None
@@ -159,7 +159,7 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
         average: Vector = member.average_finish(handle)
     except CollectiveFailed as error:
         raise RingBroken(worker.generation, str(error)) from error
-    return average * average_correction(worker.batch_size, len(records), total)
+    return average * average_correction(worker.loader.batch_size, len(records), total)
 
 
 @dataclass(frozen=True)

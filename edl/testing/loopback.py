@@ -62,7 +62,7 @@ class LoopbackWorker:
 
     @property
     def holds_state(self) -> bool:
-        return self.worker._progress.has_state
+        return self.worker.loader.progress.has_state
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,7 @@ class MemoryJob:
 class MemoryCoordinator:
     """The daemon of one worker: :class:`edl.daemon.coordinator.Coordinator`, in memory."""
 
+    is_shared = True
     run = "loopback"
 
     def __init__(self, job: MemoryJob, member: Member, mailbox: Mailbox, ring: Ring) -> None:

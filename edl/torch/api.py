@@ -46,10 +46,10 @@ def notify_batch_end() -> None:
     Only a batch needs it that has no ``backward()``, on all workers alike. Harmless twice.
     """
     worker = current_worker()
-    if worker.step_open and _reduction is not None:
+    if worker.loader.open and _reduction is not None:
         _reduction.skip()
     else:
-        worker.end_step()
+        worker.loader.end()
 
 
 def settle_step() -> None:

@@ -105,7 +105,7 @@ def DistributedOptimizer(
     def synchronize_and_tell() -> None:
         warmed_up(worker)
         plainly()
-        worker.beat()
+        worker.script.beat()
 
     # Once for each update: by step(), or by the script before a step() that skips it.
     distributed.synchronize = synchronize_and_tell

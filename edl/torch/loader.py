@@ -136,7 +136,9 @@ class _LoaderFeed:
         """See :class:`edl.framework.steps.Feed`."""
         worker = self._worker
         fresh = next(self._arriving, _NONE)
-        if fresh is _NONE and (worker.warming_up or worker.sampler.has_more(worker.ledger)):
+        if fresh is _NONE and (
+            worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
+        ):
             # At the start, and when leases came after the loader had read the last one.
             self._arriving = self._load()
             fresh = next(self._arriving)
@@ -145,7 +147,7 @@ class _LoaderFeed:
             return self._formed.popleft(), False
         if self.data is _NONE:
             self.data = self._any_data()
-        return worker.sampler.warm_up(), True
+        return worker.loader.sampler.warm_up(), True
 
     def _load(self) -> Iterator[Any]:
         """PyTorch's batches, from now on.
@@ -169,16 +171,16 @@ class _LoaderFeed:
         """Called by PyTorch's loader when it wants to load one more batch."""
         worker = self._worker
         if worker.warming_up:
-            batch = None if self._formed else worker.sampler.warm_up()
+            batch = None if self._formed else worker.loader.sampler.warm_up()
         else:
-            batch = worker.sampler.form(worker.ledger)
+            batch = worker.loader.sampler.form(worker.loader.ledger)
         if batch is not None:
             self._formed.append(batch)
         return batch
 
     def _any_data(self) -> Any:
         """A batch to repeat with weight zero, for a worker that has not had one of its own yet."""
-        indices = self._worker.sampler.warm_up().indices.tolist()
+        indices = self._worker.loader.sampler.warm_up().indices.tolist()
         dataset = self._loader.dataset
         collate = self._loader.collate_fn
         assert collate is not None

@@ -133,7 +133,7 @@ class GradientReduction:
             UsageError: no batch was handed out for this step; or gradients are left of the step
                 before, or were changed meanwhile.
         """
-        if not self._worker.step_open:
+        if not self._worker.loader.open:
             raise UsageError(
                 "optimizer.step() was called without a batch from the edl loader; take each "
                 "training batch from edl.DataLoader, and call optimizer.step() once for it"
@@ -159,7 +159,7 @@ class GradientReduction:
         Only where ``backward()`` has met no parameter of the optimizer, and may have on other
         workers, is this the moment; the optimizer's step is the next.
         """
-        if self._worker.step_open:
+        if self._worker.loader.open:
             self.finish()
 
     def let_go(self) -> None:
@@ -183,7 +183,7 @@ class GradientReduction:
 
     def settle(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
-        if self._worker.step_open and self._reduction.decided:
+        if self._worker.loader.open and self._reduction.decided:
             self.end_step(skipped=True)
         self._hook_new()
 
@@ -227,7 +227,7 @@ class GradientReduction:
 
     def _accumulated(self, gradient: _Gradient) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
-        if not self._worker.step_open or not gradient.name:
+        if not self._worker.loader.open or not gradient.name:
             return
         reduction = self._reduction
         number = reduction.step.number
@@ -293,7 +293,7 @@ class GradientReduction:
 
     def _with_gradient(self) -> list[_Gradient]:
         """Those of the parameters that have a gradient in the job."""
-        mine = presence(self._worker.samples, [each.is_present for each in self._gradients])
+        mine = presence(self._worker.loader.samples, [each.is_present for each in self._gradients])
         # Of the kind that gradients are, so that Horovod sends it along with the last of them.
         row = torch.tensor(mine)
         handle = self._guard(average_start, row, torch.empty_like(row), PRESENT)

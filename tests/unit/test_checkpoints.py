@@ -14,8 +14,9 @@ from edl.config import Config
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
+from edl.daemon.job_of_one import JobOfOne
+from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.progress import TrainingProgress
 from edl.errors import CheckpointError, UsageError
 
 SOURCE = Source(total=100, batch_size=4, shuffle=True, seed=7, prefetch_batches=0)
@@ -45,7 +46,7 @@ class Start:
         self.told: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
         self.replica = Replica()
-        self.position = TrainingProgress()
+        self.position = LoaderProgress()
         self.position.attach(source, 0)
         config = CheckpointConfig(
             directory, every_s=1000.0, keep=3, job="digits", run=run, resume_from=resume
@@ -246,11 +247,14 @@ def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
     assert start.saved == []
 
 
+_, ALONE = JobOfOne(Config()).start()
+
+
 def checkpointing(**settings: Any) -> Checkpointing:
     config = Config(**settings)
-    position = TrainingProgress()
+    position = LoaderProgress()
     position.attach(SOURCE, 0)
-    return Checkpointing(config, Mailbox(), position, None)
+    return Checkpointing(config, Mailbox(), position, JobOfOne(config))
 
 
 @pytest.mark.parametrize(
@@ -269,9 +273,9 @@ def test_wrong_moments(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="was called before"):
         one.attach(tmp_path, 1.0, 1)
     with pytest.raises(UsageError, match=r"create an edl\.Optimizer"):
-        one.begin(None, warmed_up=False)
+        one.begin(ALONE, warmed_up=False)
     late = checkpointing()
-    late._progress.has_state = True
+    late.progress.has_state = True
     with pytest.raises(UsageError, match=r"before `for epoch in loader\.epochs"):
         late.attach(tmp_path, 1.0, 1)
 
@@ -279,9 +283,9 @@ def test_wrong_moments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", ["1", "TRUE", "/somewhere"])
 def test_resuming_a_script_that_saves_nothing(resume: str) -> None:
     with pytest.raises(UsageError, match=r"the script does not call edl.checkpoint"):
-        checkpointing(resume=resume).begin(None, warmed_up=False)
+        checkpointing(resume=resume).begin(ALONE, warmed_up=False)
 
 
 @pytest.mark.parametrize("resume", ["", "0", "no"])
 def test_not_resuming(resume: str) -> None:
-    checkpointing(resume=resume).begin(None, warmed_up=False)
+    checkpointing(resume=resume).begin(ALONE, warmed_up=False)

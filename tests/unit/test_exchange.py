@@ -22,6 +22,7 @@ from edl.core.job.topology import place
 from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, SwitchTimes
+from edl.daemon.job_of_one import JobOfOne
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
@@ -174,6 +175,8 @@ class MemorySwitching:
     """Repairs as :class:`edl.daemon.switching.Switching` does; nothing else ever changes."""
 
     times = SwitchTimes()
+    warming_up = False
+    expected_rank = 0
 
     def __init__(self, mine: Worker, ring: MemoryRing) -> None:
         self._mine, self._ring = mine, ring
@@ -185,7 +188,7 @@ class MemorySwitching:
         return self._ring.generation
 
     def repair(self, _error: Exception, _since: float) -> None:
-        position, world = self._mine._progress, self._ring.world
+        position, world = self._mine.loader.progress, self._ring.world
         report = RingFailure(self.generation.number, position.step, position.exchanges)
         now = self._ring.generation = world.repair(self.worker, report)
         position.adopt(now.members)
@@ -198,11 +201,12 @@ class MemorySwitching:
 
 def worker_in(world: World, number: int) -> Worker:
     ring = MemoryRing(world, number)
-    worker = Worker(Config(), ring, Mailbox(), None)  # type: ignore[arg-type]
-    worker._switching = MemorySwitching(worker, ring)  # type: ignore[assignment]
+    worker = Worker(Config(), ring, Mailbox(), JobOfOne(Config()))  # type: ignore[arg-type]
+    switching = MemorySwitching(worker, ring)
+    worker._switching = worker.loader._switching = switching  # type: ignore[assignment]
     worker.attach_source(Source(1000, 4, True, 7, 0))
-    worker._progress.adopt(world.generation.members)
-    worker._progress.has_state = True
+    worker.loader.progress.adopt(world.generation.members)
+    worker.loader.progress.has_state = True
     return worker
 
 
@@ -212,19 +216,19 @@ def train(worker: Worker) -> list[list[list[float]]]:
     switching: Any = worker._switching
     ring: Any = worker.ring
     while worker.step < STEPS:
-        batch = worker.sampler.form(worker.ledger)
+        batch = worker.loader.sampler.form(worker.loader.ledger)
         assert batch is not None
-        worker.begin_step(batch)
+        worker.loader.begin(batch)
         while True:
             try:
-                worker.records()
+                worker.loader.records()
                 ring.call("gradients", worker.step)
                 switching.model += 1
                 break
             except RingBroken as error:
-                if worker.recover(error):
+                if worker.loader.recover(error):
                     break
-        worker.end_step()
+        worker.loader.end()
         assert switching.model == worker.step
         for number in range(EACH):
             told.append(worker.exchange([worker.id, worker.step, number]))
@@ -292,18 +296,18 @@ def test_one_dies_after_the_other(later: int, late: frozenset[int]) -> None:
 def test_it_takes_place_between_two_steps_of_the_training() -> None:
     seats = (Seat(0, "a", 0, "127.0.0.1", 9000),)
     worker = worker_in(World([], Generation(1, 1, seats, 0, (), (), "alone")), 0)
-    worker._progress.has_state = False
+    worker.loader.progress.has_state = False
     with pytest.raises(UsageError, match=r"call edl\.mean\(\) after .*: training has not begun"):
         worker.exchange([1.0])
-    worker._progress.has_state = True
-    batch = worker.sampler.form(worker.ledger)
+    worker.loader.progress.has_state = True
+    batch = worker.loader.sampler.form(worker.loader.ledger)
     assert batch is not None
-    worker.begin_step(batch)
+    worker.loader.begin(batch)
     with pytest.raises(UsageError, match="this batch is not trained yet"):
         worker.exchange([1.0])
-    worker.records()
-    worker.end_step()
+    worker.loader.records()
+    worker.loader.end()
     assert worker.exchange([1.0, 2.0]) == [[1.0, 2.0]]
-    worker._finished = True
+    worker.finished = True
     with pytest.raises(UsageError, match="all epochs are trained"):
         worker.exchange([1.0])

@@ -12,7 +12,8 @@ import torch
 
 from edl.core.step.mean import weighted_means
 from edl.core.step.source import Source
-from edl.daemon.progress import Receive, TrainingProgress
+from edl.daemon.loader_progress import LoaderProgress
+from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.framework import metrics
 
@@ -76,8 +77,8 @@ def test_so_is_a_weight_that_is_none(others: list[list[float]], weight: float) -
 # --- the weight of a batch ---
 
 
-def in_a_step(samples: int = 4, padding: bool = False) -> TrainingProgress:
-    position = TrainingProgress()
+def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
+    position = LoaderProgress()
     position.attach(Source(samples, 4, False, 0, 0), 0)
     batch = position.sampler.form(position.ledger)
     assert batch is not None

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from edl.core.step.source import Source
-from edl.daemon.progress import Receive, TrainingProgress
+from edl.daemon.loader_progress import LoaderProgress
+from edl.daemon.progress import Receive
 from edl.errors import DataError
 
 
-def position(worker: int, fingerprint: str = "", total: int = 100) -> TrainingProgress:
-    one = TrainingProgress()
+def position(worker: int, fingerprint: str = "", total: int = 100) -> LoaderProgress:
+    one = LoaderProgress()
     one.attach(Source(total, 4, True, 7, 0, fingerprint), worker)
     return one
 
@@ -49,7 +50,7 @@ def test_without_fingerprints_the_size_must_do() -> None:
         position(3, total=99).take_over(position(0).header(), Receive.ALL)
 
 
-def between_epochs() -> tuple[TrainingProgress, TrainingProgress]:
+def between_epochs() -> tuple[LoaderProgress, LoaderProgress]:
     """w0 has begun epoch 1, and w1 not yet, when w2 dies; neither has missed a step."""
     ahead, behind = position(0), position(1)
     for one in (ahead, behind):

@@ -44,15 +44,15 @@ class Worker:
     generation: int = 1
     warming_up: bool = False
     begun: int = 0
-    step_open: bool = False
+    open: bool = False
     log: Log = field(default_factory=list)
     recovered: int = 0
     cut: bool = False  # the ring is broken
     ring: Any = field(default_factory=lambda: SimpleNamespace(alone=False))
 
-    def begin_step(self) -> None:
+    def begin(self) -> None:
         self.begun += 1
-        self.step_open = True
+        self.open = True
         self.start("record")
 
     def records(self) -> Any:
@@ -71,8 +71,13 @@ class Worker:
         self.cut, self.log = False, []
         self.recovered += 1
 
-    def end_step(self) -> None:
-        self.step_open = False
+    def end(self) -> None:
+        self.open = False
+
+    @property
+    def loader(self) -> Worker:
+        """Its steps."""
+        return self
 
     def start(self, name: str) -> None:
         self.log.append((SENT, name))
@@ -212,7 +217,7 @@ def lived(sender: str, history: History, meet: int, **changes: Any) -> Log:
     for step in range(1, meet + 1):
         if history.between == step:
             worker.repair()
-        worker.begin_step()
+        worker.loader.begin()
         if not worker.recovered:
             worker.log = worker.log[-1:]  # the record of this step
         framework.backward()
@@ -283,13 +288,13 @@ def framework(request: pytest.FixtureRequest) -> Any:
 
 
 def test_a_step_goes_its_way(framework: Any) -> None:
-    framework.worker.begin_step()
+    framework.worker.loader.begin()
     framework.backward()
     reduction = framework.reduction
     assert (reduction.step.state, reduction.done) == (StepState.REDUCED, True)
     assert reduction.apply()
     reduction.end_step()
-    assert (reduction.step.state, framework.worker.step_open) == (StepState.IDLE, False)
+    assert (reduction.step.state, framework.worker.loader.open) == (StepState.IDLE, False)
     expected = [StepEvent.SEND, StepEvent.AVERAGE, StepEvent.APPLY, StepEvent.END]
     assert reduction.step.history == tuple(expected)
 
@@ -299,10 +304,10 @@ def test_alone_nothing_is_sent(how: str, framework: Any) -> None:
     worker = framework.worker
     if how == "alone":
         worker.ring.alone = True
-        worker.records = lambda: [SimpleNamespace(samples=BATCH)]
+        worker.loader.records = lambda: [SimpleNamespace(samples=BATCH)]
     else:
         worker.warming_up = True
-    worker.begin_step()
+    worker.loader.begin()
     framework.backward()
     assert worker.log == [(SENT, "record")]
     assert framework.reduction.step.history == (StepEvent.KEEP,)
@@ -310,8 +315,8 @@ def test_alone_nothing_is_sent(how: str, framework: Any) -> None:
 
 
 def test_a_step_without_samples_changes_nothing(framework: Any) -> None:
-    framework.worker.samples, framework.worker.others = 0, (0, 0)
-    framework.worker.begin_step()
+    framework.worker.loader.samples, framework.worker.others = 0, (0, 0)
+    framework.worker.loader.begin()
     framework.backward()
     assert framework.worker.log == [(SENT, "record"), (AWAITED, "record")]
     assert framework.reduction.step.state is StepState.DROPPED
@@ -320,25 +325,25 @@ def test_a_step_without_samples_changes_nothing(framework: Any) -> None:
 
 
 def test_a_script_may_leave_its_loop_with_a_batch_in_hand(framework: Any) -> None:
-    framework.worker.begin_step()
+    framework.worker.loader.begin()
     assert not framework.reduction.done
-    framework.worker.begin_step()
+    framework.worker.loader.begin()
     framework.backward()
-    framework.worker.begin_step()
+    framework.worker.loader.begin()
     assert framework.reduction.step.state is StepState.HANDED_OUT
 
 
 def test_what_cannot_be_repaired_says_so(framework: Any) -> None:
     framework.worker.breaks = {(1, "a")}
     framework.reduction.cannot_repair = "this is a test"
-    framework.worker.begin_step()
+    framework.worker.loader.begin()
     with pytest.raises(RingError, match=r"a step was interrupted, and this is a test \(the ring"):
         framework.backward()
     assert framework.reduction.step.state is StepState.BROKEN
 
 
 def test_a_refused_step_is_not_repeated(framework: Any) -> None:
-    framework.worker.begin_step()
+    framework.worker.loader.begin()
     for event in (framework.reduction.refuse, framework.reduction.fail):
         event()
         assert framework.reduction.end(lambda: None) is Branch.SKIP

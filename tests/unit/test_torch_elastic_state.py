@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from edl.config import Config
 from edl.core.step.source import Source
-from edl.daemon.progress import Receive, TrainingProgress
+from edl.daemon.job_of_one import JobOfOne
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.progress import Receive
+from edl.daemon.script_progress import ScriptProgress
+from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.torch.elastic import TorchState
 
@@ -120,10 +126,9 @@ def test_callbacks_run_with_each_reset() -> None:
 
 
 def test_a_script_that_keeps_its_place_counts_its_saves() -> None:
-    mine, theirs = TrainingProgress(), TrainingProgress()
-    for position in (mine, theirs):
-        position.leave_data_to_script()
-        position.adopt((0, 1))
+    mine, theirs = ScriptProgress(), ScriptProgress()
+    for progress in (mine, theirs):
+        progress.adopt((0, 1))
     theirs.saved()
     theirs.saved()
     mine.take_over(theirs.header(), Receive.ALL)
@@ -133,15 +138,20 @@ def test_a_script_that_keeps_its_place_counts_its_saves() -> None:
     theirs.take_over(mine.header(), Receive.STEP)
     assert (theirs.step, theirs.ended) == (3, True)
     assert mine.row() == {"epoch": 0, "wanted": 0, "ledger": 0}
-    assert mine.progress(1, 2, 0.0, 0.0).epoch_total == 0
+    assert mine.report(1, 2, 0.0, 0.0).epoch_total == 0
 
 
 def test_a_script_has_one_place_in_its_data() -> None:
-    position = TrainingProgress()
-    position.leave_data_to_script()
+    worker = alone()
+    worker.leave_data_to_script(MagicMock(), lambda: None)
     with pytest.raises(UsageError, match="create no edl data loader"):
-        position.attach(Source(8, 2, False, 0, 0), 0)
-    position = TrainingProgress()
-    position.attach(Source(8, 2, False, 0, 0), 0)
+        worker.attach_source(Source(8, 2, False, 0, 0))
+    worker = alone()
+    worker.attach_source(Source(8, 2, False, 0, 0))
     with pytest.raises(UsageError, match="edl data loader and a Horovod elastic state"):
-        position.leave_data_to_script()
+        worker.leave_data_to_script(MagicMock(), lambda: None)
+
+
+def alone() -> Worker:
+    config = Config()
+    return Worker(config, MagicMock(), Mailbox(), JobOfOne(config))

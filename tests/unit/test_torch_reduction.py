@@ -27,7 +27,7 @@ class Worker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ring = SimpleNamespace(alone=False)
-        self.warming_up = self.step_open = False
+        self.warming_up = self.open = False
         self.begun, self.samples, self.batch_size, self.generation = 0, BATCH, BATCH, 1
         self.other_samples = BATCH
         self.other: dict[str, Tensor] = {}
@@ -39,7 +39,7 @@ class Worker:
 
     def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
         self.begun += 1
-        self.step_open, self.samples, self.other_samples = True, samples, other_samples
+        self.open, self.samples, self.other_samples = True, samples, other_samples
         self.other = {f"edl.gradient.{name}": tensor for name, tensor in other.items()}
         self.sent = []
 
@@ -47,8 +47,8 @@ class Worker:
         samples = [self.samples] if self.ring.alone else [self.samples, self.other_samples]
         return [SimpleNamespace(samples=each) for each in samples]
 
-    def end_step(self) -> None:
-        self.step_open = False
+    def end(self) -> None:
+        self.open = False
 
     def recover(self, _error: RingBroken) -> bool:
         self.sent = []
@@ -60,6 +60,11 @@ class Worker:
         self.sent.append(name)
         self._flights.append((tensor, output, name))
         return len(self._flights) - 1
+
+    @property
+    def loader(self) -> Worker:
+        """Its steps."""
+        return self
 
     def _finish(self, handle: int) -> Tensor:
         if self.breaks:
@@ -167,7 +172,7 @@ def test_a_survivor_without_samples_any_more_sends_zeros(worker: Worker) -> None
     worker.begin(present=ones(1), a=ones(8))
 
     def survive() -> bool:
-        worker.samples = 0
+        worker.loader.samples = 0
         return False
 
     worker.breaks = [survive]
@@ -194,7 +199,7 @@ def test_a_worker_that_missed_a_step_decides_as_the_others(skipped: bool, worker
     if not skipped:
         job.step()
     job.reduction.settle()
-    assert (job.a.item(), worker.step_open) == (7.0, False)
+    assert (job.a.item(), worker.loader.open) == (7.0, False)
     assert job.last_step.skipped is skipped
 
 
@@ -346,7 +351,7 @@ def test_gradients_that_are_zeroed_are_not_refused(how: str, skips: bool, worker
             job.reduction.settle()
         else:
             job.step()
-        assert not worker.step_open
+        assert not worker.loader.open
         ZEROING[how](job)
 
 
@@ -354,9 +359,9 @@ def test_an_unreduced_step_is_not_settled(worker: Worker) -> None:
     job = Job(worker, "a")
     worker.begin()
     job.reduction.settle()
-    assert worker.step_open
+    assert worker.loader.open
     job.reduction.skip()
-    assert (worker.step_open, worker.sent) == (False, [PRESENT])
+    assert (worker.loader.open, worker.sent) == (False, [PRESENT])
 
 
 def test_errors_come_out_of_backward_as_themselves(worker: Worker) -> None:

@@ -40,7 +40,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         worker = current_worker()
-        worker.beat()
+        worker.script.beat()
         self._left -= 1
         if self._left == 0 or worker.warming_up:
             self._left = self._batches_per_commit

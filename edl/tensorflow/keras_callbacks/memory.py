@@ -195,7 +195,7 @@ class CallbackStates:
         )
         if worker.warming_up:
             raise UsageError(sentence)
-        worker.fail(sentence)
+        worker.checkpointing.fail(sentence)
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:

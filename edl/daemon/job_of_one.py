@@ -1,0 +1,58 @@
+"""The job of a script that no launcher started: one worker, and nobody to coordinate with."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from edl.config import Config
+from edl.core.records import Event, Generation, JobState, Member, RingFailure, Seat, Stage
+
+NUMBER = 0  # of its only generation
+
+
+class JobOfOne:
+    """A :class:`edl.daemon.coordinator.Coordinator` that makes nothing known to anybody."""
+
+    is_shared = False
+    min_np = 1
+    away = False
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.run = uuid.uuid4().hex
+        self.leave_requested = False
+
+    def start(self) -> tuple[Member, Generation | None]:
+        config, launch = self._config, ""
+        member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), launch)
+        seat = Seat(member.id, member.host, member.slot, member.address, member.port)
+        reason = "a job of one worker"
+        return member, Generation(NUMBER, 0, (seat,), member.id, (member.id,), (), reason)
+
+    def stand_for_election(self) -> None: ...
+
+    def set_stage(
+        self,
+        stage: Stage,
+        generation: int | None = None,
+        newest_generation: int | None = None,
+    ) -> None: ...
+
+    def wait_beyond(self, generation: int) -> None: ...
+
+    def report_broken(self, failure: RingFailure) -> None: ...
+
+    def put_saved(self, directory: str, step: int) -> None: ...
+
+    def last_step(self) -> int:
+        return 0
+
+    def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None: ...
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def withdraw(self) -> None: ...
+
+    def close(self) -> None: ...

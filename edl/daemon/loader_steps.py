@@ -1,0 +1,192 @@
+"""Steps on the batches of edl's own loader, with a ledger of the samples that are trained.
+
+A framework calls four of these at every step (:meth:`edl.daemon.worker.Worker.boundary` comes
+before them)::
+
+    begin()      a batch is handed out: this worker's step record goes out
+    records()    before the update is applied: everybody's step records are in
+    recover()    the ring broke meanwhile: go on with the survivors
+    end()        the update is applied: the ledger moves, and all see whether to switch
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edl import failpoints
+from edl.core.step.ledger import Ledger
+from edl.core.step.step_record import StepRecord, Stop
+from edl.daemon.exchange import check_place, exchange
+from edl.daemon.loader_progress import LoaderProgress
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.sampler import Batch, BatchSampler
+from edl.daemon.state_check import StateCheck
+from edl.daemon.steps import Steps
+from edl.daemon.switching import Switching
+from edl.errors import RingBroken, RingError
+from edl.ring.ring import Ring
+
+logger = logging.getLogger(__name__)
+
+
+class LoaderSteps(Steps):
+    """The steps of one worker whose batches come from its leases."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        mailbox: Mailbox,
+        switching: Switching,
+        progress: LoaderProgress,
+        state_check: StateCheck,
+    ) -> None:
+        super().__init__(ring, mailbox, switching)
+        self._progress = progress
+        self._check = state_check
+
+    @property
+    def progress(self) -> LoaderProgress:
+        return self._progress
+
+    # --- the data
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._progress.ledger
+
+    @property
+    def sampler(self) -> BatchSampler:
+        return self._progress.sampler
+
+    @property
+    def epoch(self) -> int:
+        """The job's current epoch."""
+        return self.ledger.epoch
+
+    @property
+    def epoch_over(self) -> bool:
+        """All samples of the epoch are trained; the same answer on every worker after a step."""
+        return self.ledger.finished
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch with everything free; what was left of this one is dropped."""
+        self.leave()
+        self._progress.next_epoch()
+
+    # --- the step that is under way
+
+    @property
+    def open(self) -> bool:
+        """A batch is handed out, and its update not applied yet."""
+        return self._progress.open
+
+    @property
+    def samples(self) -> int:
+        """How many samples this worker contributes to the step."""
+        return self._progress.samples
+
+    @property
+    def batch_weight(self) -> int:
+        return self._progress.weight
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that was handed out and is not trained yet."""
+        return self._progress.batch
+
+    @property
+    def batch_size(self) -> int:
+        """The nominal batch size of one worker."""
+        return self._progress.source.batch_size
+
+    @property
+    def stop_agreed(self) -> str:
+        """Why all workers stop training after the last complete step; empty when they do not."""
+        return self._progress.stop
+
+    def begin(self, batch: Batch, padding: bool = False) -> None:
+        """A batch is handed out. For ``padding`` it takes part with no samples."""
+        self._progress.begin(batch, padding)
+        self.begun += 1
+        self._pace.begin()
+        if not self.warming_up:
+            self._check.begin_step()
+            self._send_row()
+            failpoints.reached("step")
+
+    def recover(self, error: RingError) -> bool:
+        """The ring broke during a step: go on with the survivors.
+
+        Returns:
+            True when others had completed the step: their state is in the model now, and this
+            worker's gradients are part of it. False when the step has to be completed with the
+            gradients that the survivors still hold; the step record is on its way again.
+
+        Raises:
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+        """
+        self._repair(error, self._pace.waiting_since)
+        if not self._progress.superseded:
+            self._send_row()
+        return self._progress.superseded
+
+    def end(self) -> None:
+        """The update is applied: move the ledger, and see whether to switch before the next."""
+        progress = self._progress
+        if not progress.open:
+            return
+        if self.warming_up:
+            progress.open = False
+            return
+        if progress.superseded:  # the others completed this step; their state counts it already
+            progress.superseded = progress.open = False
+            self._report()
+            return
+        failpoints.reached("applied")
+        progress.complete(self.records())
+        if reason := self._completed():
+            logger.info("after step %d: %s", progress.step, reason)
+        self._pace.end()
+        self._told()
+
+    def compare(self, records: Sequence[StepRecord]) -> None:
+        self._check.compare(records)
+
+    # --- between two steps, and at the end
+
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        if self.warming_up and not self._progress.open:
+            return [[float(value) for value in values]]
+        check_place(self._progress)
+        now_s = self._mailbox.clock.now_s
+        return exchange(values, self.ring, self._progress, self._repair, now_s)
+
+    def leave(self) -> None:
+        """The script has left its loop with a batch in hand: let its record arrive, at least.
+
+        For the next one has the same name. If only this worker has left, the others wait for its
+        gradients meanwhile: see :func:`edl.core.job.stall.judge`.
+        """
+        if self.warming_up or self._progress.superseded:
+            return
+        while self._progress.open:
+            try:
+                self.records()
+                return
+            except RingBroken as error:
+                if self.recover(error):
+                    self.end()
+
+    def last_record(self) -> StepRecord:
+        """The row of the end; it also reaches those who are in a step still, if any."""
+        return self._record(0, -1, Stop.FINISHED, self._check.now())
+
+    def idle_record(self) -> StepRecord:
+        return replace(super().idle_record(), state=self._check.state)
+
+    def _send_row(self) -> None:
+        batch, samples = self._progress.batch, self._progress.samples
+        position = batch.position if batch is not None and samples else -1
+        self._send(self._record(samples, position, state=self._check.state))

@@ -1,0 +1,106 @@
+"""The commits of a script that keeps its own place in its data (docs/adr/0010).
+
+It calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
+:meth:`edl.daemon.worker.Worker.boundary` when one is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edl import failpoints
+from edl.core.step.step_record import StepRecord
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.script_progress import ScriptProgress
+from edl.daemon.steps import Steps
+from edl.daemon.switching import Switching
+from edl.errors import RingError, UsageError
+from edl.ring.ring import Ring
+
+logger = logging.getLogger(__name__)
+
+
+class ScriptSteps(Steps):
+    """The steps of one worker whose script says when its state is saved."""
+
+    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching) -> None:
+        super().__init__(ring, mailbox, switching)
+        self._progress = ScriptProgress()
+
+    @property
+    def progress(self) -> ScriptProgress:
+        return self._progress
+
+    @property
+    def batch_weight(self) -> int:
+        raise UsageError(
+            "edl.batch_weight() is of the batches of edl's data loader; in a script with an "
+            "elastic state give the number of samples: edl.mean(value, weight=len(batch))"
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Others have trained to the end; what they have is here."""
+        return self._progress.ended
+
+    def beat(self) -> None:
+        """The gradients of an update are in, says the script's optimizer: the job moves on."""
+        self.begun += 1
+        if not self.warming_up:
+            self._pace.end()
+            self._mailbox.report(replace(self._mailbox.progress, updated_at=self._pace.ended))
+
+    def saved(self) -> None:
+        """The script has saved its state, as all workers do at this point of it."""
+        self._progress.saved()
+
+    def agree(self) -> bool:
+        """All are at this point of the script. True when they are to switch: at the boundary.
+
+        Raises:
+            RingBroken: a worker is gone; see :meth:`repair`.
+            RingError: the workers are not at the same point.
+        """
+        assert not self.warming_up
+        failpoints.reached("boundary")
+        self._mailbox.check()
+        self._send(self.idle_record())
+        reason = self._completed()
+        if self.begun == 0:
+            self._pace.end()
+        if reason:
+            logger.info("after commit %d: %s", self._progress.step, reason)
+        self._told()
+        return self.target is not None
+
+    def repair(self, error: RingError) -> None:
+        """The ring broke: go on with the survivors, all with the state that was saved last.
+
+        Raises:
+            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+        """
+        self.target = None
+        self._repair(error, self._mailbox.clock.now_s())
+
+    def end(self) -> None:
+        """The script has trained to its end, and saved: the end of the worker is next."""
+        self._progress.saved()
+        self._progress.ended = True
+
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        mine = [float(value) for value in values]
+        if self.warming_up:
+            return [mine]
+        failpoints.reached("exchange")
+        return self.ring.exchange(mine)
+
+    def leave(self) -> None:
+        """It holds no batch."""
+
+    def last_record(self) -> None:
+        return None
+
+    def compare(self, records: Sequence[StepRecord]) -> None:
+        """What the script trains is not compared."""

@@ -1,0 +1,188 @@
+"""The steps of one worker in its ring: its record of each goes out, everybody's come back.
+
+What a step is depends on who leads through the data: :class:`edl.daemon.loader_steps.LoaderSteps`,
+or :class:`edl.daemon.script_steps.ScriptSteps`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from edl import failpoints
+from edl.core.records import Event, Generation
+from edl.core.step.step_record import StepRecord, Stop, agreed_generation, check, switch_parts
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.pace import Pace
+from edl.daemon.progress import TrainingProgress
+from edl.daemon.switching import Switching
+from edl.errors import RingBroken, RingError
+from edl.ring.ring import Ring
+
+
+class Steps(ABC):
+    """What both kinds have in common. Runs in the training thread.
+
+    Attributes:
+        begun: how many batches were handed out here, or updates made; warm-ups included.
+        target: the generation that all agreed to switch to.
+        wants_to_stop: the script: all stop after the next step in whose record it is.
+    """
+
+    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching) -> None:
+        self.ring = ring
+        self.begun = 0
+        self.target: int | None = None
+        self.wants_to_stop = False
+        self._mailbox = mailbox
+        self._switching = switching
+        self._pace = Pace(mailbox.clock.now_s)
+        self._pending: Any = None  # the step record on its way
+        self._records: tuple[StepRecord, ...] | None = None
+
+    @property
+    @abstractmethod
+    def progress(self) -> TrainingProgress:
+        """How far they are."""
+
+    @property
+    @abstractmethod
+    def batch_weight(self) -> int:
+        """How many samples count of the batch that was handed out last, trained or not yet.
+
+        Raises:
+            UsageError: the script keeps its own place in its data.
+        """
+
+    @abstractmethod
+    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        """Everybody's ``values`` in rank order; see :meth:`edl.daemon.worker.Worker.exchange`."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The script has trained all its epochs."""
+
+    @abstractmethod
+    def last_record(self) -> StepRecord | None:
+        """This worker's row of the end; None: the others can do without."""
+
+    @abstractmethod
+    def compare(self, records: Sequence[StepRecord]) -> None:
+        """Raises StateDiffers when the workers do not hold the same state."""
+
+    @property
+    def warming_up(self) -> bool:
+        """A newcomer trains alone, for nothing."""
+        return self._switching.warming_up
+
+    @property
+    def generation(self) -> int:
+        """The number of the present ring; 0 while this worker is in none."""
+        current = self._switching.generation
+        return current.number if current is not None else 0
+
+    @property
+    def median_step_us(self) -> int:
+        """The usual step."""
+        return round(self._pace.median_step_s * 1e6)
+
+    def records(self) -> tuple[StepRecord, ...]:
+        """Everybody's step records, in rank order; waits for them.
+
+        Raises:
+            RingBroken: a worker is gone.
+            RingError: the workers are not in the same step.
+            StateDiffers: they do not hold the same state.
+        """
+        if self._records is None:
+            self._pace.wait()
+            failpoints.reached("records")
+            if isinstance(self._pending, RingBroken):
+                raise self._pending
+            records = self.ring.finish_record(self._pending)
+            check(records)
+            self.compare(records)
+            self._records, self._pending = records, None
+        return self._records
+
+    def entered(self) -> None:
+        """A new ring stands."""
+        self._pace.enter(self.progress.step)
+        self.target = None
+
+    def log_switch_if_due(self) -> None:
+        """The ring is left or training ends after one step in it: nobody tells later."""
+        if self._pace.steps_here == 1:
+            self._log_switch()
+
+    def idle_record(self) -> StepRecord:
+        """This worker's row while nothing is trained."""
+        return self._record(samples=0, position=-1)
+
+    # --- for the two kinds
+
+    def _send(self, record: StepRecord) -> None:
+        """Send this worker's row; that the ring is broken may only show in :meth:`records`."""
+        self._records = None
+        try:
+            self._pending = self.ring.start_record(record)
+        except RingBroken as error:
+            self._pending = error
+
+    def _completed(self) -> str:
+        """A step is complete: whether all are to switch, with the reason."""
+        self.target, reason = agreed_generation(self.records())
+        self._pace.steps_here += 1
+        return reason if self.target is not None else ""
+
+    def _told(self) -> None:
+        """The others, and the log, hear of a step that is complete."""
+        if self._pace.steps_here == 2:
+            self._log_switch()
+        self._report()
+
+    def _report(self) -> None:
+        size, now_s = self.ring.place.size, self._mailbox.clock.now_s()
+        told = self.progress.report(self.generation, size, self._pace.median_step_s, now_s)
+        self._mailbox.report(told)
+
+    def _repair(self, error: RingError, waiting_since: float) -> None:
+        self._switching.repair(error, waiting_since)
+
+    def _record(
+        self, samples: int, position: int, stop: Stop = Stop.NO, state: int = 0
+    ) -> StepRecord:
+        newest = self._mailbox.newest(self.generation)
+        times = replace(self._switching.times, first_step_us=self._pace.first_step_us)
+        return StepRecord(
+            generation=self.generation,
+            step=self.progress.step,
+            worker=self._switching.worker,
+            samples=samples,
+            position=position,
+            newest_generation=newest.number if newest is not None else self.generation,
+            stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
+            state=state,
+            **self.progress.row(),
+            compute_us=self._pace.compute_us,
+            **vars(times),
+        )
+
+    def _log_switch(self) -> None:
+        """Rank 0 logs a switch once its parts are known to all."""
+        generation, records = self._switching.generation, self._records
+        if generation is None or not records or self.ring.place.rank != 0:
+            return
+        if records[0].generation == generation.number and records[0].stall_us:
+            self._mailbox.log(self._switch_event(generation, records))
+
+    def _switch_event(self, generation: Generation, records: Sequence[StepRecord]) -> Event:
+        details = {
+            "workers": switch_parts(records, generation.joined),
+            "world_size": self.ring.place.size,
+        }
+        at = self._pace.entered_at
+        return Event(time.time(), "switch", generation.number, at, generation.reason, details)
