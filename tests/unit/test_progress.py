@@ -87,7 +87,7 @@ def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:
     root.has_state = late.has_state = True
     root.exchanged([[1.0], [float("inf")]])
     late.take_over(json.loads(json.dumps(root.header())), Receive.NOTHING)
-    assert (late.exchanges, late.told) == (1, [[1.0], [float("inf")]])
+    assert (late.exchanges, late.last_exchange) == (1, [[1.0], [float("inf")]])
     newcomer = position(2)
     newcomer.take_over(late.header(), Receive.ALL)
     assert newcomer.exchanges == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -320,7 +321,7 @@ def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> No
         finish_record,
     )
     switching: Any = Switching.__new__(Switching)
-    switching._ring, switching.repair = ring, repair
+    switching._ring, switching.repair, switching._now_s = ring, repair, time.monotonic
     with pytest.raises(StateDiffers, match="the states of w0 and w1 differ"):
         switching.finish_together(
             lambda: replace(job.row(0, job.check.now()), stop=Stop.FINISHED), job.check.compare
