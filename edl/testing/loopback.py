@@ -22,7 +22,7 @@ from typing import Any
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.records import Job, JobState, Member, Stage
+from edl.core.records import Job, JobState, Member
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
 from edl.errors import EdlError
@@ -251,10 +251,12 @@ class LoopbackJob:
             f"  w{one.id} on {one.host}: {one.points} points, {one.error or one.result}"
             for one in self.workers
         )
-        job, decided = self.memory.job, self.memory.reason
+        job = self.memory.job
+        said = "\n".join(f"  {at:.2f} s: {reason}" for at, reason in self.memory.reasons[-20:])
         return (
-            f"job {job.state} ({job.reason}); plan {self.memory.plan}; last decision: {decided}\n"
-            f"{self.schedule.table()}\ngenerations:\n{generations}\nworkers:\n{ends}"
+            f"job {job.state} ({job.reason}); plan {self.memory.plan}\n"
+            f"{self.schedule.table()}\ngenerations:\n{generations}\nworkers:\n{ends}\n"
+            f"decisions:\n{said}"
         )
 
     # --- processes
@@ -271,14 +273,9 @@ class LoopbackJob:
             return None
         for host, wanted in sorted(memory.plan.items()):
             here = [one for one in self.workers if one.host == host and not one.ended]
-            staying = [one for one in here if not self._leaves(one)]
-            if len(staying) < wanted:
+            if sum(one.id not in memory.evicted for one in here) < wanted:
                 return host
         return None
-
-    def _leaves(self, one: LoopbackWorker) -> bool:
-        node = self.memory.nodes.get(one.id)
-        return one.id in self.memory.evicted or (node is not None and node.stage is Stage.LEAVING)
 
     def _may_start(self) -> bool:
         """Looks again only after a change."""
