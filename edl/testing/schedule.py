@@ -70,12 +70,16 @@ class Chance:
 
 @dataclass
 class Actor:
-    """``act`` is called when ``ready``; ``due``: when it will be, if nothing happens before."""
+    """``act`` is called when ``ready``; ``due``: when it will be, if nothing happens before.
+
+    ``starts``: it may start tasks, so the schedule does not end before it is due.
+    """
 
     name: str
     ready: Callable[[], bool]
     act: Callable[[], None]
     due: Callable[[], float | None] = lambda: None
+    starts: bool = False
 
 
 @dataclass(eq=False)
@@ -294,7 +298,7 @@ class Schedule:
                 tasks.remove(running)
                 tasks.insert(0, running)
             if not actors and not tasks:
-                if all(task.done for task in self.tasks):
+                if all(task.done for task in self.tasks) and not self._will_start():
                     return None
                 self._pass_time()
                 continue
@@ -302,6 +306,9 @@ class Schedule:
             if picked >= len(actors):
                 return tasks[picked - len(actors)]
             actors[picked].act()
+
+    def _will_start(self) -> bool:
+        return any(a.starts and a.due() is not None for a in self.actors)
 
     def _pass_time(self) -> None:
         """Nobody can run: on to the next deadline."""
