@@ -120,7 +120,7 @@ class LoopbackJob:
         self._orders = _Orders()
         self.state_lost = False  # all who held the job's state died
         self.schedule.actors.append(
-            Actor("agents", self._may_start, self._start_one, self._starts_at)
+            Actor("agents", self._may_start, self._start_one, self._starts_at, starts=True)
         )
         self.schedule.actors.append(Actor("thaw", self._may_wake, self._wake_one, self._wakes_at))
         self._thaws: dict[int, float] = {}
@@ -318,6 +318,7 @@ class LoopbackJob:
         return self._lacks[1] and self.schedule.now_s() >= self._restart_at
 
     def _starts_at(self) -> float | None:
+        self._may_start()
         return self._restart_at if self._lacks[1] else None
 
     def _frozen(self) -> list[tuple[float, int]]:
@@ -395,6 +396,8 @@ class LoopbackJob:
         self.memory.gone[one.id] = self.schedule.now_s()
         self.network.lose(one.id)
         self.memory.changed()
+        if not left and self.memory.job.state is JobState.STOPPING:
+            self.memory.set_state(JobState.STOPPED, self.memory.job.reason)  # as its agents do
 
     # --- points
 
