@@ -276,7 +276,7 @@ class LoopbackJob:
         found = {one.id: one.error for one in self.workers}
         return {w: error for w, error in found.items() if error and not isinstance(error, quiet)}
 
-    def story(self) -> str:
+    def describe(self) -> str:
         """What happened, for people."""
         generations = "\n".join(
             f"  {g.number}: {g.members} ({g.reason})" for g in self.memory.generations

@@ -5,7 +5,7 @@ from the output into an ``@example`` above the test, or::
 
     Trial(seed=7, faults=(Fault(1, 40, "kill"),)).run()
 
-``seed=0`` is the plain order; ``job.story()`` says what has happened, ``job.passed`` each point.
+``seed=0`` is the plain order; ``job.describe()`` says what has happened, ``job.passed`` each point.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Trial:
             job.run()
             self._judge(job)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{job.story()}") from error
+            raise AssertionError(f"{error}\n{job.describe()}") from error
         finally:
             logging.disable(logging.NOTSET)
         return job
