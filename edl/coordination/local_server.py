@@ -96,7 +96,9 @@ def start_local(
         if (process := files.process(search=True)) is not None and (port := files.port()):
             files.await_answer(process, port, timeout_s)
             return f"127.0.0.1:{port}"
-        command = _command(config.environment() if environ is None else environ, files.directory)
+        command = server_command(
+            config.environment() if environ is None else environ, files.directory
+        )
         for attempt in range(PORT_TRIES):
             port = files.configure(keep_port=attempt == 0)
             process = files.launch(command)
@@ -260,7 +262,12 @@ class _Files:
             return False
 
 
-def _command(environ: Mapping[str, str], directory: Path) -> list[str]:
+def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
+    """What starts ZooKeeper's server; the configuration file is to follow.
+
+    Raises:
+        CoordinationError: there is no Java.
+    """
     home = environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
     if java is None:

@@ -193,11 +193,11 @@ class LoopbackNetwork:
                     room.given_up = room.given_up or f"generation {generation} is decided"
             self.changed.notify_all()
 
-    def give_up(self, keeper: int, generation: int) -> None:
-        """The daemon of ``keeper`` closes the rendezvous of ``generation``."""
+    def give_up(self, keeper: int, generation: Generation) -> None:
+        """The daemon of ``keeper`` closes the rendezvous of ``generation``, if it keeps it."""
         with self.changed:
-            room = self._rooms.get(generation)
-            if room is not None and room.keeper == keeper:
+            room = self._room_of(generation)
+            if room.keeper == keeper:
                 room.given_up = room.given_up or "it has lost a member"
             self.changed.notify_all()
 
@@ -205,8 +205,8 @@ class LoopbackNetwork:
 
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
         """A member comes to the rendezvous; who is the last one completes it."""
-        keeper = generation.seats[0].id
-        room = self._rooms.setdefault(generation.number, _Room(keeper, len(generation.seats)))
+        room = self._room_of(generation)
+        keeper = room.keeper
         if keeper in self.lost:
             room.given_up = room.given_up or f"w{keeper}, who keeps it, is gone"
         if self._served.get(keeper, 0) > generation.number:
@@ -217,6 +217,10 @@ class LoopbackNetwork:
                 room.wire = _Wire(generation.number, dict(sorted(room.arrived.items())))
         self.changed.notify_all()
         return room
+
+    def _room_of(self, generation: Generation) -> _Room:
+        room = _Room(generation.seats[0].id, len(generation.seats))
+        return self._rooms.setdefault(generation.number, room)
 
     def say_go(self, worker: int, generation: Generation) -> None:
         keeper = generation.seats[0].id

@@ -182,18 +182,34 @@ class Counting:
         worker.attach_source(source)
         model = CountingModel(self.samples)
         worker.attach_replica(model)
+        one.model = model
         feed = Feed(worker, self.prefetch_batches)
         steps = Steps(worker, feed, "the batch was not trained")
         told: dict[int, list[list[float]]] = {}
+        sizes: dict[int, int] = {}
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 assert feed.batch is not None
                 one.compute(self.step_s)
                 train_step(worker, one.member, model, feed.batch)
+                if not worker.warming_up:
+                    sizes[worker.step] = worker.size
                 due = self.exchange_every and worker.step % self.exchange_every == 0
                 if due and not worker.warming_up:
                     told[worker.step] = worker.exchange([worker.id, worker.step])
-        one.result = Counted(model, worker.step, told)
+        one.result = Counted(model, worker.step, told, sizes)
+
+    def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
+        """No sample was counted more often than once an epoch, on all who stopped alike.
+
+        Raises:
+            AssertionError: with what is wrong.
+        """
+        counts = {worker: model.count for worker, model in models.items()}
+        for worker, count in counts.items():
+            assert not models[worker].wrong, f"w{worker}: {models[worker].wrong}"
+            assert count.max() - count.min() <= 1, f"w{worker} counted {np.unique(count)}"
+            assert np.array_equal(count, next(iter(counts.values()))), f"w{worker} differs"
 
     def prove(self, results: Mapping[int, Counted]) -> None:
         """Each sample was counted once an epoch, on all workers that trained to the end alike.
@@ -219,8 +235,13 @@ class Counting:
 
 @dataclass(frozen=True)
 class Counted:
-    """What one worker has at the end: the model, the job's steps, what was told in exchanges."""
+    """What one worker has at the end.
+
+    ``told``: what everybody has told in the exchange after a step; ``sizes``: how many workers were
+    in the ring that completed a step.
+    """
 
     model: CountingModel
     steps: int
     told: Mapping[int, list[list[float]]]
+    sizes: Mapping[int, int]

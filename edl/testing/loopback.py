@@ -22,11 +22,12 @@ from typing import Any
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.records import Job, JobState, Member, Stage
+from edl.core.records import Job, JobState, Member
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
 from edl.errors import EdlError
 from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, Phase
+from edl.ring.ring import CollectiveFailed
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
 from edl.testing.schedule import MOST_DECISIONS, Actor, Chance, Schedule, Task
 
@@ -40,7 +41,8 @@ Act = Callable[["LoopbackJob"], None]
 class LoopbackWorker:
     """One process of the job, as its script sees it.
 
-    ``result``: for what the script wants to keep. ``points``: how many it has passed.
+    ``result``: what the script keeps at its end; ``model``: what it trains. ``points``: how many
+    it has passed.
     """
 
     id: int
@@ -51,7 +53,9 @@ class LoopbackWorker:
     schedule: Schedule
     coordinator: MemoryCoordinator
     result: Any = None
+    model: Any = None
     points: int = 0
+    fails_next: bool = False
     task: Task | None = None
     ended: bool = False
     error: BaseException | None = None
@@ -86,6 +90,7 @@ class LoopbackJob:
     Args:
         script: what each worker runs once it has started, as a training script after edl.init().
         seed: of the order in which everything happens; 0: one after the other, without surprises.
+        restart_s: how long a host's agent waits after a death before it starts another worker.
     """
 
     def __init__(
@@ -97,11 +102,14 @@ class LoopbackJob:
         max_np: int | None = None,
         slots: int = 8,
         seed: int = 0,
+        restart_s: float = 0.0,
         elastic_timeout_s: float = 120.0,
         most_decisions: int = MOST_DECISIONS,
     ) -> None:
         self._script = script
         self._slots = slots
+        self._restart_s = restart_s
+        self._restart_at = 0.0
         self._elastic_timeout_s = elastic_timeout_s
         self.schedule = Schedule(Chance(seed), most_decisions)
         self.network = LoopbackNetwork(self.schedule, self.schedule.chance.below, self._moment)
@@ -111,7 +119,9 @@ class LoopbackJob:
         self.passed: list[Passed] = []
         self._orders = _Orders()
         self.state_lost = False  # all who held the job's state died
-        self.schedule.actors.append(Actor("agents", self._may_start, self._start_one))
+        self.schedule.actors.append(
+            Actor("agents", self._may_start, self._start_one, self._starts_at, starts=True)
+        )
         self.schedule.actors.append(Actor("thaw", self._may_wake, self._wake_one, self._wakes_at))
         self._thaws: dict[int, float] = {}
         self._lacks = (-1, False)
@@ -195,6 +205,15 @@ class LoopbackJob:
         if not self.workers[worker].ended:
             self.network.member(worker).cut()
 
+    def fail(self, worker: int) -> None:
+        """The next collective or rendezvous that it comes to fails, on it at least."""
+        self.workers[worker].fails_next = True
+
+    def delay(self, worker: int, seconds: float = 5.0) -> None:
+        """It is late where it is now: only in its own thread."""
+        if self.workers[worker].task is self.schedule.current:
+            self.schedule.sleep(seconds)
+
     def expire(self, worker: int) -> None:
         """Its session in ZooKeeper ends; it opens another one."""
         self.memory.drop_session(worker)
@@ -212,7 +231,10 @@ class LoopbackJob:
         def due() -> bool:
             return self.memory.away and self.schedule.now_s() >= back_at
 
-        self.schedule.actors.append(Actor("zookeeper", due, back, lambda: back_at))
+        def due_at() -> float | None:
+            return back_at if self.memory.away else None
+
+        self.schedule.actors.append(Actor("zookeeper", due, back, due_at, starts=True))
 
     # --- the run
 
@@ -236,13 +258,25 @@ class LoopbackJob:
         return {one.id: one.result for one in self.workers if one.result is not None}
 
     @property
+    def models(self) -> dict[int, Any]:
+        """What those have trained that left in order at the end of a job that was stopped."""
+        left = [one for one in self.workers if isinstance(one.error, SystemExit)]
+        last = max((one.worker.step for one in left), default=0)
+        return {one.id: one.model for one in left if one.worker.step == last and one.holds_state}
+
+    @property
+    def seated(self) -> set[int]:
+        """Who is in the newest generation."""
+        return {*self.memory.generations[-1].members} if self.memory.generations else set()
+
+    @property
     def errors(self) -> dict[int, BaseException]:
         """What has ended the scripts that did not: neither a kill nor an orderly leave."""
         quiet = (Killed, SystemExit)
         found = {one.id: one.error for one in self.workers}
         return {w: error for w, error in found.items() if error and not isinstance(error, quiet)}
 
-    def story(self) -> str:
+    def describe(self) -> str:
         """What happened, for people."""
         generations = "\n".join(
             f"  {g.number}: {g.members} ({g.reason})" for g in self.memory.generations
@@ -251,10 +285,12 @@ class LoopbackJob:
             f"  w{one.id} on {one.host}: {one.points} points, {one.error or one.result}"
             for one in self.workers
         )
-        job, decided = self.memory.job, self.memory.reason
+        job = self.memory.job
+        said = "\n".join(f"  {at:.2f} s: {reason}" for at, reason in self.memory.reasons[-20:])
         return (
-            f"job {job.state} ({job.reason}); plan {self.memory.plan}; last decision: {decided}\n"
-            f"{self.schedule.table()}\ngenerations:\n{generations}\nworkers:\n{ends}"
+            f"job {job.state} ({job.reason}); plan {self.memory.plan}\n"
+            f"{self.schedule.table()}\ngenerations:\n{generations}\nworkers:\n{ends}\n"
+            f"decisions:\n{said}"
         )
 
     # --- processes
@@ -271,20 +307,19 @@ class LoopbackJob:
             return None
         for host, wanted in sorted(memory.plan.items()):
             here = [one for one in self.workers if one.host == host and not one.ended]
-            staying = [one for one in here if not self._leaves(one)]
-            if len(staying) < wanted:
+            if sum(one.id not in memory.evicted for one in here) < wanted:
                 return host
         return None
-
-    def _leaves(self, one: LoopbackWorker) -> bool:
-        node = self.memory.nodes.get(one.id)
-        return one.id in self.memory.evicted or (node is not None and node.stage is Stage.LEAVING)
 
     def _may_start(self) -> bool:
         """Looks again only after a change."""
         if self._lacks[0] != self.memory.changes:
             self._lacks = self.memory.changes, self._lacking() is not None
-        return self._lacks[1]
+        return self._lacks[1] and self.schedule.now_s() >= self._restart_at
+
+    def _starts_at(self) -> float | None:
+        self._may_start()
+        return self._restart_at if self._lacks[1] else None
 
     def _frozen(self) -> list[tuple[float, int]]:
         """When each frozen worker is woken or ended."""
@@ -356,10 +391,13 @@ class LoopbackJob:
             one.holds_state or not any(other.worker.generation for other in left)
         ):
             self.state_lost = True
+        self._restart_at = self.schedule.now_s() + self._restart_s
         self.memory.frozen.pop(one.id, None)
         self.memory.gone[one.id] = self.schedule.now_s()
         self.network.lose(one.id)
         self.memory.changed()
+        if not left and self.memory.job.state is JobState.STOPPING:
+            self.memory.set_state(JobState.STOPPED, self.memory.job.reason)  # as its agents do
 
     # --- points
 
@@ -367,6 +405,10 @@ class LoopbackJob:
         if moment.phase is Phase.BEFORE and moment.name.startswith("edl.gradient"):
             return  # right after a point of the step
         self._point(f"{moment.name} {moment.phase.value}")
+        one = self.workers[moment.worker]
+        if one.fails_next:
+            one.fails_next = False
+            raise CollectiveFailed(f"{moment.name}: a test lets it fail")
 
     def _point(self, name: str) -> None:
         """The worker whose thread this is passes a point: others may run, or something happens."""

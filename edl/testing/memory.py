@@ -84,7 +84,7 @@ class MemoryJob:
         self.gone: dict[int, float] = {}
         self.frozen: dict[int, float] = {}
         self.away = False  # nobody reaches ZooKeeper
-        self.reason = ""  # of the last decision
+        self.reasons: list[tuple[float, str]] = []  # of decisions, when they changed
         self.news = 0  # changes that daemons watch
         self.changes = 0  # all changes
         self._candidates: list[int] = []
@@ -210,7 +210,9 @@ class MemoryJob:
         silent = frozenset(self.frozen)
         ages = self._term.ages(now, now_s)
         decision = decide(now, self.leader.term, ages, LIMITS, dead, silent)
-        self.reason = decision.reason
+        said = "; ".join([decision.reason, *decision.evict.values()])
+        if not self.reasons or self.reasons[-1][1] != said:
+            self.reasons.append((now_s, said))
         if decision.generation is not None:
             self.generation = replace(
                 decision.generation, scope=f"g{decision.generation.number}-00"
@@ -357,8 +359,9 @@ class MemoryCoordinator:
             number, members = self._ring.membership
             self._ring.break_(number)
             self._cut_after = job.schedule.now_s() + CUT_S
-            if {*job.evicted} & {*members} and number == self._newest:
-                job.network.give_up(worker, number)
+            current = job.generation
+            if {*job.evicted} & {*members} and current is not None and number == current.number:
+                job.network.give_up(worker, current)
 
     def _write(self) -> None:
         job = self._job

@@ -27,6 +27,7 @@ from types import TracebackType
 from edl.clock import Condition
 from edl.ring.loopback import Killed
 
+INTERRUPTIONS = (1.0, 0.5, 0.15)  # of the pauses of a run, by its seed
 MOST_DECISIONS = 100_000
 LONGEST_S = 3600.0  # of virtual time
 JOIN_S = 30.0  # real seconds for a thread to end
@@ -45,6 +46,11 @@ class Chance:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed) if seed else None
         self._weights: dict[str, float] = {}
+        self._rate = self._random.choice(INTERRUPTIONS) if self._random is not None else 0.0
+
+    def interrupts(self) -> bool:
+        """Whether a task that could go on lets others run."""
+        return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
         """A number from 0 to ``limit`` - 1."""
@@ -70,12 +76,16 @@ class Chance:
 
 @dataclass
 class Actor:
-    """``act`` is called when ``ready``; ``due``: when it will be, if nothing happens before."""
+    """``act`` is called when ``ready``; ``due``: when it will be, if nothing happens before.
+
+    ``starts``: it may start tasks, so the schedule does not end before it is due.
+    """
 
     name: str
     ready: Callable[[], bool]
     act: Callable[[], None]
     due: Callable[[], float | None] = lambda: None
+    starts: bool = False
 
 
 @dataclass(eq=False)
@@ -195,8 +205,11 @@ class Schedule:
 
     def pause(self) -> None:
         """Others may run now. Nothing for an actor."""
-        if self.current is not None:
-            self._give_way(self._own())
+        if self.current is None:
+            return
+        task = self._own()
+        if self.chance.interrupts() or task.frozen:
+            self._give_way(task)
 
     def kill(self, task: Task) -> None:
         """Raise :class:`Killed` in ``task``, now or where it waits; all of its waits raise it."""
@@ -294,7 +307,7 @@ class Schedule:
                 tasks.remove(running)
                 tasks.insert(0, running)
             if not actors and not tasks:
-                if all(task.done for task in self.tasks):
+                if all(task.done for task in self.tasks) and not self._will_start():
                     return None
                 self._pass_time()
                 continue
@@ -302,6 +315,9 @@ class Schedule:
             if picked >= len(actors):
                 return tasks[picked - len(actors)]
             actors[picked].act()
+
+    def _will_start(self) -> bool:
+        return any(a.starts and a.due() is not None for a in self.actors)
 
     def _pass_time(self) -> None:
         """Nobody can run: on to the next deadline."""

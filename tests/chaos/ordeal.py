@@ -75,7 +75,7 @@ class Ordeal(Trial):
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
         return "\n".join(
             [
-                super().story(what),
+                super().describe(what),
                 f"--- all output: {self._output}",
                 *self._remembered,
                 f"--- again: .venv/bin/python -m pytest '{test}'",
@@ -96,7 +96,9 @@ class Ordeal(Trial):
         """As :meth:`Trial.prove`; and who was struck is gone, and no node of the job is left."""
         reports = super().prove(workers, code)
         left = {int(path.read_text().split()[1]) for path in self.claims.iterdir()}
-        assert not left & {report["pid"] for report in reports}, self.story(f"{left} were struck")
+        assert not left & {report["pid"] for report in reports}, self.describe(
+            f"{left} were struck"
+        )
         self._nobody_is_left()
         return reports
 
@@ -105,7 +107,7 @@ class Ordeal(Trial):
         with self.store() as store:
             deadline = time.monotonic() + GONE_S
             while left := self._ephemeral(store.session):
-                assert time.monotonic() < deadline, self.story(f"these nodes are left: {left}")
+                assert time.monotonic() < deadline, self.describe(f"these nodes are left: {left}")
                 time.sleep(0.1)
 
     def _ephemeral(self, session: Session) -> list[str]:

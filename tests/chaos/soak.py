@@ -148,8 +148,8 @@ def soak(job: Ordeal, minutes: float, every_s: float, seed: int) -> dict[str, An
             striker.thaw_all()
             job.remember(f"seed {seed}:", *striker.struck[-40:])
         took_s = time.monotonic() - began
-        assert took_s >= 60 * minutes, job.story("the job ended before the soak did")
-        assert sampler.error is None, job.story(f"sampling failed: {sampler.error!r}")
+        assert took_s >= 60 * minutes, job.describe("the job ended before the soak did")
+        assert sampler.error is None, job.describe(f"sampling failed: {sampler.error!r}")
         snapshot = store.snapshot()
         events = len(store.events())
         stalls = stalls_of([event for _, event in store.events()])
@@ -177,9 +177,9 @@ def soak(job: Ordeal, minutes: float, every_s: float, seed: int) -> dict[str, An
         ],
     }
     grown = [text for series in sampler.series if (text := series.growth)]
-    assert not grown, job.story("; ".join(grown))
-    assert events <= EVENTS_KEPT + 50, job.story(f"{events} events are kept")
-    assert len(snapshot.evicted) <= EVICTED_KEPT + 2 * WORKERS, job.story("evicted are kept")
+    assert not grown, job.describe("; ".join(grown))
+    assert events <= EVENTS_KEPT + 50, job.describe(f"{events} events are kept")
+    assert len(snapshot.evicted) <= EVICTED_KEPT + 2 * WORKERS, job.describe("evicted are kept")
     return result
 
 

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from jobs import EDL
 from ordeal import START_S, Ordeal, ordeal, training
+
+from edl.testing.job import EDL
 
 OPEN = {"EDL_CHAOS": "1"}
 
@@ -38,7 +39,7 @@ def test_faults_and_what_they_caused(model: dict[str, str], tmp_path: Path, zk_h
 def struck(job: Ordeal, *words: str) -> list[dict[str, object]]:
     """What `edl chaos` tells of its faults, all of which the job must recover from."""
     told = [json.loads(line) for line in job.edl("chaos", "--json", *words).splitlines()]
-    assert all(fault["recovered"] for fault in told), job.story(f"{told}")
+    assert all(fault["recovered"] for fault in told), job.describe(f"{told}")
     return told
 
 

@@ -124,7 +124,7 @@ class RingFailure(Trial):
                 if place.action != "kill":
                     met = json.loads((self.places / f"{number}.{rank}.broken").read_text())
                     later = met["step"] - STEPS[number]
-                    assert later in place.met, self.story(f"{name}: rank {rank} {met}")
+                    assert later in place.met, self.describe(f"{name}: rank {rank} {met}")
 
 
 class HorovodrunBroken(RingFailure, HorovodrunTrial):

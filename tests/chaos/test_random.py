@@ -88,5 +88,5 @@ def endure(
             finally:
                 striker.thaw_all()
                 job.remember(f"seed {seed}:", *striker.struck)
-        assert struck == faults, job.story(f"only {struck} of {faults} faults could be made")
+        assert struck == faults, job.describe(f"only {struck} of {faults} faults could be made")
         job.prove()

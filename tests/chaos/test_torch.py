@@ -33,7 +33,7 @@ def test_as_one_process(name: str, tmp_path: Path, zk_hosts: str) -> None:
     with ordeal(tmp_path, zk_hosts, np=3, max_np=3, epochs=6, **settings) as job:
         job.wait_for_strikes()
         job.hurry()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
     rows = prove_as_one_process(job.reports_in, epochs=6)
     if name == "missed":
         missed = [row for row in rows if "counted" not in row]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import SCRIPTS
+from paths import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
 from torch_habits import SAMPLES, Training

@@ -51,7 +51,7 @@ class HorovodrunTrial(Trial):
         assert self._process is not None
         deadline = time.monotonic() + INTERRUPT_S
         while self._process.poll() is None and "edl-worker is to end" not in self.output():
-            assert time.monotonic() < deadline, self.story(f"horovodrun ignores {number.name}")
+            assert time.monotonic() < deadline, self.describe(f"horovodrun ignores {number.name}")
             self._process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(NOTE_S)

@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs import EDL
 from net import Net
 from trial import Trial, trial
-from zoo import Server
+
+from edl.testing.job import EDL
+from edl.testing.zookeeper import Server
 
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -105,7 +106,7 @@ class HostsTrial(Trial):
     def left(self, host: str) -> int:
         """Wait until the agent on ``host`` has ended, with all that was there; its exit code."""
         code = self.agents[host].wait(60)
-        assert not self.net.processes(host), self.story(f"something was left on host {host}")
+        assert not self.net.processes(host), self.describe(f"something was left on host {host}")
         self._forget(host)
         return code
 
@@ -121,7 +122,7 @@ class HostsTrial(Trial):
         return next((code for code in codes if code), 0)
 
     def story(self, what: str) -> str:
-        parts = [super().story(what)]
+        parts = [super().describe(what)]
         for path in sorted(self.directory.glob("*.output")):
             if path != self._output:
                 parts.append(f"--- {path.stem} ---\n{path.read_text(errors='replace')[-3000:]}")

@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from zoo import _free_ports
+
+from edl.testing.zookeeper import free_ports
 
 START_S = 60.0
 CONFIGURATION = """\
@@ -69,7 +70,7 @@ class Slurm:
     def __enter__(self) -> Self:
         (self.directory / "state").mkdir(parents=True)
         machine = socket.gethostname().partition(".")[0]
-        self.first_job, *ports = _free_ports(1 + len(self.nodes))
+        self.first_job, *ports = free_ports(1 + len(self.nodes))
         text = CONFIGURATION.format(
             machine=machine,
             port=self.first_job,
@@ -86,7 +87,7 @@ class Slurm:
                 self._start("slurmd", "-D", "-N", name)
             deadline = time.monotonic() + START_S
             while self._idle() < len(self.nodes):
-                assert time.monotonic() < deadline, self.story()
+                assert time.monotonic() < deadline, self.describe()
                 time.sleep(0.2)
         except BaseException:
             self._kill()

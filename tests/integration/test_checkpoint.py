@@ -14,9 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import SCRIPTS, Job, started
+from paths import SCRIPTS
 
 from edl.checkpoint import format as files
+from edl.testing.job import Job, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -66,7 +67,7 @@ def trial(tmp_path: Path) -> Trial:
 def wait_for_event(job: Job, kind: str, timeout_s: float = 90.0) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     while not (events := job.events(kind)):
-        assert time.monotonic() < deadline, job.story(f"no event {kind}")
+        assert time.monotonic() < deadline, job.describe(f"no event {kind}")
         time.sleep(0.1)
     return events[0]
 
@@ -83,11 +84,11 @@ def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
             resumed["reason"],
         )
         trial.slow.unlink()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
         assert resumed["reason"] in job.output()
         saves = job.events("checkpoint")
         assert {"bytes", "capture_s", "write_s", "path"} <= saves[-1].keys()
-        reports = trial.prove(2, job.story("the counts are wrong"))
+        reports = trial.prove(2, job.describe("the counts are wrong"))
     assert {report["rings"][0]["step"] for report in reports} == {resumed["step"]}
     assert len(files.listed(trial.saved)) == 3
     assert trial.newest.step == reports[0]["steps"]
@@ -108,22 +109,22 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
     with started(trial.directory, zk_hosts, *script, np=1, max_np=1) as job:
         job.wait_for_step(125)  # in the second epoch
         job.edl("stop")
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
     stopped = trial.newest
     assert (stopped.epoch, stopped.job) == (1, job.name)
     assert stopped.step >= 125
     trial.slow.unlink()
 
     with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
-        assert job.end() == 1, job.story("it overwrote another run's checkpoints")
+        assert job.end() == 1, job.describe("it overwrote another run's checkpoints")
         assert "has checkpoints of another run" in job.output()
         assert "--resume" in job.output()
 
     other_size = [*script, "--batch-size", "5"]
     resume = ["--resume"]
     with started(trial.directory, zk_hosts, *other_size, np=2, max_np=2, options=resume) as job:
-        assert job.end() == 0, job.story("it failed")
-        reports = trial.prove(2, job.story("the counts are wrong"))
+        assert job.end() == 0, job.describe("it failed")
+        reports = trial.prove(2, job.describe("the counts are wrong"))
         assert job.events("resumed")[0]["step"] == stopped.step
     for report in reports:
         assert report["rings"][0]["step"] == stopped.step
@@ -137,7 +138,7 @@ def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(trial: Trial, zk_host
     path.write_bytes(b"not ours")
     script, resume = trial.script(), ["--resume"]
     with started(trial.directory, zk_hosts, *script, np=2, max_np=2, options=resume) as job:
-        assert job.end() == 1, job.story("it should have failed")
+        assert job.end() == 1, job.describe("it should have failed")
         sentence = f"cannot resume: there is no checkpoint in {trial.saved}; refused: {path} is no"
         assert f"failed: {sentence}" in job.output().replace("\n", " ")
         assert job.output().count("checkpoint_refused") == 1
@@ -150,14 +151,14 @@ def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str
     ) as job:
         job.wait_for_step(10)
         os.kill(min(job.workers(COUNTING)), signal.SIGKILL)
-        assert job.end() == 1, job.story("it should have failed")
+        assert job.end() == 1, job.describe("it should have failed")
         assert "only 1 worker left, min_np is 2, and nobody joined within 0.5 s" in job.output()
     saved = trial.newest
     assert saved.step >= 10
     trial.slow.unlink()
     with started(trial.directory, zk_hosts, *script, np=1, max_np=1, options=["--resume"]) as job:
-        assert job.end() == 0, job.story("it failed")
-        reports = trial.prove(1, job.story("the counts are wrong"))
+        assert job.end() == 0, job.describe("it failed")
+        reports = trial.prove(1, job.describe("the counts are wrong"))
     assert reports[0]["rings"][0]["step"] == saved.step
 
 
@@ -168,7 +169,7 @@ def test_sigterm_to_everything_saves(trial: Trial, zk_hosts: str) -> None:
         job.wait_for_step(5)
         for process in job.processes():
             process.terminate()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
         assert "Traceback" not in job.output()
     assert trial.newest.step >= 5
 

@@ -8,7 +8,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from jobs import SCRIPTS, started
+from paths import SCRIPTS
+
+from edl.testing.job import started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -36,8 +38,8 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
             now = job.wait_for_size(wanted)
         job.wait_for_step(now["step"] + moments.randrange(20))
         slow.unlink()
-        assert job.end() == 0, job.story("it failed")
-        story = job.story("the counts are wrong")
+        assert job.end() == 0, job.describe("it failed")
+        story = job.describe("the counts are wrong")
 
     reports = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert len(reports) == SIZES[-1], story

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import SCRIPTS, started
+from paths import SCRIPTS
 from tfrecords import framed
 
 import edl.data
 from edl.errors import DataError
+from edl.testing.job import started
 
 pytestmark = pytest.mark.integration
 
@@ -168,9 +169,9 @@ def test_a_job_trains_what_is_sound_exactly_once_and_tells_the_rest(
         job.scale(3)
         job.wait_for_size(3)
         slow.unlink()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
         events = job.events("data_skipped")
-        story = job.story("the counts are wrong")
+        story = job.describe("the counts are wrong")
 
     told = {Path(one["file"]).name: {k: one[k] for k in ("offset", "bytes")} for one in events}
     assert told == damage

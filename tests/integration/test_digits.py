@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DIGITS, Job, Status, started
+from paths import DIGITS
+
+from edl.testing.job import Job, Status, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -34,11 +36,11 @@ def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> N
         true_status(job, 4)
         job.scale(3)
         true_status(job, 3)
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
 
         assert accuracy(job) >= 0.95
         complaint = re.search(r"traceback|error|exception|warning", job.output(), re.IGNORECASE)
-        assert complaint is None, job.story(f"it says {complaint}")
+        assert complaint is None, job.describe(f"it says {complaint}")
         assert not job.events("worker_failed")
         left = [worker for event in job.events("generation") for worker in event["left"]]
         assert len(left) == 3, left
@@ -104,5 +106,5 @@ def check_parts(event: dict[str, Any]) -> None:
 
 def accuracy(job: Job) -> float:
     last = re.search(r"accuracy (0\.\d+) epochs", job.output())
-    assert last is not None, job.story("it did not end with its accuracy")
+    assert last is not None, job.describe("it did not end with its accuracy")
     return float(last[1])

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import SCRIPTS
+from paths import SCRIPTS
 from trial import SESSION_S, Trial, alive, freeze, longest_stall, trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -92,7 +92,7 @@ def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
         ), now["reason"]
         time.sleep(2.0)
         stalls = job.events("stalled")
-        assert len(stalls) == 1, job.story(f"told more than once: {stalls}")
+        assert len(stalls) == 1, job.describe(f"told more than once: {stalls}")
         (event,) = stalls
         assert event["workers"] == [name]
         job.stuck.unlink()

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import ROOT, SCRIPTS, Job, Status, started
+from paths import ROOT, SCRIPTS
 from trial import Trial, trial
 from wrong import assert_a_sentence, told_of
+
+from edl.testing.job import Job, Status, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -109,7 +111,7 @@ def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_size(2)
         job.scale(3)
         job.wait_for_size(3)
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
         learned(job.output(), workers=3)
 
 
@@ -160,7 +162,7 @@ def test_the_synthetic_examples(script: Path, tmp_path: Path, zk_hosts: str) -> 
             job.wait(trained, f"round of {size} workers")
             job.scale(5 - size)
         job.edl("stop")
-        assert job.end() == 0, job.story("it was not stopped")
+        assert job.end() == 0, job.describe("it was not stopped")
         rounds = [int(n) for n in re.findall(r"round (\d+): ", job.output())]
     assert rounds == list(range(len(rounds)))
 

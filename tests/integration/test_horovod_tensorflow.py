@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import ROOT, SCRIPTS, started
+from paths import ROOT, SCRIPTS
 from test_horovod_scripts import alone, learned
 from trial import Trial, trial
 from wrong import assert_a_sentence, told_of
+
+from edl.testing.job import started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -32,7 +34,7 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
         victim = next(m for m in now["members"] if m["id"] != now["leader"])
         os.kill(victim["pid"], signal.SIGKILL)
         job.wait(lambda now: now["given_up"], "death")
-        assert job.end() == 0, job.story("it failed")  # its replacement may come too late
+        assert job.end() == 0, job.describe("it failed")  # its replacement may come too late
         learned(job.output())
 
 

@@ -15,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 from horovodrun import DISCOVER, HOROVODRUN, STANDIN, WORKER, HorovodrunTrial, StandinTrial
-from jobs import SCRIPTS, Status
+from paths import SCRIPTS
 from trial import alive, trial
-from zoo import ensemble
+
+from edl.testing.job import Status
+from edl.testing.zookeeper import ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from horovodrun import HorovodrunTrial, StandinTrial
 from hosts import zookeeper_on
-from jobs import Status
 from net import INTERFACE, Net
 from ssh import ssh_between
 from trial import trial
+
+from edl.testing.job import Status
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

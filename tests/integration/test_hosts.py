@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from hosts import on_hosts
-from jobs import SCRIPTS
 from net import Net
+from paths import SCRIPTS
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from horovodrun import WORKER, HorovodrunTrial
-from jobs import SCRIPTS, Job, started
+from paths import SCRIPTS
 from trial import trial
+
+from edl.testing.job import Job, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -51,9 +53,9 @@ def out(job: Job) -> Path:
 def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
     """What all workers tell alike at the end, two or more if their number is not given."""
     (job.directory / "slow").unlink(missing_ok=True)
-    assert job.end(200.0) == 0, job.story("it failed")
+    assert job.end(200.0) == 0, job.describe("it failed")
     reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
-    story = job.story(f"they differ: {json.dumps(reports, indent=1)}")
+    story = job.describe(f"they differ: {json.dumps(reports, indent=1)}")
     assert len(reports) == workers if workers else len(reports) > 1, story
     for report in reports:
         del report["rank"]
@@ -111,7 +113,7 @@ def test_memories_follow_a_join_and_rank_0_writes_through_its_death(
         assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
         assert told["own"][0] == PATIENCE + 1
         check_files(job, PATIENCE + 1)
-        assert shown(job)[-1] == PATIENCE + 1, job.story("no progress at the end")
+        assert shown(job)[-1] == PATIENCE + 1, job.describe("no progress at the end")
         (stop,) = job.events("training_stopped")
         assert "want to stop training" in stop["reason"]
 
@@ -173,7 +175,7 @@ def test_memories_are_in_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
     with fit(tmp_path, zk_hosts, *saved, np=1, max_np=1) as job:
         job.wait(lambda now: now["epoch"] == 1 and now["epoch_done"] > 8, "epoch 1", START_S)
         job.edl("stop")
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
     with fit(tmp_path, zk_hosts, *saved, np=2, max_np=2, options=["--resume"]) as job:
         told = ended(job, 2)
         assert job.events("resumed")[0]["step"] > 24

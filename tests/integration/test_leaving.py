@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import SCRIPTS, started
+from paths import SCRIPTS
+
+from edl.testing.job import started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -17,12 +19,12 @@ def test_after_an_update(epochs: int, tmp_path: Path, zk_hosts: str) -> None:
     """And all workers may do so: in the first two epochs they do, also with a batch in hand."""
     words = ["--where", "after", "--epochs", str(epochs)]
     with started(tmp_path, zk_hosts, LEAVING, *words, np=2, max_np=2) as job:
-        assert job.end() == 1, job.story("one worker left alone")
+        assert job.end() == 1, job.describe("one worker left alone")
         for worker in ("w0", "w1"):
             assert f"[{worker}] epoch 0 left at step 3\n" in job.output()
             assert f"[{worker}] epoch 1 left at step 7\n" in job.output()
             told = f"[{worker}] edl: w1 left epoch 2 before its end, after 11 steps of the job, and"
-            assert told in job.output(), job.story(f"{worker} did not say why")
+            assert told in job.output(), job.describe(f"{worker} did not say why")
         assert "Traceback" not in job.output()
 
 

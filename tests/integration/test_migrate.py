@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from horovodrun import DISCOVER, StandinTrial
-from jobs import EDL, Status
 from trial import Trial, trial
+
+from edl.testing.job import EDL, Status
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -48,7 +49,7 @@ class Hosts(Trial):
     def end(self, timeout_s: float = 120.0) -> int:
         """Of host a's agent, which need not be the last: that of b waits for its own workers."""
         for agent in self._agents:
-            assert agent.wait(timeout_s) == 0, self.story("edl join failed")
+            assert agent.wait(timeout_s) == 0, self.describe("edl join failed")
         return super().end(timeout_s)
 
     def close(self) -> None:
@@ -73,7 +74,7 @@ class Hosts(Trial):
 def told(process: subprocess.Popen[str], job: Trial) -> str:
     """The sentence that a verb has ended with, which must be that of success."""
     text, _ = process.communicate(timeout=MOVED_S + 10)
-    assert process.returncode == 0, job.story(text)
+    assert process.returncode == 0, job.describe(text)
     return text
 
 
@@ -111,7 +112,7 @@ def test_several_workers_move_in_one_switch(tmp_path: Path, zk_hosts: str) -> No
         job.join()
         before = job.status()["generation"]
         text = told(job.migrate("--np", "2"), job)
-        assert f"in one switch (generation {before + 1})" in text, job.story(text)
+        assert f"in one switch (generation {before + 1})" in text, job.describe(text)
         job.wait_for_hosts("a", "b", "b")
         print(text)
         job.prove(workers=3)

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from jobs import SCRIPTS, started
+from paths import SCRIPTS
+
+from edl.testing.job import started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -15,8 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def test_three_samples_on_two_workers(framework: str, tmp_path: Path, zk_hosts: str) -> None:
     script = [SCRIPTS / "padding.py", framework, str(tmp_path)]
     with started(tmp_path, zk_hosts, *script, np=2, max_np=2) as job:
-        assert job.end() == 0, job.story("it failed")
-        story = job.story("the numbers are wrong")
+        assert job.end() == 0, job.describe("it failed")
+        story = job.describe("the numbers are wrong")
     told = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert len(told) == 2, story
     for mine, other in zip(*told, strict=True):

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 import yaml
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
-from jobs import EDL, ROOT
 from metadata import Service, service
+from paths import ROOT
 from trial import trial
+
+from edl.testing.job import EDL
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 from cli_shell import STANDIN, Shell, shell
-from jobs import SCRIPTS, Job
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
+from paths import SCRIPTS
 
 from edl.chaos.faults import knock
 from edl.chaos.orders import Action
@@ -39,6 +39,7 @@ from edl.core import records
 from edl.errors import AccessDenied
 from edl.http import client
 from edl.http.signing import authorization, http_key
+from edl.testing.job import Job
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import EDL, MARK, ROOT
+from paths import ROOT
 from slurm import Slurm
 from trial import Trial, trial
-from zoo import _free_ports
 
 from edl.checkpoint import format as files
+from edl.testing.job import EDL, MARK
+from edl.testing.zookeeper import free_ports
 
 RECIPES = ROOT / "recipes" / "slurm"
 
@@ -40,7 +41,7 @@ class SlurmTrial(Trial):
         """On ``np`` nodes; its own ZooKeeper is on the first of them."""
         self.number = self.number + 1 if self.number else self.slurm.first_job
         self.name = f"edl-{self.number}"
-        port = _free_ports(1)[0]
+        port = free_ports(1)[0]
         self.checkpoints = self.directory / "checkpoints"
         self.run_directory = self.directory / "run"
         self.environment |= {
@@ -152,7 +153,7 @@ def test_a_job_that_is_told_to_end_has_succeeded_with_a_checkpoint(tmp_path: Pat
         job.wait_for_size(2)
         before = job.wait_for_progress()
         slurm.run("scancel", "--batch", "--signal=TERM", str(job.number))
-        assert job.end() == 0, job.story("sbatch --wait says that it failed")
+        assert job.end() == 0, job.describe("sbatch --wait says that it failed")
         assert slurm.state(job.number) == "COMPLETED"
         newest = files.read_manifest(files.listed(job.checkpoints)[0])
         assert newest.step >= before["step"]

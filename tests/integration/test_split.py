@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import SCRIPTS, started
+from paths import SCRIPTS
+
+from edl.testing.job import started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -37,7 +39,7 @@ def test_it_ends_with_its_sentence(
     script = [SPLIT, framework, *(["--last"] if last else [])]
     with started(tmp_path, zk_hosts, *script, np=3, max_np=3) as job:
         code = job.end()
-        story = job.story("it ended otherwise")
+        story = job.describe("it ended otherwise")
         events = job.events("state_differs")
         output = job.output()
     step = STEPS * (4 if last else 2)

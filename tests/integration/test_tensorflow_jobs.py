@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import ROOT, SCRIPTS, started
+from paths import ROOT, SCRIPTS
 from steplog import read_steps
 from trial import trial
+
+from edl.testing.job import started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -34,7 +36,7 @@ def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
         job.scale(3)
         job.wait_for_size(3, START_S)
         slow.unlink()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
     assert len(finals) == 3
@@ -77,7 +79,7 @@ def test_all_skip_a_step_that_overflows_on_one(tmp_path: Path, zk_hosts: str) ->
         job.scale(3)
         job.wait_for_size(3, START_S)
         slow.unlink()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
     assert len(finals) == 3
@@ -97,7 +99,7 @@ def test_a_gradient_that_only_some_have(tmp_path: Path, zk_hosts: str) -> None:
     options = ["--out", str(tmp_path), "--what", "none"]
     script = SCRIPTS / "tf_uneven.py"
     with started(tmp_path, zk_hosts, script, *options, np=2, max_np=2) as job:
-        assert job.end(START_S) != 0, job.story("it ended well")
+        assert job.end(START_S) != 0, job.describe("it ended well")
         told = job.output()
     assert "the same variables must have a gradient on all: here none for sometimes" in told
     assert "the same variables must have a gradient on all: here each has one" in told
@@ -120,10 +122,10 @@ def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: 
         job.wait(lambda now: now["generation"] > 2, "a repair")
         job.scale(1)
         job.wait_for_size(1, START_S)
-        assert job.end(300.0) == 0, job.story("it failed")
+        assert job.end(300.0) == 0, job.describe("it failed")
         told = re.findall(r"^.*accuracy (0\.\d+) .*steps", job.output(), flags=re.MULTILINE)
-        assert told, job.story("it said nothing")
-        assert float(told[-1]) >= 0.95, job.story("it learned too little")
+        assert told, job.describe("it said nothing")
+        assert float(told[-1]) >= 0.95, job.describe("it learned too little")
 
 
 @pytest.mark.chaos
@@ -140,7 +142,7 @@ def test_a_stopped_job_is_resumed(mode: str, tmp_path: Path, zk_hosts: str) -> N
     ) as job:
         job.wait_for_step(20, START_S)
         job.edl("stop")
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
     second = tmp_path / "second"
     second.mkdir()
     resume = {"options": ["--resume"], "script": TF_COUNTING, "more": words}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import SCRIPTS
+from paths import SCRIPTS
 from trial import trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.chaos]
@@ -48,7 +48,7 @@ def test_a_session_that_cannot_be_repaired(tmp_path: Path, zk_hosts: str) -> Non
     with trial(tmp_path, zk_hosts, np=2, **settings) as job:
         job.wait_for_step(3, START_S)
         job.process(job.plain()).kill()
-        assert job.end(START_S) != 0, job.story("it ended well")
+        assert job.end(START_S) != 0, job.describe("it ended well")
         told = job.output()
     assert "edl: a step was interrupted, and this session cannot be repaired inside of it" in told
     assert "Traceback" not in told, told

@@ -6,9 +6,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from jobs import SCRIPTS, started
+from paths import SCRIPTS
 from steplog import read_steps
 from wrong import assert_a_sentence, told_of
+
+from edl.testing.job import started
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +30,7 @@ def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: st
         job.scale(3)
         job.wait_for_size(3)
         slow.unlink()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
     steps, finals = read_steps(out)
 
     assert len(finals) == 3

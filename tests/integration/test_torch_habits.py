@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from habits import prove_as_one_process
-from jobs import SCRIPTS, started
+from paths import SCRIPTS
+
+from edl.testing.job import started
 
 pytestmark = pytest.mark.integration
 
@@ -25,6 +27,6 @@ def test_a_job_trains_as_one_process_does(tmp_path: Path, zk_hosts: str) -> None
         job.scale(3)
         job.wait_for_size(3)
         slow.unlink()
-        assert job.end() == 0, job.story("it failed")
+        assert job.end() == 0, job.describe("it failed")
     rows = prove_as_one_process(out, EPOCHS, workers=3)
     assert {row["moved"] for row in rows} == {False, True}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cli_shell import STANDIN, Shell, shell, until
-from jobs import SCRIPTS
+from paths import SCRIPTS
 from trial import Trial, freeze, trial
 
 from edl.core.host.agent import STUCK_S

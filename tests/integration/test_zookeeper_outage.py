@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 from trial import Trial, trial
-from zoo import ensemble
 
 from edl.errors import RingError
 from edl.http.client import fetch
+from edl.testing.zookeeper import ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.chaos]
 

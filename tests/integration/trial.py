@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from jobs import EDL, SCRIPTS, Job, Status
+from paths import SCRIPTS
 
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
+from edl.testing.job import EDL, Job, Status
 
 COUNTING = SCRIPTS / "counting.py"
 SESSION_S = 2.0
@@ -96,22 +97,6 @@ class Trial(Job):
 
     # --- faults ---
 
-    def process(self, name: str) -> psutil.Process:
-        """The process of the worker ``name`` ("w1")."""
-        return psutil.Process(self.members(name)[name]["pid"])
-
-    def members(self, *names: str) -> dict[str, Any]:
-        """The workers in the status by name, once ``names`` are among them.
-
-        On a busy machine a session may end and be opened again at any time.
-        """
-
-        def found(now: Status) -> dict[str, Any]:
-            return {member["id"]: member for member in now["members"]}
-
-        now = self.wait(lambda now: {*names} <= found(now).keys(), f"members {names}")
-        return found(now)
-
     def agent(self) -> psutil.Process:
         """The process of `edl run`."""
         assert self._process is not None
@@ -123,29 +108,13 @@ class Trial(Job):
         self._process.poll()  # or it would stay a zombie
         return self._process.pid
 
-    def plain(self) -> str:
-        """The name of a worker that does not lead."""
-        now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
-        return next(m["id"] for m in now["members"] if m["id"] != now["leader"])
-
-    def leader(self) -> str:
-        return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
-
-    def stopped(self) -> list[psutil.Process]:
-        """The processes that are frozen."""
-        return [p for p in self.processes() if p.status() == psutil.STATUS_STOPPED]
-
-    def thaw(self) -> None:
-        for process in self.stopped():
-            process.send_signal(signal.SIGCONT)
-
     # --- the proof ---
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
         """Wait for something that is no status of the job."""
         deadline = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < deadline, self.story(f"no {what} in {timeout_s:g} s")
+            assert time.monotonic() < deadline, self.describe(f"no {what} in {timeout_s:g} s")
             time.sleep(0.05)
 
     def wait_for_progress(self, steps: int = 5, timeout_s: float = 90.0) -> Status:
@@ -171,9 +140,9 @@ class Trial(Job):
         """
         self.hurry()
         ended = self.end(self.end_s)
-        assert ended == code, self.story(f"edl run ended with {ended}")
+        assert ended == code, self.describe(f"edl run ended with {ended}")
         reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
-        story = self.story(f"the counts are wrong: {reports}")
+        story = self.describe(f"the counts are wrong: {reports}")
         assert reports, story
         assert workers in (None, len(reports)), story
         for report in reports:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from jobs import SCRIPTS
+from paths import SCRIPTS
 
 Uses = Mapping[str, tuple[str, str]]  # name -> code, a part of the sentence
 

@@ -1,9 +1,19 @@
-"""ZooKeeper servers that a test may kill, freeze, start again and put where it likes."""
+"""Real ZooKeeper servers that a test may kill, freeze, start again and put where it likes.
+
+::
+
+    with ensemble(tmp_path, 1) as (server,):
+        ...                       # server.hosts: for EDL_ZOOKEEPER
+        server.kill()
+        server.start()            # with what it knew
+
+They need Java, as `edl run` without --zookeeper does. To expire a worker's session, see
+:meth:`edl.testing.job.Job.expire`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -13,7 +23,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from edl.coordination.local_server import _command
+from edl import config
+from edl.coordination.local_server import server_command
 
 START_S = 60.0
 CONFIGURATION = """\
@@ -66,7 +77,11 @@ class Server:
     def start(self, wait: bool = True) -> None:
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._enter, *_command(os.environ, self._directory), str(self._configuration)],
+                [
+                    *self._enter,
+                    *server_command(config.environment(), self._directory),
+                    str(self._configuration),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -115,7 +130,7 @@ class Server:
 @contextmanager
 def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
     """So many servers that together are one ZooKeeper; one alone is a standalone server."""
-    ports = iter(_free_ports(3 * size))
+    ports = iter(free_ports(3 * size))
     clients = [next(ports) for _ in range(size)]
     peers = [
         f"server.{number}=127.0.0.1:{next(ports)}:{next(ports)}" for number in range(1, size + 1)
@@ -133,7 +148,8 @@ def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
         yield tuple(servers)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -2,10 +2,14 @@
 
 ::
 
-    with started(tmp_path, zk_hosts, DIGITS, "--epochs", "5", np=2, max_np=4) as job:
-        job.scale(4)
-        job.wait(lambda now: now["world_size"] == 4, "4 workers")
-        assert job.end() == 0
+    def test_my_training_survives_a_kill(tmp_path):
+        with ensemble(tmp_path, 1) as (zookeeper,):
+            with started(tmp_path, zookeeper.hosts, "train.py", np=2, max_np=4) as job:
+                job.wait_for_step(10)
+                job.kill("w1")
+                job.scale(4)
+                job.wait_for_size(4)
+                assert job.end() == 0
 
 Whatever happens, nothing that the job started lives on: every process of it carries a mark in
 its environment, by which it is found.
@@ -29,10 +33,9 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+from edl import config
+
 EDL = Path(sys.executable).parent / "edl"
-SCRIPTS = Path(__file__).resolve().parent / "scripts"
-DIGITS = ROOT / "examples" / "torch_digits.py"
 MARK = "EDL_TEST_MARK"
 
 Status = dict[str, Any]
@@ -45,7 +48,9 @@ class Job:
         self.name = f"test-{uuid.uuid4().hex[:8]}"
         self.directory = directory
         self._mark = f"{MARK}={self.name}"
-        outside = {k: v for k, v in os.environ.items() if not k.startswith(("EDL_", "HOROVOD_"))}
+        outside = {
+            k: v for k, v in config.environment().items() if not k.startswith(("EDL_", "HOROVOD_"))
+        }
         self.environment = outside | {
             MARK: self.name,
             "EDL_ZOOKEEPER": zookeeper,
@@ -66,7 +71,7 @@ class Job:
 
     def run(
         self,
-        script: Path,
+        script: str | Path,
         *arguments: str,
         np: int,
         min_np: int = 1,
@@ -76,7 +81,7 @@ class Job:
         """`edl run` with more ``options``; returns at once."""
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
         verb = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
-        self._begin([*verb, sys.executable, script, *arguments])
+        self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
 
     def _begin(self, command: Sequence[str | Path]) -> None:
         """Run an agent, whose end is that of the job, and watch the job from now on."""
@@ -137,6 +142,58 @@ class Job:
         told = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
         return [event for event in told if kind in (None, event["kind"])]
 
+    # --- faults ---
+
+    def process(self, name: str) -> psutil.Process:
+        """The process of the worker ``name`` ("w1")."""
+        return psutil.Process(self.members(name)[name]["pid"])
+
+    def members(self, *names: str) -> dict[str, Any]:
+        """The workers in the status by name, once ``names`` are among them.
+
+        On a busy machine a session may end and be opened again at any time.
+        """
+
+        def found(now: Status) -> dict[str, Any]:
+            return {member["id"]: member for member in now["members"]}
+
+        now = self.wait(lambda now: {*names} <= found(now).keys(), f"members {names}")
+        return found(now)
+
+    def leader(self) -> str:
+        """The name of the worker that leads."""
+        return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
+
+    def plain(self) -> str:
+        """The name of a worker that does not lead."""
+        now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
+        return next(str(m["id"]) for m in now["members"] if m["id"] != now["leader"])
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self.process(name).kill()
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP, until :meth:`thaw`."""
+        self.process(name).send_signal(signal.SIGSTOP)
+
+    def stopped(self) -> list[psutil.Process]:
+        """The processes that are frozen."""
+        return [p for p in self.processes() if p.status() == psutil.STATUS_STOPPED]
+
+    def thaw(self) -> None:
+        """SIGCONT to all that are frozen."""
+        for process in self.stopped():
+            process.send_signal(signal.SIGCONT)
+
+    def cut(self, name: str) -> None:
+        """Break the connections of its ring. The job needs ``options=["--chaos"]``."""
+        self.edl("chaos", "--cut", name)
+
+    def expire(self, name: str) -> None:
+        """Let ZooKeeper end its session. The job needs ``options=["--chaos"]``."""
+        self.edl("chaos", "--expire", name)
+
     # --- watching ---
 
     def wait(
@@ -145,10 +202,12 @@ class Job:
         """Wait until the job's status fulfils ``condition``; the status that did."""
         deadline = time.monotonic() + timeout_s
         while (now := self._newest) is None or not condition(now):
-            assert self._process is None or self._process.poll() is None, self.story(
+            assert self._process is None or self._process.poll() is None, self.describe(
                 f"the job ended before {what}; the last status: {now}"
             )
-            assert time.monotonic() < deadline, self.story(f"no {what} in {timeout_s:g} s; {now}")
+            assert time.monotonic() < deadline, self.describe(
+                f"no {what} in {timeout_s:g} s; {now}"
+            )
             time.sleep(0.05)
         return now
 
@@ -193,12 +252,12 @@ class Job:
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(self.story(f"the job did not end in {timeout_s:g} s")) from None
+            raise AssertionError(self.describe(f"the job did not end in {timeout_s:g} s")) from None
         # A worker's last helper (a loader's process) may need a moment to notice.
         deadline = time.monotonic() + 5.0
         while (alive := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not alive, self.story(f"these outlived `edl run`: {alive}")
+        assert not alive, self.describe(f"these outlived `edl run`: {alive}")
         return code
 
     def output(self) -> str:
@@ -225,7 +284,7 @@ class Job:
             pid for pid, p in found.items() if str(script) in p.cmdline() and p.ppid() not in found
         }
 
-    def story(self, what: str) -> str:
+    def describe(self, what: str) -> str:
         """``what`` went wrong, with what the job said last."""
         return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
 
@@ -251,7 +310,7 @@ class Job:
 def started(
     directory: Path,
     zookeeper: str,
-    script: Path,
+    script: str | Path,
     *arguments: str,
     np: int,
     max_np: int,

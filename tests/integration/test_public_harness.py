@@ -1,0 +1,36 @@
+"""`edl.testing`, as its documentation shows it to users."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import DIGITS, ROOT
+
+TESTING = (ROOT / "docs" / "testing.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_users_script_against_a_kill(tmp_path: Path) -> None:
+    """The test of the documentation passes where nothing but edl is on the path."""
+    (tmp_path / "test_training.py").write_text(BLOCKS[0])
+    shutil.copy(DIGITS, tmp_path / "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_training.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_job_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(BLOCKS[1], {})
+    assert "job finished" in capsys.readouterr().out

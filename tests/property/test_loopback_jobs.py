@@ -1,0 +1,190 @@
+"""Real workers on a loopback ring: whatever happens, in any order, each sample counts once.
+
+The workers, their switching and the leader's decisions are edl's own; the judge is the counting
+model. See `ordeals.py` for how to replay a failure.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from ordeals import SEEDS, Change, Fault, Trial, faults, scales, scripts, some
+
+from edl.core.records import JobState
+from edl.testing.counting import Counting
+
+EXCHANGING = Counting(24, exchange_every=1)
+MORE = settings(max_examples=2 * settings().max_examples)
+
+
+@given(seed=SEEDS, np=st.integers(1, 5), script=scripts())
+def test_nothing_happens(seed: int, np: int, script: Counting) -> None:
+    job = Trial(seed, np, script=script).run()
+    assert job.memory.job.state is JobState.FINISHED
+    assert len(job.memory.generations) == 1
+    assert len(job.results) == np
+
+
+@MORE
+@given(seed=SEEDS, np=st.integers(1, 4), script=scripts(), changes=some(scales(), 1, 4))
+def test_joins_and_leaves(
+    seed: int, np: int, script: Counting, changes: tuple[Change, ...]
+) -> None:
+    """Nobody fails, and the ring is never smaller than the smallest that was asked for."""
+    job = Trial(seed, np, script=script, changes=changes).run()
+    assert job.memory.job.state is JobState.FINISHED
+    assert not any(g.repairs for g in job.memory.generations[1:])
+
+
+@MORE
+@given(seed=SEEDS, np=st.integers(2, 4), script=scripts(), faults=some(faults("kill"), 1, 2))
+def test_a_crash_anywhere(seed: int, np: int, script: Counting, faults: tuple[Fault, ...]) -> None:
+    Trial(seed, np, script=script, faults=faults).run()
+
+
+@pytest.mark.parametrize("worker", range(3))
+def test_a_crash_at_each_point_of_the_start_and_of_a_step(worker: int) -> None:
+    """The first exchange of the job's state included. Nobody else fails."""
+    for point in range(1, 41):
+        for seed in (0, 1, 2):
+            job = Trial(seed, faults=(Fault(worker, point, "kill"),)).run()
+            assert job.memory.job.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("what", ["cut", "fail"])
+@pytest.mark.parametrize("worker", range(3))
+def test_a_broken_ring_at_each_point_costs_nobody(worker: int, what: str) -> None:
+    """Some have the result of a collective and some have not; all go on together."""
+    for point in range(1, 41):
+        for seed in (0, 1, 2):
+            job = Trial(seed, script=EXCHANGING, faults=(Fault(worker, point, what),)).run()
+            assert job.memory.job.state is JobState.FINISHED
+            assert len(job.results) == 3
+
+
+@MORE
+@given(seed=SEEDS, np=st.integers(2, 4), faults=some(faults("kill", "cut", "fail"), 1, 3))
+def test_exchanges_between_steps(seed: int, np: int, faults: tuple[Fault, ...]) -> None:
+    """Everybody is told the same, whoever had the answer when the ring broke."""
+    Trial(seed, np, script=EXCHANGING, faults=faults).run()
+
+
+@MORE
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 3),
+    changes=some(scales(), 1, 3),
+    faults=some(faults("kill", "cut", "fail", "delay"), 1, 3),
+)
+def test_crashes_while_the_ring_changes(
+    seed: int, np: int, changes: tuple[Change, ...], faults: tuple[Fault, ...]
+) -> None:
+    """In a switch, in the repair of another crash, as a newcomer, as the leader."""
+    Trial(seed, np, changes=changes, faults=faults).run()
+
+
+@given(
+    seed=SEEDS, faults=some(faults("kill", workers=3), 1, 2), restart_s=st.sampled_from([0.0, 5.0])
+)
+@example(seed=0, faults=(Fault(2, 46, "kill"),), restart_s=5.0)
+def test_below_min_np_it_pauses(seed: int, faults: tuple[Fault, ...], restart_s: float) -> None:
+    """The step in which somebody died is completed; no other one before replacements are here."""
+    script = Counting(24, epochs=3)
+    trial = Trial(seed, 3, 3, 3, script, faults, restart_s=restart_s)
+    job = trial.run()
+    sizes: dict[int, int] = {}  # of a step: who has missed it says how many have gone on from it
+    for result in job.results.values():
+        sizes |= {s: max(size, sizes.get(s, 0)) for s, size in result.sizes.items()}
+    small = [step for step, size in sizes.items() if size < 3]
+    repairs = [g for g in job.memory.generations[1:] if g.repairs]
+    assert len(small) <= len(repairs)
+
+
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 3),
+    moved=st.integers(1, 3),
+    step=st.integers(0, 5),
+    faults=some(faults("kill", "cut", "fail"), 0, 2),
+)
+def test_a_migration(seed: int, np: int, moved: int, step: int, faults: tuple[Fault, ...]) -> None:
+    """Workers move to another host; without faults the ring is never smaller meanwhile."""
+    moved = min(moved, np)
+    move = Change(step, a=np - moved, b=moved)
+    job = Trial(seed, np, max_np=np, changes=(move,), faults=faults, script=Counting(40)).run()
+    if not faults:
+        assert job.memory.job.state is JobState.FINISHED
+        assert min(len(g.seats) for g in job.memory.generations) >= np
+
+
+@given(
+    seed=SEEDS, np=st.integers(2, 4), faults=some(faults("freeze"), 1, 1), more=some(faults(), 0, 2)
+)
+def test_a_frozen_worker(
+    seed: int, np: int, faults: tuple[Fault, ...], more: tuple[Fault, ...]
+) -> None:
+    """It is given up, and does no harm when it wakes."""
+    Trial(seed, np, faults=(*faults, *more)).run()
+
+
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 4),
+    away_s=st.sampled_from([0.3, 3.0, 20.0]),
+    step=st.integers(0, 6),
+    faults=some(faults("expire", "kill"), 0, 3),
+)
+def test_zookeeper_is_away(
+    seed: int, np: int, away_s: float, step: int, faults: tuple[Fault, ...]
+) -> None:
+    """The ring goes on meanwhile; what broke is repaired afterwards."""
+    away = Change(step, zookeeper_s=away_s)
+    job = Trial(seed, np, changes=(away,), faults=faults).run()
+    if not any(fault.what == "kill" for fault in faults):
+        assert len(job.memory.generations) == 1
+
+
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 4),
+    worker=st.integers(0, 4),
+    step=st.integers(0, 6),
+    changes=some(scales(), 0, 1),
+)
+def test_a_drain(seed: int, np: int, worker: int, step: int, changes: tuple[Change, ...]) -> None:
+    job = Trial(seed, np, changes=(Change(step, drain=worker), *changes)).run()
+    assert job.memory.job.state is JobState.FINISHED
+
+
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 4),
+    step=st.integers(1, 6),
+    faults=some(faults("kill", "cut", "fail"), 0, 2),
+)
+def test_a_stop(seed: int, np: int, step: int, faults: tuple[Fault, ...]) -> None:
+    """All leave after the same step, and none is counted twice."""
+    Trial(seed, np, changes=(Change(step, stop=True),), faults=faults).run()
+
+
+@MORE
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 4),
+    min_np=st.integers(1, 3),
+    script=scripts(),
+    changes=some(scales() | st.builds(Change, st.integers(0, 8), drain=st.integers(0, 5)), 0, 4),
+    faults=some(faults(), 0, 5),
+    restart_s=st.sampled_from([0.0, 0.5]),
+)
+def test_everything_at_once(
+    seed: int,
+    np: int,
+    min_np: int,
+    script: Counting,
+    changes: tuple[Change, ...],
+    faults: tuple[Fault, ...],
+    restart_s: float,
+) -> None:
+    Trial(seed, np, min_np, 5, script, faults, changes, restart_s).run()
