@@ -188,15 +188,15 @@ worker = current_worker()
 def broken():
     raise RingBroken(1, "a test says so")
 def recovered(_):
-    del worker.records
+    del worker.loader.records
     return True
-worker.recover = recovered
+worker.loader.recover = recovered
 for _ in loader.epochs(1):
     for _ in loader:
         train_it = edl.step() == 0
         opt.zero_grad()
         if not train_it:
-            worker.records = broken
+            worker.loader.records = broken
         model(torch.ones(1, 1)).sum().backward()
         if not train_it:
             assert all(p.grad.eq(0).all() for p in model.parameters()), "the script may look"

@@ -42,8 +42,8 @@ LISTENED = ("boundary", "step", "gradient", "records", "averaged", "reduced", "a
 def is_last():
     """The step whose records are known ends the epoch."""
     worker = edl.current_worker()
-    trained = sum(record.samples for record in worker.records())
-    return worker.ledger.done + trained == worker.ledger.total
+    trained = sum(record.samples for record in worker.loader.records())
+    return worker.loader.ledger.done + trained == worker.loader.ledger.total
 
 
 def file(number, rank, what):

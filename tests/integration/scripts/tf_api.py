@@ -64,7 +64,7 @@ def train(indices):
 for epoch in dataset.epochs(args.epochs):
     for indices in dataset:
         rate, step = float(sgd.learning_rate), edl.step()
-        counted = edl.current_worker().samples
+        counted = edl.current_worker().loader.samples
         train(indices)
         if args.slow.exists():
             time.sleep(1.0)

@@ -190,12 +190,12 @@ class Graph:
             times, problem = counted(before, now, CLIP)
             run(self._note, {self._times: times})
         diary.end_step(int(steps), problem)
-        self._epoch = edl.current_worker().epoch
+        self._epoch = edl.current_worker().loader.epoch
 
     def after_batch_end(self, run):
         """Note an epoch that has ended; in a plain session, the next one may have begun."""
         worker = edl.current_worker()
-        if self._epoch >= 0 and (worker.epoch_over or worker.epoch > self._epoch):
+        if self._epoch >= 0 and (worker.loader.epoch_over or worker.loader.epoch > self._epoch):
             self.end_epoch(run)
 
     def end_epoch(self, run):

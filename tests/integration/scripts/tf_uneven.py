@@ -79,7 +79,7 @@ for _ in dataset.epochs(4):
         if args.slow and args.slow.exists():
             time.sleep(2.0)
         if not edl.is_warming_up():
-            counted = indices.numpy()[: edl.current_worker().samples]
+            counted = indices.numpy()[: edl.current_worker().loader.samples]
             tell(step=step, scale=before, bad=bool((counted == BAD).any()))
 
 tell(final=net.w.numpy().tolist(), scale=scale())

@@ -122,7 +122,7 @@ def main():
             tell(begun=step, worker=worker.id, indices=indices.tolist())
             told = training.train(indices, epoch)
             if told["before_update"] == step:  # else the others have completed it without us
-                told["counted"] = [[r.worker, r.samples] for r in worker.records()]
+                told["counted"] = [[r.worker, r.samples] for r in worker.loader.records()]
             if args.slow.exists():
                 time.sleep(args.step_delay)
             tell(step=step, epoch=epoch, **told)
