@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from edl import failpoints
-from edl.core.step.step_state import CHANGES_NOTHING, DECIDED, DONE, Step, StepEvent, StepState
+from edl.core.step.step_state import CHANGES_NOTHING, DECIDED, Step, StepEvent, StepState
 from edl.core.step.weighting import Averaging, Weights, send_weight, weigh
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError
@@ -77,13 +77,14 @@ class StepReduction:
     @property
     def step(self) -> Step:
         """The step of the batch that was handed out last."""
-        self._catch_up()
+        if self._step.number != self._worker.begun:
+            self._catch_up()
         return self._step
 
     @property
     def done(self) -> bool:
         """There is nothing more to reduce in it."""
-        return self.step.state in DONE
+        return self.step.done
 
     @property
     def decided(self) -> bool:

@@ -60,6 +60,7 @@ class _Gradient:
 
     parameter: torch.nn.Parameter
     name: str = ""  # no name: the optimizer does not have it any more
+    collective: str = ""  # under which name it is sent
     computed: int = 0  # the number of the step in which backward has computed it last
     flight: _InFlight | None = None
     spare: torch.Tensor | None = None  # memory for the next average
@@ -214,7 +215,7 @@ class GradientReduction:
             if parameter not in self._hooked:
                 self._hook(parameter)
             gradient = self._hooked[parameter]
-            gradient.name = name
+            gradient.name, gradient.collective = name, f"edl.gradient.{name}"
             self._gradients.append(gradient)
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
@@ -230,9 +231,9 @@ class GradientReduction:
         if not self._worker.loader.open or not gradient.name:
             return
         reduction = self._reduction
-        number = reduction.step.number
-        if gradient.computed == number or reduction.done:
-            how = "twice" if gradient.computed == number else "by a second backward()"
+        step = reduction.step
+        if gradient.computed == step.number or step.done:
+            how = "twice" if gradient.computed == step.number else "by a second backward()"
             raise UsageError(
                 f"the gradient of {gradient.name} was computed {how} in one step; call "
                 "backward() once on the sum of the losses, then optimizer.step(); "
@@ -240,7 +241,7 @@ class GradientReduction:
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
         self._refuse_leftover(gradient, since=1)  # what autograd has added
-        gradient.computed = number
+        gradient.computed = step.number
         self._backward_end.expect()
         local = gradient.parameter.grad
         assert local is not None
@@ -305,7 +306,7 @@ class GradientReduction:
         buffer, gradient.spare = gradient.spare, None
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
             buffer = torch.empty_like(sent)
-        handle = self._guard(average_start, sent, buffer, f"edl.gradient.{gradient.name}")
+        handle = self._guard(average_start, sent, buffer, gradient.collective)
         if not self._in_flight:
             self._reduction.sending()
         local = gradient.parameter.grad

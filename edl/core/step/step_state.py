@@ -20,7 +20,7 @@ It does not say who decides, or when: that is :mod:`edl.framework.reduction`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from edl.errors import IllegalTransition
@@ -105,12 +105,17 @@ DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more t
 class Step:
     """One optimizer's part of the step number ``number``, counted from 1 on this worker.
 
-    ``history``: the events since its batch was handed out.
+    ``history``: the events since its batch was handed out. ``done``: nothing more is to be reduced;
+    no property, for it is asked once a parameter.
     """
 
     number: int = 0
     state: StepState = StepState.IDLE
     history: tuple[StepEvent, ...] = ()
+    done: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "done", self.state in DONE)
 
     def next(self, number: int) -> Step:
         """The step whose batch was handed out now.
