@@ -80,7 +80,7 @@ class Job:
     ) -> None:
         """`edl run` with more ``options``; returns at once."""
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
-        verb = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
+        verb: list[str | Path] = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
         self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
 
     def _begin(self, command: Sequence[str | Path]) -> None:
@@ -136,7 +136,8 @@ class Job:
         self.edl("scale", "--np", str(np))
 
     def status(self) -> Status:
-        return json.loads(self.edl("status", "--json"))
+        status: Status = json.loads(self.edl("status", "--json"))
+        return status
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         told = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
