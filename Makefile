@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test lint format types unit property integration chaos soak bench scenarios clean
+.PHONY: help setup setup-tests demo test lint format types unit property contract integration chaos soak bench scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -19,8 +19,8 @@ setup-tests: ## the same, and system packages that only tests need: an ssh serve
 demo: setup ## a job on real data that grows and shrinks while it trains
 	@$(PYTHON_BIN) examples/demo.py
 
-test: setup-tests lint types ## everything that must hold: lint, types, unit, property, integration, some chaos
-	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/property tests/integration -m "not chaos and not long"
+test: setup-tests lint types ## everything that must hold: lint, types, unit, property, contract, integration, some chaos
+	HYPOTHESIS_PROFILE=ci $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/property tests/contract tests/integration -m "not chaos and not long"
 	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos -m chaos_short
 
 lint: setup ## ruff: rules and formatting
@@ -37,8 +37,11 @@ format: setup ## let ruff format and mend what it can
 unit: setup-tests ## exact decisions; no processes, no sleeping
 	$(PYTEST) tests/unit
 
-property: setup ## hypothesis over ledger, membership and step records; other examples each time
+property: setup ## hypothesis over ledger, membership, step records and whole jobs; other examples each time
 	$(PYTEST) tests/property
+
+contract: setup-tests ## one suite for every ring: in this process, PyTorch, TensorFlow
+	$(PYTEST) tests/contract
 
 integration: setup-tests ## real ZooKeeper, real Horovod, real processes; also what takes minutes
 	$(PYTEST) $(SIDE_BY_SIDE) tests/integration

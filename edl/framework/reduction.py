@@ -77,7 +77,7 @@ class StepReduction:
     @property
     def step(self) -> Step:
         """The step of the batch that was handed out last."""
-        if self._step.number != self._worker.begun:
+        if self._step.number != self._worker.loader.begun:
             self._catch_up()
         return self._step
 

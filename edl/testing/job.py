@@ -41,8 +41,8 @@ MARK = "EDL_TEST_MARK"
 Status = dict[str, Any]
 
 
-class Job:
-    """One `edl run` of a Python script, and the other verbs for it."""
+class Run:
+    """One `edl run` of a Python script, the other verbs for it, and its processes."""
 
     def __init__(self, directory: Path, zookeeper: str) -> None:
         self.name = f"test-{uuid.uuid4().hex[:8]}"
@@ -80,7 +80,7 @@ class Job:
     ) -> None:
         """`edl run` with more ``options``; returns at once."""
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
-        verb = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
+        verb: list[str | Path] = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
         self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
 
     def _begin(self, command: Sequence[str | Path]) -> None:
@@ -136,11 +136,129 @@ class Job:
         self.edl("scale", "--np", str(np))
 
     def status(self) -> Status:
-        return json.loads(self.edl("status", "--json"))
+        status: Status = json.loads(self.edl("status", "--json"))
+        return status
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         told = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
         return [event for event in told if kind in (None, event["kind"])]
+
+    # --- processes ---
+
+    def _watch(self) -> None:
+        """Keep the newest answer of `edl status --watch --json`: one process, not one a look."""
+        environment = {k: v for k, v in self.environment.items() if k != MARK}
+        while not self._closing and self._process is not None and self._process.poll() is None:
+            with subprocess.Popen(
+                [*self.there, EDL, "status", self.name, "--watch", "--json"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # at first the job is not written down yet
+                text=True,
+                env=environment,
+                cwd=self.directory,
+            ) as self._status_process:
+                assert self._status_process.stdout is not None
+                for line in self._status_process.stdout:
+                    self._newest = json.loads(line)
+
+    def look_again(self) -> None:
+        """The ZooKeeper that `edl status` has looked at may have gone, and another one is there."""
+        self._newest = None
+        if self._status_process is not None:
+            self._status_process.kill()
+
+    def output(self) -> str:
+        """What `edl run` printed so far, its workers' output included."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of the job, the agent included."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if (
+                    process.environ().get(MARK) == self.name
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return found
+
+    def workers(self, script: Path) -> set[int]:
+        """Process ids of the processes that run ``script`` (not of what they start)."""
+        agent = self._process.pid if self._process is not None else None
+        found = {p.pid: p for p in self.processes() if p.pid != agent}
+        return {
+            pid for pid, p in found.items() if str(script) in p.cmdline() and p.ppid() not in found
+        }
+
+    def describe(self, what: str) -> str:
+        """``what`` went wrong, with what the job said last."""
+        return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
+
+    def close(self) -> None:
+        """Kill whatever of the job is left."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        left = self.processes()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+        if self._process is not None:
+            self._process.wait(10)
+            self._closing = True
+            if self._status_process is not None:
+                self._status_process.kill()
+            self._watcher.join(10)
+
+
+class Job(Run):
+    """The same as a test watches and disturbs it."""
+
+    # --- watching ---
+
+    def wait(
+        self, condition: Callable[[Status], object], what: str, timeout_s: float = 90.0
+    ) -> Status:
+        """Wait until the job's status fulfils ``condition``; the status that did."""
+        deadline = time.monotonic() + timeout_s
+        while (now := self._newest) is None or not condition(now):
+            assert self._process is None or self._process.poll() is None, self.describe(
+                f"the job ended before {what}; the last status: {now}"
+            )
+            assert time.monotonic() < deadline, self.describe(
+                f"no {what} in {timeout_s:g} s; {now}"
+            )
+            time.sleep(0.05)
+        return now
+
+    def wait_for_size(self, size: int, timeout_s: float = 90.0) -> Status:
+        """Wait until ``size`` workers are wanted, in the ring, and have trained a step there."""
+
+        def reached(now: Status) -> bool:
+            stages = [member["stage"] for member in now["members"]]
+            return now["world_size"] == size and stages == ["active"] * size
+
+        then = self.wait(reached, f"ring of {size} workers", timeout_s)
+        return self.wait_for_step(then["step"] + 1, timeout_s)
+
+    def wait_for_step(self, step: int, timeout_s: float = 90.0) -> Status:
+        return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
+
+    def end(self, timeout_s: float = 120.0) -> int:
+        """Wait for the end of `edl run`; its exit code. Nothing of the job may live then."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.describe(f"the job did not end in {timeout_s:g} s")) from None
+        # A worker's last helper (a loader's process) may need a moment to notice.
+        deadline = time.monotonic() + 5.0
+        while (alive := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive, self.describe(f"these outlived `edl run`: {alive}")
+        return code
 
     # --- faults ---
 
@@ -193,117 +311,6 @@ class Job:
     def expire(self, name: str) -> None:
         """Let ZooKeeper end its session. The job needs ``options=["--chaos"]``."""
         self.edl("chaos", "--expire", name)
-
-    # --- watching ---
-
-    def wait(
-        self, condition: Callable[[Status], object], what: str, timeout_s: float = 90.0
-    ) -> Status:
-        """Wait until the job's status fulfils ``condition``; the status that did."""
-        deadline = time.monotonic() + timeout_s
-        while (now := self._newest) is None or not condition(now):
-            assert self._process is None or self._process.poll() is None, self.describe(
-                f"the job ended before {what}; the last status: {now}"
-            )
-            assert time.monotonic() < deadline, self.describe(
-                f"no {what} in {timeout_s:g} s; {now}"
-            )
-            time.sleep(0.05)
-        return now
-
-    def _watch(self) -> None:
-        """Keep the newest answer of `edl status --watch --json`: one process, not one a look."""
-        environment = {k: v for k, v in self.environment.items() if k != MARK}
-        while not self._closing and self._process is not None and self._process.poll() is None:
-            with subprocess.Popen(
-                [*self.there, EDL, "status", self.name, "--watch", "--json"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # at first the job is not written down yet
-                text=True,
-                env=environment,
-                cwd=self.directory,
-            ) as self._status_process:
-                assert self._status_process.stdout is not None
-                for line in self._status_process.stdout:
-                    self._newest = json.loads(line)
-
-    def look_again(self) -> None:
-        """The ZooKeeper that `edl status` has looked at may have gone, and another one is there."""
-        self._newest = None
-        if self._status_process is not None:
-            self._status_process.kill()
-
-    def wait_for_size(self, size: int, timeout_s: float = 90.0) -> Status:
-        """Wait until ``size`` workers are wanted, in the ring, and have trained a step there."""
-
-        def reached(now: Status) -> bool:
-            stages = [member["stage"] for member in now["members"]]
-            return now["world_size"] == size and stages == ["active"] * size
-
-        then = self.wait(reached, f"ring of {size} workers", timeout_s)
-        return self.wait_for_step(then["step"] + 1, timeout_s)
-
-    def wait_for_step(self, step: int, timeout_s: float = 90.0) -> Status:
-        return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
-
-    def end(self, timeout_s: float = 120.0) -> int:
-        """Wait for the end of `edl run`; its exit code. Nothing of the job may live then."""
-        assert self._process is not None
-        try:
-            code = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.describe(f"the job did not end in {timeout_s:g} s")) from None
-        # A worker's last helper (a loader's process) may need a moment to notice.
-        deadline = time.monotonic() + 5.0
-        while (alive := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not alive, self.describe(f"these outlived `edl run`: {alive}")
-        return code
-
-    def output(self) -> str:
-        """What `edl run` printed so far, its workers' output included."""
-        return self._output.read_text(errors="replace") if self._output.exists() else ""
-
-    def processes(self) -> list[psutil.Process]:
-        """Every living process of the job, the agent included."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if (
-                    process.environ().get(MARK) == self.name
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-        return found
-
-    def workers(self, script: Path) -> set[int]:
-        """Process ids of the processes that run ``script`` (not of what they start)."""
-        agent = self._process.pid if self._process is not None else None
-        found = {p.pid: p for p in self.processes() if p.pid != agent}
-        return {
-            pid for pid, p in found.items() if str(script) in p.cmdline() and p.ppid() not in found
-        }
-
-    def describe(self, what: str) -> str:
-        """``what`` went wrong, with what the job said last."""
-        return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
-
-    def close(self) -> None:
-        """Kill whatever of the job is left."""
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        left = self.processes()
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=10)
-        if self._process is not None:
-            self._process.wait(10)
-            self._closing = True
-            if self._status_process is not None:
-                self._status_process.kill()
-            self._watcher.join(10)
 
 
 @contextmanager

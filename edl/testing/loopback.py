@@ -28,11 +28,11 @@ from edl.daemon.worker import Worker
 from edl.errors import EdlError
 from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, Phase
 from edl.ring.ring import CollectiveFailed
+from edl.testing.agents import Agents
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
 from edl.testing.schedule import MOST_DECISIONS, Actor, Chance, Schedule, Task
 
 FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
-MOST_WORKERS = 24  # that a job may start in all
 
 Act = Callable[["LoopbackJob"], None]
 
@@ -107,9 +107,6 @@ class LoopbackJob:
         most_decisions: int = MOST_DECISIONS,
     ) -> None:
         self._script = script
-        self._slots = slots
-        self._restart_s = restart_s
-        self._restart_at = 0.0
         self._elastic_timeout_s = elastic_timeout_s
         self.schedule = Schedule(Chance(seed), most_decisions)
         self.network = LoopbackNetwork(self.schedule, self.schedule.chance.below, self._moment)
@@ -119,13 +116,7 @@ class LoopbackJob:
         self.passed: list[Passed] = []
         self._orders = _Orders()
         self.state_lost = False  # all who held the job's state died
-        self.schedule.actors.append(
-            Actor("agents", self._may_start, self._start_one, self._starts_at, starts=True)
-        )
-        self.schedule.actors.append(Actor("thaw", self._may_wake, self._wake_one, self._wakes_at))
-        self._thaws: dict[int, float] = {}
-        self._lacks = (-1, False)
-        self._update_agents()
+        self._agents = Agents(self, slots, restart_s)
 
     # --- what is to happen
 
@@ -143,7 +134,7 @@ class LoopbackJob:
     def scale(self, plan: Mapping[str, int]) -> None:
         """Workers wanted by host. Each host named gets an agent."""
         self.memory.set_plan(plan)
-        self._update_agents()
+        self._agents.come()
 
     def drain(self, worker: int) -> None:
         self.memory.ask("drain", worker)
@@ -185,7 +176,7 @@ class LoopbackJob:
         self.memory.frozen[worker] = self.schedule.now_s()
         self.network.freeze(worker)
         self.memory.changed()
-        self._thaws[worker] = self.schedule.now_s() + seconds
+        self._agents.thaws[worker] = self.schedule.now_s() + seconds
         assert one.task is not None
         self.schedule.freeze(one.task)
 
@@ -246,8 +237,8 @@ class LoopbackJob:
         """
         failpoints.subscribe(self._point)
         try:
-            while self._may_start() and len(self.workers) < self.memory.job.np:
-                self._start_one()
+            for _ in range(self.memory.job.np):
+                self.start_worker("a")
             self.schedule.run()
         finally:
             failpoints.unsubscribe(self._point)
@@ -256,18 +247,6 @@ class LoopbackJob:
     def results(self) -> dict[int, Any]:
         """What the scripts that came to their end have kept, by worker."""
         return {one.id: one.result for one in self.workers if one.result is not None}
-
-    @property
-    def models(self) -> dict[int, Any]:
-        """What those have trained that left in order at the end of a job that was stopped."""
-        left = [one for one in self.workers if isinstance(one.error, SystemExit)]
-        last = max((one.worker.step for one in left), default=0)
-        return {one.id: one.model for one in left if one.worker.step == last and one.holds_state}
-
-    @property
-    def seated(self) -> set[int]:
-        """Who is in the newest generation."""
-        return {*self.memory.generations[-1].members} if self.memory.generations else set()
 
     @property
     def errors(self) -> dict[int, BaseException]:
@@ -295,54 +274,8 @@ class LoopbackJob:
 
     # --- processes
 
-    def _update_agents(self) -> None:
-        self.memory.agents |= dict.fromkeys(self.memory.plan, self._slots)
-
-    def _lacking(self) -> str | None:
-        """A host that lacks a worker, if the job may have one more."""
-        memory = self.memory
-        current = memory.generation
-        ended = memory.job.state is not JobState.RUNNING or (current and not current.seats)
-        if ended or memory.away or len(self.workers) >= MOST_WORKERS:
-            return None
-        for host, wanted in sorted(memory.plan.items()):
-            here = [one for one in self.workers if one.host == host and not one.ended]
-            if sum(one.id not in memory.evicted for one in here) < wanted:
-                return host
-        return None
-
-    def _may_start(self) -> bool:
-        """Looks again only after a change."""
-        if self._lacks[0] != self.memory.changes:
-            self._lacks = self.memory.changes, self._lacking() is not None
-        return self._lacks[1] and self.schedule.now_s() >= self._restart_at
-
-    def _starts_at(self) -> float | None:
-        self._may_start()
-        return self._restart_at if self._lacks[1] else None
-
-    def _frozen(self) -> list[tuple[float, int]]:
-        """When each frozen worker is woken or ended."""
-        if not (frozen := self.memory.frozen):
-            return []
-        return sorted((0.0 if self.memory.job.state.over else self._thaws[w], w) for w in frozen)
-
-    def _may_wake(self) -> bool:
-        return any(at <= self.schedule.now_s() for at, _ in self._frozen()[:1])
-
-    def _wake_one(self) -> None:
-        _, worker = self._frozen()[0]
-        if self.memory.job.state.over:
-            self.kill(worker)
-        else:
-            self.thaw(worker)
-
-    def _wakes_at(self) -> float | None:
-        return next((at for at, _ in self._frozen()), None)
-
-    def _start_one(self) -> None:
-        host = self._lacking()
-        assert host is not None
+    def start_worker(self, host: str) -> None:
+        """Start one more process, as the agent of ``host`` does."""
         number = len(self.workers)
         used = {one.slot for one in self.workers if one.host == host and not one.ended}
         slot = next(n for n in range(99) if n not in used)
@@ -391,7 +324,7 @@ class LoopbackJob:
             one.holds_state or not any(other.worker.generation for other in left)
         ):
             self.state_lost = True
-        self._restart_at = self.schedule.now_s() + self._restart_s
+        self._agents.see_end()
         self.memory.frozen.pop(one.id, None)
         self.memory.gone[one.id] = self.schedule.now_s()
         self.network.lose(one.id)

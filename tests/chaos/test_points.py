@@ -62,16 +62,6 @@ def test_in_a_step(
         job.prove()
 
 
-@pytest.mark.chaos_short
-def test_in_an_exchange(tmp_path: Path, zk_hosts: str) -> None:
-    """When one who dies has its answer, and so has one who lives, and another one has not."""
-    lost = [fault("told", "plain", signal="MISS"), fault("exchanged", "leader")]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=[lost], samples=600, epochs=3) as job:
-        job.wait_for_strikes()
-        reports = job.prove()
-    assert all(report["exchanges"] for report in reports)
-
-
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_in_a_switch(role: str, tmp_path: Path, zk_hosts: str) -> None:
     faults = [[fault(point, role)] for point in SWITCH]
@@ -150,24 +140,6 @@ def test_several_at_once(faults: Groups, tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_step(5)
         if joins:
             job.scale(4)
-        job.wait_for_strikes()
-        job.prove()
-
-
-def test_below_min_np(tmp_path: Path, zk_hosts: str) -> None:
-    """The survivors complete their step and pause until a replacement has joined; then again."""
-    faults = [[fault("reduced", size=3)], [fault("gradient", "leader", size=3)]]
-    with ordeal(tmp_path, zk_hosts, np=3, min_np=3, max_np=3, faults=faults, epochs=2) as job:
-        job.wait_for_strikes()
-        reports = job.prove()
-    assert all(ring["size"] == 3 for report in reports for ring in report["rings"][-1:])
-
-
-@pytest.mark.chaos_short
-def test_below_min_np_after_a_step_that_one_has_missed(tmp_path: Path, zk_hosts: str) -> None:
-    """One survivor is in the next step then, the other between two: neither waits for the other."""
-    faults = [[fault("averaged", "plain", signal="MISS"), fault("applied", "leader")]]
-    with ordeal(tmp_path, zk_hosts, np=3, min_np=3, max_np=3, faults=faults, epochs=2) as job:
         job.wait_for_strikes()
         job.prove()
 

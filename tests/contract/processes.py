@@ -39,6 +39,7 @@ class Processes:
         self._server = RendezvousServer("127.0.0.1", health=dict)
         self._processes: list[subprocess.Popen[str]] = []
         self._cases = 0
+        self._listeners: list[threading.Thread] = []
         self._lines: Queue[tuple[int, str]] = Queue()
 
     def __enter__(self) -> Self:
@@ -57,7 +58,9 @@ class Processes:
                 )
             )
         for worker, process in enumerate(self._processes):
-            threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()
+            thread = threading.Thread(target=self._listen, args=(worker, process), daemon=True)
+            thread.start()
+            self._listeners.append(thread)
         for _ in self._processes:
             assert self._next(START_S)[1] == "ready"
         return self
@@ -70,6 +73,10 @@ class Processes:
     ) -> None:
         for process in self._processes:
             process.kill()
+            process.wait()
+        for thread in self._listeners:
+            thread.join(10)
+        for process in self._processes:
             process.communicate()
         self._server.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,12 @@ import pytest
 from paths import DIGITS, ROOT
 
 TESTING = (ROOT / "docs" / "testing.md").read_text()
+TRAIN = f"""
+import runpy, sys
+
+sys.path.insert(0, {str(DIGITS.parent)!r})
+runpy.run_path({str(DIGITS)!r}, run_name="__main__")
+"""
 BLOCKS = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
 
 
@@ -20,7 +25,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
 def test_a_users_script_against_a_kill(tmp_path: Path) -> None:
     """The test of the documentation passes where nothing but edl is on the path."""
     (tmp_path / "test_training.py").write_text(BLOCKS[0])
-    shutil.copy(DIGITS, tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(TRAIN)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_training.py"],
         cwd=tmp_path,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from edl.core.records import JobState
 from edl.errors import JobFailed, WorkerEvicted
-from edl.testing.counting import Counting
+from edl.testing.counting import Counting, CountingModel
 from edl.testing.loopback import LoopbackJob
 
 POINTS = 160  # of a worker's life; a step has some ten
@@ -123,7 +123,7 @@ class Trial:
             assert not job.results
         else:
             assert any(change.stop for change in self.changes)
-            self.script.prove_stopped(job.models)
+            self.script.prove_stopped(_stopped(job))
 
     def _may_end(self, job: LoopbackJob, worker: int, error: Any) -> bool:
         """Who was frozen may find itself given up, so may a newcomer; all end when the job fails.
@@ -134,7 +134,15 @@ class Trial:
         newcomer = not job.workers[worker].holds_state
         if isinstance(error, WorkerEvicted):
             return worker in frozen or newcomer or job.state_lost
-        return isinstance(error, JobFailed) and (job.state_lost or worker not in job.seated)
+        seated = job.memory.generations[-1].members if job.memory.generations else ()
+        return isinstance(error, JobFailed) and (job.state_lost or worker not in seated)
+
+
+def _stopped(job: LoopbackJob) -> dict[int, CountingModel]:
+    """What those have trained that left in order at the end of a job that was stopped."""
+    left = [one for one in job.workers if isinstance(one.error, SystemExit)]
+    last = max((one.worker.step for one in left), default=0)
+    return {one.id: one.model for one in left if one.worker.step == last and one.holds_state}
 
 
 SEEDS = st.integers(0, 2**20)

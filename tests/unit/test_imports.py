@@ -8,7 +8,7 @@
       <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
     errors, config, horovod_build <- install
-    cli: anything but what trains
+    testing, cli: anything but what trains; testing also drives daemon and framework
 
 ``http`` knows no ring, ``checkpoint`` and ``leader`` know no daemon: they take values.
 """
@@ -57,6 +57,8 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data"}
 MAY_IMPORT |= dict.fromkeys(("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework"})
+
+MAY_IMPORT["testing"] = MAY_IMPORT["framework"] | {"framework", "launch", "client", "install"}
 
 ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}
 ONLY_IN |= dict.fromkeys(

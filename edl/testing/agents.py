@@ -1,0 +1,92 @@
+"""The agents of a loopback job: they start the workers that the plan lacks, and wake the frozen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edl.core.records import JobState
+from edl.testing.schedule import Actor
+
+if TYPE_CHECKING:
+    from edl.testing.loopback import LoopbackJob
+
+MOST_WORKERS = 24  # that a job may start in all
+
+
+class Agents:
+    """One for each host that the plan has named.
+
+    Args:
+        restart_s: how long they wait after a death before they start another worker.
+    """
+
+    def __init__(self, job: LoopbackJob, slots: int, restart_s: float) -> None:
+        self._job = job
+        self._slots = slots
+        self._restart_s = restart_s
+        self._restart_at = 0.0
+        self._lacks = (-1, False)  # whether a worker was lacking after so many changes
+        self.thaws: dict[int, float] = {}  # when each frozen worker is woken
+        job.schedule.actors += [
+            Actor("agents", self._may_start, self._start, self._starts_at, starts=True),
+            Actor("thaw", self._may_wake, self._wake, self._wakes_at),
+        ]
+        self.come()
+
+    def come(self) -> None:
+        """Each host in the plan has an agent from now on."""
+        memory = self._job.memory
+        memory.agents |= dict.fromkeys(memory.plan, self._slots)
+
+    def see_end(self) -> None:
+        """A process has ended."""
+        self._restart_at = self._job.schedule.now_s() + self._restart_s
+
+    def _lacking(self) -> str | None:
+        """A host that lacks a worker, if the job may have one more."""
+        job, memory = self._job, self._job.memory
+        current = memory.generation
+        ended = memory.job.state is not JobState.RUNNING or (current and not current.seats)
+        if ended or memory.away or len(job.workers) >= MOST_WORKERS:
+            return None
+        for host, wanted in sorted(memory.plan.items()):
+            here = [one for one in job.workers if one.host == host and not one.ended]
+            if sum(one.id not in memory.evicted for one in here) < wanted:
+                return host
+        return None
+
+    def _may_start(self) -> bool:
+        """Looks again only after a change."""
+        changes = self._job.memory.changes
+        if self._lacks[0] != changes:
+            self._lacks = changes, self._lacking() is not None
+        return self._lacks[1] and self._job.schedule.now_s() >= self._restart_at
+
+    def _start(self) -> None:
+        host = self._lacking()
+        assert host is not None
+        self._job.start_worker(host)
+
+    def _starts_at(self) -> float | None:
+        self._may_start()
+        return self._restart_at if self._lacks[1] else None
+
+    def _frozen(self) -> list[tuple[float, int]]:
+        """When each frozen worker is woken, or ended with the job."""
+        if not (frozen := self._job.memory.frozen):
+            return []
+        over = self._job.memory.job.state.over
+        return sorted((0.0 if over else self.thaws[worker], worker) for worker in frozen)
+
+    def _may_wake(self) -> bool:
+        return any(at <= self._job.schedule.now_s() for at, _ in self._frozen()[:1])
+
+    def _wake(self) -> None:
+        _, worker = self._frozen()[0]
+        if self._job.memory.job.state.over:
+            self._job.kill(worker)
+        else:
+            self._job.thaw(worker)
+
+    def _wakes_at(self) -> float | None:
+        return next((at for at, _ in self._frozen()), None)
