@@ -23,7 +23,8 @@ from typing import Any
 
 from edl.chaos.orders import Action, Order, Plan, Worker, choose
 from edl.coordination.job_store import JobStore
-from edl.core.records import Event, JobState, Member, Snapshot, Stage
+from edl.core.events import Event, EventKind, SwitchDetails
+from edl.core.records import JobState, Member, Snapshot, Stage
 from edl.errors import CoordinationError, EdlError, RingError, UsageError
 from edl.http import client
 from edl.http.signing import http_key
@@ -224,8 +225,8 @@ class Chaos:
         if number == generation:
             return "the ring goes on, no change of membership", {"generation": number}
         events = self._events_of(number, seen)
-        reasons = [e.reason for e in events if e.kind == "generation"]
-        parts = slowest_parts([e for e in events if e.kind == "switch" and e.generation == number])
+        reasons = [e.reason for e in events if e.kind is EventKind.GENERATION]
+        parts = slowest_parts([e for e in events if e.generation == number])
         details: dict[str, Any] = {"generation": number, "reasons": reasons, "parts": parts}
         text = f"generation {number}: {reasons[-1] if reasons else 'no reason logged'}"
         if parts:
@@ -240,7 +241,7 @@ class Chaos:
         deadline = time.monotonic() + PARTS_S
         while True:
             events = [event for _, event in self._store.events(seen)]
-            done = any(e.kind == "switch" and e.generation >= generation for e in events)
+            done = any(e.kind is EventKind.SWITCH and e.generation >= generation for e in events)
             if done or time.monotonic() >= deadline:
                 return events
             time.sleep(POLL_S)
@@ -353,17 +354,15 @@ def slowest_parts(events: list[Event]) -> dict[str, float]:
     """Part of a switch -> seconds, of the worker of the old ring that stood still longest."""
     slowest: dict[str, float] = {}
     for event in events:
-        told = event.details.get("workers")
-        workers = told if isinstance(told, Mapping) else {}
-        for parts in workers.values():
-            if parts.get("role") == "new" and len(workers) > 1:
+        if not isinstance(event.details, SwitchDetails):
+            continue
+        workers = event.details.workers.values()
+        for parts in workers:
+            if parts.role == "new" and len(workers) > 1:
                 continue
-            if float(parts.get("stall_s", 0.0)) >= slowest.get("stall_s", 0.0):
-                slowest = {
-                    name: float(value)
-                    for name, value in parts.items()
-                    if name.endswith("_s") and name != "median_step_s"
-                }
+            if parts.stall_s >= slowest.get("stall_s", 0.0):
+                slowest = parts.seconds()
+                del slowest["median_step_s"]
     return slowest
 
 

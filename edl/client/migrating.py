@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from edl.client.scaling import Wanted
 from edl.client.waiting import POLL_S, Story, Tell, looks, running
 from edl.coordination.job_store import JobStore
+from edl.core.events import Event, MigrateDetails
 from edl.core.job import migration
 from edl.core.job.migration import Migration, Move, Standing, standing
 from edl.core.job.placement import Plan, give_back, keep_a_host, move
 from edl.core.plural import workers
-from edl.core.records import Event, Generation, Snapshot
+from edl.core.records import Generation, Snapshot
 from edl.errors import CoordinationError, HostLost, Superseded
 
 AGENT_GONE_S = 10.0  # after its session: for so long an agent may need to open another one
@@ -148,10 +149,10 @@ def _superseded(asked: Move, plan: Plan, stands: Standing) -> str:
 
 def _log(store: JobStore, now: Snapshot, asked: Move) -> None:
     step = int(now.status.get("step", 0))
-    told = {"from": asked.source, "to": asked.target, "np": asked.np}
+    told = MigrateDetails(asked.source, asked.target, asked.np)
     reason = f"{workers(asked.np)} shall move from {asked.source} to {asked.target}"
     with suppress(CoordinationError):  # the migration has begun all the same
-        store.add_event(Event(time.time(), "migrate", asked.since, step, reason, told))
+        store.add_event(Event(time.time(), asked.since, step, reason, told))
 
 
 def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:

@@ -15,10 +15,11 @@ from edl.client.holding import HeldPlan
 from edl.client.scaling import Wanted
 from edl.client.waiting import Story, Tell, looks, running
 from edl.coordination.job_store import JobStore
+from edl.core.events import Event, ProfileDetails, ProfilingDetails
 from edl.core.job.placement import Plan, check_scale
 from edl.core.job.profile import Curve, Point, Reading, in_order, measured
 from edl.core.plural import verb, workers, workers_train
-from edl.core.records import Event, Snapshot
+from edl.core.records import Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UsageError
 
 
@@ -103,7 +104,7 @@ def _log_start(store: JobStore, before: Plan, order: Sequence[int], now: Snapsho
     step = int(now.status.get("step", 0))
     with suppress(CoordinationError):
         store.add_event(
-            Event(time.time(), "profiling", number, step, reason, {"np": had, "plan": {**before}})
+            Event(time.time(), number, step, reason, ProfilingDetails(had, dict(before)))
         )
 
 
@@ -114,5 +115,5 @@ def _log(store: JobStore, point: Point, last: Reading) -> None:
     )
     with suppress(CoordinationError):
         store.add_event(
-            Event(time.time(), "profile", last.generation, last.step, reason, point.to_json())
+            Event(time.time(), last.generation, last.step, reason, ProfileDetails(**vars(point)))
         )

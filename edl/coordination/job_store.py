@@ -22,10 +22,10 @@ from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
+from edl.core.events import Event
 from edl.core.job.plan_hold import Hold
 from edl.core.job.profile import Curve
 from edl.core.records import (
-    Event,
     Generation,
     Host,
     Job,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from types import NoneType, UnionType
 from typing import Any, Self, get_args, get_type_hints
 
 from edl.errors import CoordinationError
@@ -226,18 +227,6 @@ class Leader(Record):
 
 
 @dataclass(frozen=True)
-class Event(Record):
-    """One line of the event log. ``details`` are flattened into the line."""
-
-    time: float
-    kind: str
-    generation: int
-    step: int
-    reason: str
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """Everything ZooKeeper knows of a job at about one time."""
 
@@ -294,9 +283,10 @@ def _read(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint(value)
     if isinstance(hint, type) and issubclass(hint, Record):
-        return hint.from_json(value)
-    if "Broken" in text:
-        return None if value is None else Broken.from_json(value)
+        return value if isinstance(value, hint) else hint.from_json(value)
+    if isinstance(hint, UnionType):  # `X | None`
+        (some,) = (each for each in get_args(hint) if each is not NoneType)
+        return None if value is None else _read(some, value)
     if text.startswith("tuple"):
         if not isinstance(value, list | tuple):
             raise TypeError(f"{value!r} is not a list")
@@ -305,7 +295,8 @@ def _read(hint: Any, value: Any) -> Any:
     if text.startswith("collections.abc.Mapping"):
         if not isinstance(value, Mapping):
             raise TypeError(f"{value!r} is not a mapping")
-        return value
+        (_name, item) = get_args(hint)
+        return {name: _read(item, each) for name, each in value.items()}
     allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
     if allowed and (
         not isinstance(value, allowed) or isinstance(value, bool) is not (hint is bool)

@@ -10,14 +10,15 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.store import Checkpoints, Durable, Place
 from edl.config import Config
-from edl.core.records import Event, Generation, JobState
+from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
+from edl.core.plural import counted
+from edl.core.records import Generation, JobState
 from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Position
@@ -128,17 +129,17 @@ class Durability:
         self, generation: Generation | None, found: Checkpoint, rehearsed: bool
     ) -> None:
         step = self._position.step
-        details: dict[str, object] = {"path": str(found.path)}
+        lost_steps: int | None = None
         reason = f"resumed from step {step}"
         if rehearsed and generation is not None and self._daemon is not None:
             with contextlib.suppress(CoordinationError):
-                lost = details["lost_steps"] = max(0, self._daemon.last_step() - step)
-                reason += f", at least {lost} {'step' if lost == 1 else 'steps'} lost"
+                lost_steps = max(0, self._daemon.last_step() - step)
+                reason += f", at least {counted(lost_steps, 'step')} lost"
             reason = f"all {len(generation.left)} workers died; {reason}"
         else:
             reason += f" of job {found.manifest.job}: {found.path}"
         logger.info("%s", reason)
-        self._tell("resumed", step, reason, details)
+        self._tell(ResumedDetails(str(found.path), lost_steps), step, reason)
 
     # --- while it trains
 
@@ -187,11 +188,11 @@ class Durability:
         if self._daemon is None:
             return
         step = self._position.step
-        event = Event(time.time(), "job_failed", self._generation, step, reason)
+        event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
         self._daemon.end_job(JobState.FAILED, reason, event)
         if not self._daemon.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: %s", reason)
 
-    def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
+    def _tell(self, details: Details, step: int, reason: str) -> None:
         if self._daemon is not None:
-            self._mailbox.log(Event(time.time(), kind, self._generation, step, reason, details))
+            self._mailbox.log(Event(time.time(), self._generation, step, reason, details))

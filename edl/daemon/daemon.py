@@ -21,8 +21,9 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
+from edl.core.events import Event
 from edl.core.job.liveness import gone
-from edl.core.records import Broken, Event, Generation, JobState, Leader, Member, Seat, Stage
+from edl.core.records import Broken, Generation, JobState, Leader, Member, Seat, Stage
 from edl.daemon.activity import Watch
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox

@@ -6,7 +6,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from edl.core.records import Event, Generation, JobState, Leader
+from edl.core.events import Event
+from edl.core.records import Generation, JobState, Leader
 from edl.core.step.progress import Progress
 from edl.errors import WorkerEvicted
 

@@ -28,7 +28,8 @@ from typing import Any, NoReturn
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.records import Event, Generation, JobState, Leader, Stage
+from edl.core.events import Details, Event, FinishedDetails, SwitchDetails
+from edl.core.records import Generation, JobState, Leader, Stage
 from edl.core.step import step_record
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
@@ -92,7 +93,7 @@ class Worker:
 
         Raises:
             ZooKeeperUnreachable, UnknownJob: see :meth:`edl.daemon.daemon.Daemon.start`.
-            JobFailed: the job did not start in time.
+            JobFailedDetails: the job did not start in time.
         """
         if self._switching is None:
             self.ring.build_alone()
@@ -123,7 +124,7 @@ class Worker:
         """The script has trained all its epochs.
 
         Raises:
-            WorkerEvicted: it was given up: what it has trained is not the job's.
+            EvictedDetails: it was given up: what it has trained is not the job's.
         """
         self._mailbox.check()
         self._drop_step()
@@ -144,7 +145,7 @@ class Worker:
         self._daemon.end_job(JobState.FINISHED, reason)
         self._daemon.set_stage(Stage.FINISHED)
         if self.rank == 0:
-            self._log("finished", self.step, reason)
+            self._log(FinishedDetails(), self.step, reason)
         if not self._daemon.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
 
@@ -308,7 +309,7 @@ class Worker:
         Ends the process quietly (SystemExit 0) when the new generation has no seat for it.
 
         Raises:
-            WorkerEvicted: it was given up, which one that is alone in its ring only sees here.
+            EvictedDetails: it was given up, which one that is alone in its ring only sees here.
         """
         failpoints.reached("boundary")
         self._mailbox.check()
@@ -374,7 +375,7 @@ class Worker:
         Raises:
             RingBroken: a worker is gone; see :meth:`recover`.
             RingError: the workers are not in the same step.
-            StateDiffers: they do not hold the same state.
+            StateDiffersDetails: they do not hold the same state.
         """
         if self._records is None:
             self._pace.wait()
@@ -396,7 +397,7 @@ class Worker:
             gradients that the survivors still hold; the step record is on its way again.
 
         Raises:
-            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+            EvictedDetails, JobFailedDetails: this worker or the job cannot go on.
         """
         self._repair(error, self._pace.waiting_since)
         if not self._position.superseded:
@@ -433,7 +434,7 @@ class Worker:
         return self._position.stop
 
     def fail(self, reason: str) -> NoReturn:
-        """End the job as failed, for all: raises JobFailed with the ``reason``."""
+        """End the job as failed, for all: raises JobFailedDetails with the ``reason``."""
         self._durability.fail(reason)
 
     # --- in place of steps, where the script keeps its own place in its data ---
@@ -477,7 +478,7 @@ class Worker:
         """The ring broke: go on with the survivors, all with the state that was saved last.
 
         Raises:
-            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+            EvictedDetails, JobFailedDetails: this worker or the job cannot go on.
         """
         self._target = None
         self._repair(error, time.monotonic())
@@ -504,7 +505,7 @@ class Worker:
         Raises:
             UsageError: in the midst of a step, before training has begun, or after its end.
             RingBroken: to the script that keeps its own place in its data.
-            WorkerEvicted, JobFailed: this worker or the job cannot go on.
+            EvictedDetails, JobFailedDetails: this worker or the job cannot go on.
         """
         if self.rehearsing and not self._position.open:
             return [[float(value) for value in values]]
@@ -565,10 +566,10 @@ class Worker:
 
     # --- telling ---
 
-    def tell(self, kind: str, reason: str, **details: object) -> None:
+    def tell(self, details: Details, reason: str) -> None:
         """Write what all workers know into the job's event log: rank 0 does, the others do not."""
         if self.rank == 0:
-            self._log(kind, self.step, reason, **details)
+            self._log(details, self.step, reason)
 
     def _switched(self, old_size: int, new_size: int) -> None:
         self._pace.enter(self.step)
@@ -589,8 +590,7 @@ class Worker:
         if records[0].generation != generation.number or records[0].stall_us == 0:
             return
         parts = step_record.switch_parts(records, generation.joined)
-        told = {"workers": parts, "world_size": self.size}
-        self._log("switch", self._pace.entered_at, generation.reason, **told)
+        self._log(SwitchDetails(self.size, parts), self._pace.entered_at, generation.reason)
 
-    def _log(self, kind: str, step: int, reason: str, **details: object) -> None:
-        self._mailbox.log(Event(time.time(), kind, self.generation, step, reason, details))
+    def _log(self, details: Details, step: int, reason: str) -> None:
+        self._mailbox.log(Event(time.time(), self.generation, step, reason, details))

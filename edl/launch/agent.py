@@ -20,6 +20,7 @@ from types import FrameType
 
 from edl.coordination.job_store import JobStore
 from edl.core.event_text import tell
+from edl.core.events import EventKind
 from edl.core.host.agent import (
     FROZEN_S,
     Decision,
@@ -58,6 +59,14 @@ FORMER_S = 60.0  # for the session of an agent that was killed here to end
 FORMER_SESSIONS = 2.0  # the same for one elsewhere, which may also be alive, in sessions of ours
 AWAY_S = 120.0  # without ZooKeeper and without a living worker there is nothing to wait for
 KILLED = 130  # exit code after a second signal, as a shell's after Ctrl-C
+
+# By `edl run`: its last line says how the job has ended, and that a worker ends well is usual.
+NOT_SHOWN = (
+    EventKind.WORKER_EXITED,
+    EventKind.JOB_FINISHED,
+    EventKind.JOB_FAILED,
+    EventKind.JOB_STOPPED,
+)
 
 _SIGNALS = {
     signal.SIGINT: "Ctrl-C",
@@ -305,8 +314,7 @@ class Agent:
             self._last_event = number
             if (worker := who_ended(event)) is not None:
                 self._ended.add(worker)
-            # The last line says how the job has ended; that workers end as they should is usual.
-            if not event.kind.startswith("job_") and event.kind != "worker_exited":
+            if event.kind not in NOT_SHOWN:
                 self._output.note(tell(event))
 
     def _on_change(self) -> None:

@@ -15,11 +15,20 @@ from edl import failpoints
 from edl.config import Config
 from edl.coordination.election import Leadership
 from edl.coordination.job_store import JobStore
+from edl.core.events import (
+    Details,
+    DrainDetails,
+    Event,
+    EvictedDetails,
+    GenerationDetails,
+    LeaderDetails,
+    StalledDetails,
+)
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.job.profile import Reading
 from edl.core.job.stall import Activity
-from edl.core.records import Event, Snapshot, Stage
+from edl.core.records import Snapshot, Stage
 from edl.core.step.progress import Progress
 from edl.leader.failure_detector import Witness
 from edl.ring.rendezvous import new_scope
@@ -65,7 +74,7 @@ class Lead:
             notice_s=config.switch_timeout_s,
         )
         leads = f"w{worker} leads in term {leadership.term}"
-        log(self._event("leader", leads, worker=f"w{worker}"))
+        log(self._event(LeaderDetails(f"w{worker}"), leads))
 
     @property
     def term(self) -> int:
@@ -113,8 +122,8 @@ class Lead:
             return {}
         if self._named is None or not self._named.issuperset(stall.culprits):
             logger.warning("%s", stall.reason)
-            workers = [f"w{worker}" for worker in stall.culprits]
-            self._log(self._event("stalled", stall.reason, workers=workers))
+            workers = tuple(f"w{worker}" for worker in stall.culprits)
+            self._log(self._event(StalledDetails(workers), stall.reason))
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
         return dict(stall.give_up)
 
@@ -130,29 +139,23 @@ class Lead:
         """What the event log shall say of a decision."""
         if decision.generation is not None:
             new = decision.generation
-            yield self._event(
-                "generation",
-                new.reason,
-                generation=new.number,
+            written = GenerationDetails(
                 term=new.term,
-                members=[f"w{worker}" for worker in new.members],
-                joined=[f"w{worker}" for worker in new.joined],
-                left=[f"w{worker}" for worker in new.left],
+                members=tuple(f"w{worker}" for worker in new.members),
+                joined=tuple(f"w{worker}" for worker in new.joined),
+                left=tuple(f"w{worker}" for worker in new.left),
                 repair=new.repairs,
             )
+            yield self._event(written, new.reason, new.number)
         for worker, reason in sorted(decision.evict.items()):
-            yield self._event("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
+            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was given up: {reason}")
         for answer in decision.answers:
-            yield self._event(
-                answer.kind, answer.outcome, worker=f"w{answer.worker}", accepted=answer.accepted
-            )
+            yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
-    def _event(
-        self, kind: str, reason: str, generation: int | None = None, **details: object
-    ) -> Event:
+    def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
         progress = self._witness.heard.progress
         number = progress.generation if generation is None else generation
-        return Event(time.time(), kind, number, progress.step, reason, details)
+        return Event(time.time(), number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
         now = time.monotonic()

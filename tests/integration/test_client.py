@@ -70,7 +70,8 @@ def test_two_of_three_workers_move_in_one_switch(shell: Shell) -> None:
         assert hosts(facts) == ["a", "b", "b"]
     (asked,) = kinds(shell, "migrate")
     assert asked["reason"] == "2 workers shall move from a to b"
-    assert (asked["from"], asked["to"], asked["np"], asked["generation"]) == ("a", "b", 2, before)
+    assert (asked["source"], asked["target"], asked["np"]) == ("a", "b", 2)
+    assert asked["generation"] == before
 
 
 def test_all_workers_move_and_back(shell: Shell, client: Job) -> None:

@@ -13,7 +13,8 @@ from known import DIGITS
 from edl.coordination.job_store import JobStore, list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
-from edl.core.records import Event, Host, Job, JobState, KeptSlot, Member, Request, Stage
+from edl.core.events import Event, EvictedDetails
+from edl.core.records import Host, Job, JobState, KeptSlot, Member, Request, Stage
 from edl.errors import (
     ConfigError,
     CoordinationError,
@@ -129,7 +130,7 @@ class TestLifecycle:
             lambda: missing.put_member(member(0)),
             lambda: missing.change_plan(lambda plan: {"x": 1}),
             lambda: missing.add_request(Request("drain", 0)),
-            lambda: missing.add_event(Event(0.0, "x", 0, 0, "")),
+            lambda: missing.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
             lambda: missing.put_status({}),
             lambda: missing.watch_generation(None),
         ):
@@ -165,7 +166,7 @@ class TestLifecycle:
             dead = JobStore(creator, "digits")
             dead.create(JOB, {"alpha": 1})
             dead.put_member(member(dead.new_worker_id()))
-            dead.add_event(Event(0.0, "start", 0, 0, "first"))
+            dead.add_event(Event(0.0, 0, 0, "first", EvictedDetails("w1")))
             dead.add_request(Request("drain", 0))
             dead.put_status({"leader": 0})
         fresh = JobStore(session, "digits")
@@ -191,7 +192,7 @@ class TestLifecycle:
         self, zk_hosts: str, store: JobStore
     ) -> None:
         for number in range(20):
-            store.add_event(Event(0.0, "x", 0, number, ""))
+            store.add_event(Event(0.0, 0, number, "", EvictedDetails("w1")))
         store.set_job_state(JobState.FAILED, "no more")
         outcomes: list[str] = []
         start = threading.Barrier(5)
@@ -228,7 +229,7 @@ class TestLifecycle:
         self, session: Session, store: JobStore
     ) -> None:
         for number in range(600):
-            store.add_event(Event(0.0, "x", 0, number, ""))
+            store.add_event(Event(0.0, 0, number, "", EvictedDetails("w1")))
         assert len(store.events(after=9)) == 590
         assert store.trim_events(keep=550) == 50
         assert store.events()[0][0] == 50
@@ -357,7 +358,7 @@ class TestRequestsAndStatus:
             store.get_request(0)
 
     def test_events_keep_their_order(self, store: JobStore) -> None:
-        logged = [Event(1.0, "switch", n, 10 * n, f"reason {n}", {"n": n}) for n in range(5)]
+        logged = [Event(1.0, n, 10 * n, f"reason {n}", EvictedDetails(f"w{n}")) for n in range(5)]
         assert [store.add_event(event) for event in logged] == [0, 1, 2, 3, 4]
         assert store.events() == list(enumerate(logged))
         assert store.events(after=3) == [(4, logged[4])]
@@ -403,7 +404,7 @@ class TestWatches:
     ) -> None:
         store.snapshot(lambda: woken.append(1))
         store.put_status({"step": 1})
-        store.add_event(Event(0.0, "x", 0, 0, ""))
+        store.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1")))
         store.change_plan(lambda plan: {"alpha": 7})
         wait_until(lambda: woken)
         assert len(woken) == 1

@@ -11,14 +11,15 @@ from known import DIGITS
 from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
+from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import Decision
-from edl.core.records import Event, Generation, Job, Leader, Request, Seat
+from edl.core.records import Generation, Job, Leader, Request, Seat
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
-EVENT = Event(1.0, "generation", 1, 7, "why")
+EVENT = Event(1.0, 1, 7, "why", GenerationDetails(1, ("w0",), ("w0",), (), True))
 SEAT = Seat(0, "alpha", 0, "127.0.0.1", 4711)
 
 
@@ -240,7 +241,7 @@ class TestDecisions:
         number = store.add_request(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         decision = Decision("why", generation(1, 1), {"alpha": 1}, {7: "too late"}, (answer,))
-        events = [EVENT, Event(1.0, "evicted", 1, 7, "w7 was given up: too late")]
+        events = [EVENT, Event(1.0, 1, 7, "w7 was given up: too late", EvictedDetails("w7"))]
         leadership.carry_out(decision, store.snapshot(), events)
         assert [event for _, event in store.events()] == events
         now = store.snapshot()

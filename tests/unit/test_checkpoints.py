@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from edl.checkpoint import format as files
 from edl.checkpoint.store import Checkpoints, Place
 from edl.config import Config
+from edl.core.events import Details
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Durability
@@ -53,8 +53,8 @@ class Start:
         )
         self.checkpoints.check_directory()
 
-    def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
-        self.told.append((kind, step, reason))
+    def _tell(self, details: Details, step: int, reason: str) -> None:
+        self.told.append((details.kind, step, reason))
 
     def save(self, step: int) -> None:
         self.position.step, self.replica.value = step, step

@@ -22,8 +22,8 @@ from edl.cli.worker import _reachable
 from edl.client.status import summary
 from edl.config import Config, HorovodSlot
 from edl.core.event_text import cost, tell
+from edl.core.events import Event, LeaderDetails, SwitchDetails, SwitchParts
 from edl.core.records import (
-    Event,
     Generation,
     Host,
     Job,
@@ -41,33 +41,28 @@ from edl.launch.command import check_command, python_script, title
 
 SWITCH = Event(
     time=0.5,
-    kind="switch",
     generation=2,
     step=40,
     reason="w2 joined: 2 -> 3 workers, 3 wanted",
-    details={
-        "workers": {
-            "w10": {"stall_s": 0.25, "role": "old"},
-            "w2": {"stall_s": 0.125, "role": "new"},
-        },
-        "kind": "hidden",
-    },
+    details=SwitchDetails(
+        3, {"w10": SwitchParts("old", stall_s=0.25), "w2": SwitchParts("new", stall_s=0.125)}
+    ),
 )
 REPAIR = Event(
     time=0.5,
-    kind="switch",
     generation=3,
     step=41,
     reason="w0 died",
-    details={
-        "workers": {
-            "w1": SwitchTimes(stall_us=90_000, roll_call_us=40_000, init_us=50_000).seconds(),
+    details=SwitchDetails(
+        2,
+        {
+            "w1": SwitchTimes(stall_us=90_000, roll_call_us=40_000, init_us=50_000).parts("old"),
             "w2": SwitchTimes(
                 detect_us=15_000, election_us=40_000, roll_call_us=20_000, wait_us=60_000,
                 init_us=50_000, broadcast_us=10_000, stall_us=120_000, median_step_us=9_000,
-            ).seconds(),
-        }
-    },
+            ).parts("old"),
+        },
+    ),
 )  # fmt: skip
 
 
@@ -361,5 +356,5 @@ def test_events() -> None:
         "stall w1 90 ms, w2 120 ms; "
         "w2: detect 15, election 40, roll-call 20, init 50, broadcast 10 ms"
     )
-    plain = Event(0.0, "leader", 0, 0, "w0 leads in term 1")
+    plain = Event(0.0, 0, 0, "w0 leads in term 1", LeaderDetails("w0"))
     assert tell(plain) == "generation 0 step 0: leader: w0 leads in term 1"
