@@ -5,7 +5,7 @@ from __future__ import annotations
 from edl.core.events import Event, SwitchDetails
 
 
-def tell(event: Event) -> str:
+def describe(event: Event) -> str:
     """Generation, step, kind and reason; for a switch also what it cost."""
     line = f"generation {event.generation} step {event.step}: {event.kind}: {event.reason}"
     told = cost(event)

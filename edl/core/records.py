@@ -18,7 +18,7 @@ from edl.errors import CoordinationError
 class Stage(StrEnum):
     """Where a worker stands; it moves down this list only."""
 
-    PREPARING = "preparing"  # starting, rehearsing
+    PREPARING = "preparing"  # starting, warming up
     READY = "ready"  # may be taken into the next generation
     ACTIVE = "active"  # in the ring
     LEAVING = "leaving"  # was asked to leave (SIGTERM), still in the ring until a switch
@@ -120,7 +120,7 @@ class KeptSlot(Record):
 
 
 @dataclass(frozen=True)
-class Broken(Record):
+class RingFailure(Record):
     """A worker's report that the ring of ``generation`` failed under it."""
 
     generation: int
@@ -146,8 +146,10 @@ class Member(Record):
     launch: str  # token of the start that its agent made
     stage: Stage = Stage.PREPARING
     generation: int = 0  # the ring it is in; 0: none yet
-    broken: Broken | None = None
-    known: int = 0  # a newcomer's: it has taken note of this generation, and waits for a later one
+    broken: RingFailure | None = None
+    newest_generation: int = (
+        0  # a newcomer's: it has taken note of this generation, and waits for a later one
+    )
 
     @property
     def name(self) -> str:
