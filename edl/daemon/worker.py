@@ -434,7 +434,7 @@ class Worker:
         return self._progress.stop
 
     def fail(self, reason: str) -> NoReturn:
-        """End the job as failed, for all: raises JobFailedDetails with the ``reason``."""
+        """End the job as failed, for all: raises JobFailed with the ``reason``."""
         self._checkpointing.fail(reason)
 
     # --- in place of steps, where the script keeps its own place in its data ---
