@@ -25,6 +25,7 @@ from edl.chaos.orders import Action, Order, Plan, Worker, choose
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, EventKind, SwitchDetails
 from edl.core.records import JobState, Member, Snapshot, Stage
+from edl.core.step.progress import Progress
 from edl.errors import CoordinationError, EdlError, RingError, UsageError
 from edl.http import client
 from edl.http.signing import http_key
@@ -211,9 +212,7 @@ class Chaos:
         """What the event log says of it."""
         if recovered is None:
             snapshot = self._snapshot()
-            why = (
-                snapshot.status.get("reason", "") if snapshot.job.state is JobState.RUNNING else ""
-            )
+            why = snapshot.status.reason if snapshot.job.state is JobState.RUNNING else ""
             text = (
                 f"NOT recovered after {took_s:.1f} s; job {snapshot.job.name} is "
                 f"{snapshot.job.state}: {snapshot.job.reason or why or 'no reason given'}"
@@ -254,21 +253,20 @@ class Chaos:
         workers = []
         for member in snapshot.members:
             in_ring = member.id in seats and member.generation > 0
-            told = health(member) if in_ring else {}
+            ring = health(member).generation if in_ring else 0
             broken = member.broken is not None and member.broken.generation >= number
-            trained = told.get("generation") == number and not broken
+            trained = ring == number > 0 and not broken
             here = is_process_of(member) and member.stage is not Stage.FINISHED
             workers.append(Worker(member.id, in_ring, here, trained))
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
         """The newest step that anybody of the ring tells, or the status."""
-        told = int(snapshot.status.get("step", 0))
         seats = snapshot.generation.members if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in seats:
-                return max(told, int(health(member).get("step", 0)))
-        return told
+                return max(snapshot.status.step, health(member).step)
+        return snapshot.status.step
 
     def _newest_event(self) -> int:
         return max((number for number, _ in self._store.events()), default=-1)
@@ -380,11 +378,10 @@ def summary(faults: list[Fault], seed: int) -> str:
     return f"{told}; seed {seed}"
 
 
-def health(member: Member) -> dict[str, Any]:
-    """What a worker says of itself; nothing when it does not answer."""
+def health(member: Member) -> Progress:
+    """How far a worker is, by its own account; nowhere when it does not answer."""
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
-        told = json.loads(body)
-    except (OSError, RingError, ValueError):
-        return {}
-    return told if isinstance(told, dict) else {}
+        return Progress.from_json(json.loads(body))
+    except (OSError, RingError, ValueError, CoordinationError):
+        return Progress()

@@ -36,6 +36,7 @@ from edl.core.records import (
     Record,
     Request,
     Snapshot,
+    TrainingStatus,
 )
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
@@ -108,7 +109,7 @@ class JobStore:
             leader=_optional(Leader, p.leader, leader),
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
             evicted=_evicted(found[3]),
-            status=_values(p.status, status),
+            status=TrainingStatus.from_json(_values(p.status, status)),
             slots=_kept(found[4]),
         )
 
@@ -351,22 +352,22 @@ class JobStore:
             "forget the evicted", [delete(self.paths.evicted_worker(w)) for w in workers]
         )
 
-    def put_status(self, status: Mapping[str, Any]) -> None:
+    def put_status(self, status: TrainingStatus) -> None:
         """Write the summary, unfenced; a leader uses :meth:`Leadership.put_status`."""
         try:
-            data = encode(status)
+            data = encode(status.to_json())
             self.session.call(
                 "write the status", lambda c: c.set_async(self.paths.status, data), repeat=True
             )
         except NoNodeError:
             raise self._unknown() from None
 
-    def status(self) -> dict[str, Any]:
-        """The leader's last summary; empty before the first."""
+    def status(self) -> TrainingStatus:
+        """What the leader has written last."""
         answer = self.session.read_all("read the status", [get(self.paths.status)])[0]
         if answer is None:
             raise self._unknown()
-        return _values(self.paths.status, answer)
+        return TrainingStatus.from_json(_values(self.paths.status, answer))
 
     # --- the profile
 

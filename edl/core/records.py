@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Any, Self, get_args, get_type_hints
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
 from edl.errors import CoordinationError
 
@@ -229,6 +229,48 @@ class Leader(Record):
 
 
 @dataclass(frozen=True)
+class Reading(Record):
+    """How far ``worker`` had counted at the end of a step; `edl profile` compares two of them."""
+
+    worker: int
+    generation: int
+    size: int  # workers of that ring
+    epoch: int
+    step: int
+    samples: int  # of all workers, since this one joined
+    at_s: float  # by its own monotonic clock, which no other worker shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStatus(Record):
+    """``status``, written by the leader: how far the training is, and what it waits for.
+
+    With what ZooKeeper knows besides, it becomes an :class:`edl.core.status.JobStatus`.
+    """
+
+    step: Annotated[int, "complete steps"] = 0
+    epoch: Annotated[int, "counted from 0"] = 0
+    epoch_done: Annotated[int, "samples of this epoch that are trained"] = 0
+    epoch_total: Annotated[
+        int, "samples of an epoch; 0: the script keeps its own place in its data"
+    ] = 0
+    samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
+    median_step_s: Annotated[float, "of the last 50 steps of one worker"] = 0.0
+    reading: Annotated[
+        Reading | None, "what `edl profile` measures with; null: no worker of a ring has answered"
+    ] = None
+    reason: Annotated[
+        str,
+        "of the state; while it runs, what the leader does or waits for, or who holds the job up",
+    ] = ""
+    updated_at_s: Annotated[
+        float,
+        "when the leader wrote step, epoch and rates, in seconds since 1970; at most every "
+        "`status_period_s`; 0: never",
+    ] = 0.0
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything ZooKeeper knows of a job at about one time."""
 
@@ -240,7 +282,7 @@ class Snapshot:
     leader: Leader | None = None
     requests: tuple[Request, ...] = ()  # open ones, by number
     evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
-    status: Mapping[str, Any] = field(default_factory=dict)
+    status: TrainingStatus = TrainingStatus()
     slots: tuple[KeptSlot, ...] = ()  # by host and slot
 
     @property

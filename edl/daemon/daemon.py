@@ -205,7 +205,7 @@ class Daemon:
 
     def last_step(self) -> int:
         """The last step that a leader has told of; at most what the job had reached."""
-        return int(self._store.status().get("step", 0))
+        return self._store.status().step
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         """Make known how the job ended. Every worker says so; the first one counts.

@@ -303,7 +303,7 @@ class Agent:
             self._ring_deaths, self._processes, snapshot, self._token, now
         )
         generation = snapshot.generation.number if snapshot.generation else 0
-        step = (generation, int(snapshot.status.get("step", -1)))
+        step = (generation, snapshot.status.step)
         if step != self._step:
             self._step, self._stepped = step, now
         if snapshot.job.state is not self._state:

@@ -73,5 +73,4 @@ def worker_frozen(
 
 def _add(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -> None:
     generation = snapshot.generation.number if snapshot.generation else 0
-    step = int(snapshot.status.get("step", 0))
-    store.add_event(Event(time.time(), generation, step, reason, details))
+    store.add_event(Event(time.time(), generation, snapshot.status.step, reason, details))

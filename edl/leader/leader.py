@@ -26,9 +26,8 @@ from edl.core.events import (
 )
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import decide
-from edl.core.job.profile import Reading
 from edl.core.job.stall import Activity
-from edl.core.records import Snapshot, Stage
+from edl.core.records import Reading, Snapshot, Stage, TrainingStatus
 from edl.core.step.progress import Progress
 from edl.leader.failure_detector import FailureDetector
 from edl.ring.rendezvous import new_scope
@@ -164,35 +163,31 @@ class LeaderTerm:
         self._status_at = now
         told_by, progress = self._detector.heard.worker, self._detector.heard.progress
         reason = self._stall or self._reason
-        if progress.generation == 0 and snapshot.status:
+        if progress.generation == 0 and snapshot.status.updated_at_s:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
-            told = {**snapshot.status, "samples_per_s": 0.0, "reason": reason, "time": time.time()}
-            told.pop("counted", None)  # it is not said again
-            self._leadership.put_status(told)
+            before = replace(snapshot.status, samples_per_s=0.0, reading=None)
+            self._leadership.put_status(replace(before, reason=reason, updated_at_s=time.time()))
             return
-        self._leadership.put_status(
-            {
-                "generation": progress.generation,
-                "world_size": progress.size,
-                "step": progress.step,
-                "epoch": progress.epoch,
-                "epoch_done": progress.epoch_done,
-                "epoch_total": progress.epoch_total,
-                "samples_per_s": round(self._rate.of(told_by, progress.samples_total, now), 1),
-                "median_step_s": round(progress.median_step_s, 6),
-                "counted": Reading(
-                    worker=told_by,
-                    generation=progress.generation,
-                    size=progress.size,
-                    epoch=progress.epoch,
-                    step=progress.step,
-                    samples=progress.samples_total,
-                    at_s=progress.counted_at,
-                ).to_json(),
-                "reason": reason,
-                "time": time.time(),
-            }
+        status = TrainingStatus(
+            step=progress.step,
+            epoch=progress.epoch,
+            epoch_done=progress.epoch_done,
+            epoch_total=progress.epoch_total,
+            samples_per_s=round(self._rate.of(told_by, progress.samples_total, now), 1),
+            median_step_s=round(progress.median_step_s, 6),
+            reading=Reading(
+                worker=told_by,
+                generation=progress.generation,
+                size=progress.size,
+                epoch=progress.epoch,
+                step=progress.step,
+                samples=progress.samples_total,
+                at_s=progress.counted_at,
+            ),
+            reason=reason,
+            updated_at_s=time.time(),
         )
+        self._leadership.put_status(status)
         self._store.trim_events(EVENTS_KEPT)
         self._store.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
 

@@ -26,8 +26,7 @@ from edl.coordination.session import Session
 from edl.core.events import Details, Event, GenerationDetails, SwitchDetails, SwitchParts
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
-from edl.core.job.profile import Reading
-from edl.core.records import Generation, JobState, Member, Stage
+from edl.core.records import Generation, JobState, Member, Reading, Stage, TrainingStatus
 from edl.errors import CoordinationError, Deposed
 
 parser = argparse.ArgumentParser()
@@ -124,9 +123,7 @@ class Worker:
             self.log(new, SwitchDetails(len(parts), parts))
         if time.monotonic() - self.told_at > 0.2:
             self.told_at = time.monotonic()
-            told = {"step": self.step, "reason": decision.reason}
-            if self.counted is not None:
-                told["counted"] = self.counted.to_json()
+            told = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
             leadership.put_status(told)
 
     def log(self, new: Generation, details: Details) -> None:

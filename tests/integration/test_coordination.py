@@ -14,7 +14,17 @@ from edl.coordination.job_store import JobStore, list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails
-from edl.core.records import Host, Job, JobState, KeptSlot, Member, Request, Stage
+from edl.core.records import (
+    Host,
+    Job,
+    JobState,
+    KeptSlot,
+    Member,
+    Reading,
+    Request,
+    Stage,
+    TrainingStatus,
+)
 from edl.errors import (
     ConfigError,
     CoordinationError,
@@ -131,7 +141,7 @@ class TestLifecycle:
             lambda: missing.change_plan(lambda plan: {"x": 1}),
             lambda: missing.add_request(Request("drain", 0)),
             lambda: missing.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
-            lambda: missing.put_status({}),
+            lambda: missing.put_status(TrainingStatus()),
             lambda: missing.watch_generation(None),
         ):
             with pytest.raises(UnknownJob, match="known jobs: digits"):
@@ -168,11 +178,11 @@ class TestLifecycle:
             dead.put_member(member(dead.new_worker_id()))
             dead.add_event(Event(0.0, 0, 0, "first", EvictedDetails("w1")))
             dead.add_request(Request("drain", 0))
-            dead.put_status({"leader": 0})
+            dead.put_status(TrainingStatus(step=9))
         fresh = JobStore(session, "digits")
         fresh.create(JOB, {"beta": 3})
         now = fresh.snapshot()
-        assert (now.plan, now.requests, now.status) == ({"beta": 3}, (), {})
+        assert (now.plan, now.requests, now.status) == ({"beta": 3}, (), TrainingStatus())
         assert fresh.events() == []
         assert fresh.new_worker_id() == 0
 
@@ -364,9 +374,10 @@ class TestRequestsAndStatus:
         assert store.events(after=3) == [(4, logged[4])]
 
     def test_the_status_is_what_was_written_last(self, store: JobStore) -> None:
-        assert store.status() == {}
-        store.put_status({"step": 7})
-        assert store.status() == store.snapshot().status == {"step": 7}
+        assert store.status() == TrainingStatus()
+        status = TrainingStatus(step=7, reading=Reading(1, 2, 3, 0, 7, 84, 0.5), reason="why")
+        store.put_status(status)
+        assert store.status() == store.snapshot().status == status
 
 
 class TestWatches:
@@ -403,7 +414,7 @@ class TestWatches:
         self, store: JobStore, woken: list[int], wait_until: Wait
     ) -> None:
         store.snapshot(lambda: woken.append(1))
-        store.put_status({"step": 1})
+        store.put_status(TrainingStatus(step=1))
         store.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1")))
         store.change_plan(lambda plan: {"alpha": 7})
         wait_until(lambda: woken)

@@ -13,7 +13,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import Decision
-from edl.core.records import Generation, Job, Leader, Request, Seat
+from edl.core.records import Generation, Job, Leader, Request, Seat, TrainingStatus
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
@@ -120,7 +120,7 @@ class TestTerms:
                         woken.wait(0.05)
                         continue
                     try:
-                        leadership.put_status({"term": leadership.term})
+                        leadership.put_status(TrainingStatus(step=leadership.term))
                     except Deposed:
                         continue
                     won.append((leadership.term, worker))
@@ -161,7 +161,7 @@ class TestFence:
             lambda: old.carry_out(
                 Decision("x", generation(1, 1), {"beta": 1}, {3: "x"}), events=[EVENT]
             ),
-            lambda: old.put_status({"term": 1}),
+            lambda: old.put_status(TrainingStatus(step=1)),
             lambda: old.commit([Write(store.paths.plan, {})]),
         ):
             with pytest.raises(Deposed, match="term 1"):
@@ -220,14 +220,14 @@ class TestFence:
         expire(session)
         wait_until(lambda: session.epoch == 2)
         with pytest.raises(Deposed):
-            old.put_status({"term": 1})
+            old.put_status(TrainingStatus(step=1))
         assert election.leads() is None
         new = lead(election)
         assert new.term == 2
-        new.put_status({"term": 2})
+        new.put_status(TrainingStatus(step=2))
         with pytest.raises(Deposed):
-            old.put_status({"term": 1})
-        assert store.status() == {"term": 2}
+            old.put_status(TrainingStatus(step=1))
+        assert store.status() == TrainingStatus(step=2)
 
 
 class TestDecisions:
@@ -320,4 +320,4 @@ class TestDecisions:
             leadership.commit(
                 [Write(store.paths.status, {"a": 1}), Write(store.paths.plan, {}, version=9)]
             )
-        assert store.status() == {}
+        assert store.status() == TrainingStatus()
