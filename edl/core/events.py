@@ -8,7 +8,7 @@ invent one, a reader gets values with types, and `make docs` generates the table
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
@@ -108,6 +108,11 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
     joined: Annotated[tuple[str, ...], "workers that receive the state"]
     left: Annotated[tuple[str, ...], "workers that are in it no more"]
     repair: Annotated[bool, "its members come from a ring that broke, or from none"]
+    failures: Annotated[
+        Mapping[str, str],
+        "of a repair: survivor -> what Horovod told it, and the rank that it blames if the error "
+        "names a host with one worker",
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
