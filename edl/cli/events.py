@@ -46,12 +46,12 @@ def events(
 def flat(event: Event) -> dict[str, Any]:
     """The event as one flat object."""
     return {
-        **event.details.to_json(),
         "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
         "kind": str(event.kind),
         "generation": event.generation,
         "step": event.step,
         "reason": event.reason,
+        **event.details.to_json(),
     }
 
 
