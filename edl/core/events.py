@@ -8,7 +8,7 @@ invent one, a reader gets values with types, and `make docs` generates the table
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
@@ -89,7 +89,7 @@ class Event(Record):
             details = DETAILS[EventKind(values["kind"])].from_json(values["details"])
         except (TypeError, ValueError, KeyError) as error:
             raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
-        return super().from_json({**values, "details": details})
+        return replace(super().from_json({**values, "details": {}}), details=details)
 
 
 @dataclass(frozen=True)

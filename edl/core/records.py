@@ -333,7 +333,7 @@ def _read(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint(value)
     if isinstance(hint, type) and issubclass(hint, Record):
-        return value if isinstance(value, hint) else hint.from_json(value)
+        return hint.from_json(value)
     if isinstance(hint, UnionType):  # `X | None`
         (some,) = (each for each in get_args(hint) if each is not NoneType)
         return None if value is None else _read(some, value)
