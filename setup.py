@@ -20,6 +20,7 @@ setup(
         "httptools>=0.6,<1",
         "packaging>=23",
         "cloudpickle>=2",  # elastic states of scripts written for Horovod, which needs it, too
+        "filelock>=4.2,<5",
         "google-crc32c>=1.5,<2",  # the checksums of TFRecord files and of edl's own indexes
     ],
     extras_require={

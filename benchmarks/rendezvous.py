@@ -41,14 +41,12 @@ def _rank(port: int, rank: int, size: int, scopes: list[str], barrier: object) -
 
 
 def measure(server: RendezvousServer, size: int) -> tuple[list[float], float]:
-    """Seconds of each rendezvous of ``size`` ranks, and processor seconds of this process in one."""
+    """Seconds of each rendezvous of ``size`` ranks, and this process's processor seconds in one."""
     scopes = [new_scope(generation) for generation in range(1, ROUNDS + 1)]
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(size + 1)
     arguments = (size, scopes, barrier)
-    ranks = [
-        context.Process(target=_rank, args=(server.port, r, *arguments)) for r in range(size)
-    ]
+    ranks = [context.Process(target=_rank, args=(server.port, r, *arguments)) for r in range(size)]
     for process in ranks:
         process.start()
     times = []
