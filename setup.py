@@ -21,6 +21,7 @@ setup(
         "packaging>=23",
         "cloudpickle>=2",  # elastic states of scripts written for Horovod, which needs it, too
         "filelock>=4.2,<5",
+        "msgspec>=0.19,<1",
         "google-crc32c>=1.5,<2",  # the checksums of TFRecord files and of edl's own indexes
     ],
     extras_require={

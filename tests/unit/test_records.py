@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edl.core.record import Record
 from edl.core.records import (
     Event,
     Generation,
@@ -16,7 +17,6 @@ from edl.core.records import (
     JobState,
     Leader,
     Member,
-    Record,
     Request,
     RingFailure,
     Seat,
