@@ -18,7 +18,7 @@ state is made of dicts, lists, tuples, text, bytes, numbers, None, numpy arrays 
 framework brings along, :class:`Blob`.
 
 The safetensors package is not used: it writes under a temporary name of its own choice, which
-nobody could remove after a kill, and reads either twice the memory or no bfloat16 (ADR 0012).
+nobody could remove after a kill, and reads either twice the memory or no bfloat16 (ADR 0013).
 """
 
 from __future__ import annotations
