@@ -25,6 +25,7 @@ from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.job.plan_hold import PlanHold
 from edl.core.job.profile import Curve
+from edl.core.record import Record
 from edl.core.records import (
     Generation,
     Host,
@@ -33,7 +34,6 @@ from edl.core.records import (
     KeptSlot,
     Leader,
     Member,
-    Record,
     Request,
     Snapshot,
     TrainingStatus,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
-from edl.core.records import Record
+from edl.core.record import Record
 from edl.errors import CoordinationError
 
 

@@ -7,12 +7,11 @@ the agent act on them, the CLI shows them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from types import NoneType, UnionType
-from typing import Annotated, Any, Self, get_args, get_type_hints
+from typing import Annotated
 
-from edl.errors import CoordinationError
+from edl.core.record import Record
 
 
 class Stage(StrEnum):
@@ -37,30 +36,6 @@ class JobState(StrEnum):
     @property
     def over(self) -> bool:
         return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED)
-
-
-class Record:
-    """Mixin: a frozen dataclass that reads and writes itself as JSON values."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a record; unknown fields are ignored (written by a newer edl).
-
-        Raises:
-            CoordinationError: a field is missing or has the wrong shape.
-        """
-        hints = get_type_hints(cls)
-        known: dict[str, Any] = {}
-        try:
-            for f in fields(cls):  # type: ignore[arg-type]
-                if f.name in values:
-                    known[f.name] = _read(hints[f.name], values[f.name])
-            return cls(**known)
-        except (TypeError, ValueError, KeyError) as error:
-            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -325,31 +300,3 @@ class Snapshot:
             if worker not in here and not (self.generation and self.generation.knows(worker))
         )
         return tuple(gone[: max(0, len(gone) - keep)])
-
-
-def _read(hint: Any, value: Any) -> Any:
-    """Give a JSON value the type that its field declares."""
-    text = str(hint)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(value)
-    if isinstance(hint, type) and issubclass(hint, Record):
-        return hint.from_json(value)
-    if isinstance(hint, UnionType):  # `X | None`
-        (some,) = (each for each in get_args(hint) if each is not NoneType)
-        return None if value is None else _read(some, value)
-    if text.startswith("tuple"):
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"{value!r} is not a list")
-        (item, _ellipsis) = get_args(hint)
-        return tuple(_read(item, each) for each in value)
-    if text.startswith("collections.abc.Mapping"):
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{value!r} is not a mapping")
-        (_name, item) = get_args(hint)
-        return {name: _read(item, each) for name, each in value.items()}
-    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
-    if allowed and (
-        not isinstance(value, allowed) or isinstance(value, bool) is not (hint is bool)
-    ):
-        raise TypeError(f"{value!r} is not {hint.__name__}")
-    return value

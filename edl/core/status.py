@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from edl.core.records import JobState, Record, Snapshot, Stage, TrainingStatus
+from edl.core.record import Record
+from edl.core.records import JobState, Snapshot, Stage, TrainingStatus
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_a_torn_file_is_refused_and_the_one_before_is_used(tmp_path: Path) -> No
     assert again.restore() == 10
     ((kind, _, reason),) = again.told
     assert kind == "checkpoint_refused"
-    assert "step-000000000020.edl is torn" in reason
+    assert "step-000000000020.safetensors is torn" in reason
 
 
 def test_nothing_but_torn_files_is_an_error_that_names_them(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edl.core.events import Event, ResumedDetails, SwitchDetails, SwitchParts
+from edl.core.record import Record
 from edl.core.records import (
     Generation,
     Host,
@@ -16,7 +17,6 @@ from edl.core.records import (
     JobState,
     Leader,
     Member,
-    Record,
     Request,
     RingFailure,
     Seat,
