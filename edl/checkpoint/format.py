@@ -1,25 +1,36 @@
-"""One checkpoint, one file: written whole or not at all, refused unless every byte is right.
+"""One checkpoint, one safetensors file: written whole or not at all, and every byte is checked.
 
 ::
 
-    edl-checkpoint 1\\n     magic and format version
-    LENGTH SHA256\\n        of the manifest
-    manifest               JSON: where the job was, the state's containers, the blobs' places
-    blobs                  the bytes of all arrays, each beginning at a multiple of 64
+    LENGTH                 8 bytes, little endian: of the header
+    header                 JSON, first {"__metadata__": {"edl-checkpoint": FORMAT, "sha256": ..
+                           and then the tensors: type, shape and place of each
+    data                   the bytes of all tensors, without gaps
+
+Any tool that reads safetensors finds the tensors by their path in the state, such as
+``model.0.weight``. What the format has no words for is in its metadata: ``manifest`` (JSON: where
+the job was, the state's containers and plain values, what each tensor was) and two checksums:
+``payload_sha256`` of the data, and ``sha256`` of LENGTH and header, which is computed with zeros in
+its own place. A type that safetensors does not know is stored as bytes, ``U8``.
 
 No pickle is involved: whoever can write into the directory can at most spoil the numbers. The
 state is made of dicts, lists, tuples, text, bytes, numbers, None, numpy arrays and, for what a
 framework brings along, :class:`Blob`.
+
+The safetensors package is not used: it writes under a temporary name of its own choice, which
+nobody could remove after a kill, and reads either twice the memory or no bfloat16 (ADR 0013).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+import struct
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,13 +40,25 @@ import numpy as np
 from edl.errors import CheckpointError
 
 FORMAT = 1
-ALIGNMENT = 64
-CHUNK_BYTES = 16 * 2**20
-LONGEST_MANIFEST = 2**30
-_MAGIC = b"edl-checkpoint "
-_NAME = re.compile(r"step-(\d{12})\.edl")
-_OPENING = re.compile(rb"edl-checkpoint (\d{1,9})\n(?:(\d{1,10}) ([0-9a-f]{64})\n)?")
-_LONGEST_OPENING = 128
+LONGEST_HEADER = 2**30  # other tools refuse one of more than 100 MB
+_NAME = re.compile(r"step-(\d{12})\.safetensors")
+_LENGTH = struct.Struct("<Q")
+_OPENING = b'{"__metadata__":{"edl-checkpoint":"'
+_CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')
+_ZEROS = "0" * 64
+# Types that safetensors has; torch, TensorFlow and numpy have the same names for them.
+_TYPES = {
+    "bool": "BOOL",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +96,7 @@ class Checkpoint:
 
 
 def path_of(directory: Path, step: int) -> Path:
-    return directory / f"step-{step:012d}.edl"
+    return directory / f"step-{step:012d}.safetensors"
 
 
 def listed(directory: Path) -> list[Path]:
@@ -87,10 +110,10 @@ def listed(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Packed:
-    """A state as it goes into a file: its containers as JSON, its arrays apart."""
+    """A state as it goes into a file: its containers as JSON, its arrays apart, by name."""
 
     tree: Any
-    blobs: tuple[Blob, ...]
+    blobs: Mapping[str, Blob]
 
 
 def pack(state: Any) -> Packed:
@@ -99,9 +122,8 @@ def pack(state: Any) -> Packed:
     Raises:
         CheckpointError: the state has something that is not data, and where.
     """
-    blobs: list[Blob] = []
-    tree = _encode(state, "state", blobs)
-    return Packed(tree, tuple(blobs))
+    blobs: dict[str, Blob] = {}
+    return Packed(_encode(state, (), blobs), blobs)
 
 
 def write(path: Path, manifest: Manifest, state: Packed) -> int:
@@ -116,7 +138,7 @@ def write(path: Path, manifest: Manifest, state: Packed) -> int:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as file:
-            size = sum(file.write(chunk) for chunk in _chunks(manifest, state))
+            size = sum(file.write(chunk) for chunk in _serialized(manifest, state))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -139,7 +161,7 @@ def prune(directory: Path, step: int, keep: int) -> None:
 
 def remove_leftovers(directory: Path) -> None:
     """Remove temporary files of writers that were killed."""
-    for path in directory.glob(".step-*.edl.*.tmp"):
+    for path in directory.glob(".step-*.safetensors.*.tmp"):
         path.unlink(missing_ok=True)
 
 
@@ -150,7 +172,7 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: saying what is wrong with the file.
     """
     with _opened(path) as file:
-        return _manifest(path, _read_head(path, file)[0])
+        return _read_header(path, file).manifest
 
 
 def read(path: Path) -> Checkpoint:
@@ -160,87 +182,109 @@ def read(path: Path) -> Checkpoint:
         CheckpointError: saying what is wrong with the file.
     """
     with _opened(path) as file:
-        head, offset = _read_head(path, file)
-        payload = bytearray(int(head["payload_bytes"]))
-        file.seek(offset)
+        header = _read_header(path, file)
+        payload = bytearray(header.payload_bytes)
+        file.seek(header.length)
         if file.readinto(payload) != len(payload):  # type: ignore[attr-defined]
             raise CheckpointError(f"{path} is torn: it ended while it was read")
-    if hashlib.sha256(payload).hexdigest() != head["payload_sha256"]:
-        raise CheckpointError(f"{path} is damaged: its data do not fit its checksum")
+    if hashlib.sha256(payload).hexdigest() != header.payload_sha256:
+        raise CheckpointError(f"{path} is damaged: its data do not fit their checksum")
     try:
-        blobs = [_blob(entry, memoryview(payload)) for entry in head["blobs"]]
-        state = _decode(head["state"], blobs)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r} in its manifest") from error
-    return Checkpoint(path, _manifest(path, head), state)
+        blobs = {
+            name: Blob(
+                kind=tensor["kind"],
+                dtype=tensor["dtype"],
+                shape=tuple(tensor["shape"]),
+                data=memoryview(payload)[slice(*header.places[name])],
+                device=tensor["device"],
+            )
+            for name, tensor in header.tensors.items()
+        }
+        state = _decode(header.state, blobs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r} in its header") from error
+    return Checkpoint(path, header.manifest, state)
 
 
 # --- writing
 
 
-def _chunks(manifest: Manifest, state: Packed) -> Iterator[bytes | memoryview]:
-    entries, offset = [], 0
+def _serialized(manifest: Manifest, state: Packed) -> list[bytes | memoryview]:
+    """The header, LENGTH included, and the data behind it."""
+    # The largest items first, so that without gaps, too, each lies where its type may lie.
+    blobs = sorted(state.blobs.items(), key=lambda item: -_alignment(item[1]))
     digest = hashlib.sha256()
-    for blob in state.blobs:
-        entries.append(
-            {
-                "kind": blob.kind,
-                "dtype": blob.dtype,
-                "shape": list(blob.shape),
-                "device": blob.device,
-                "offset": offset,
-                "bytes": blob.data.nbytes,
-            }
-        )
-        for chunk in _padded(blob.data):
-            digest.update(chunk)
-            offset += len(chunk)
-    head = {
+    entries: dict[str, Any] = {}
+    offset = 0
+    for name, blob in blobs:
+        digest.update(blob.data)
+        size, kind = blob.data.nbytes, _TYPES.get(blob.dtype)
+        shape = list(blob.shape) if kind else [size]
+        end = offset + size
+        entries[name] = {"dtype": kind or "U8", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    about = {
         **asdict(manifest),
         "state": state.tree,
-        "blobs": entries,
-        "payload_bytes": offset,
-        "payload_sha256": digest.hexdigest(),
+        "tensors": {
+            name: {
+                "kind": blob.kind,
+                "dtype": blob.dtype,
+                "shape": blob.shape,
+                "device": blob.device,
+            }
+            for name, blob in blobs
+        },
     }
-    text = json.dumps(head, separators=(",", ":")).encode()
-    yield _MAGIC + f"{FORMAT}\n{len(text)} {hashlib.sha256(text).hexdigest()}\n".encode()
-    yield text
-    for blob in state.blobs:
-        yield from _padded(blob.data)
+    metadata = {
+        "edl-checkpoint": str(FORMAT),  # this and the next must be the first: see _OPENING
+        "sha256": _ZEROS,
+        "payload_sha256": digest.hexdigest(),
+        "manifest": json.dumps(about, separators=(",", ":")),
+    }
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH.size)  # the format's rule, and it aligns the data
+    header = _LENGTH.pack(len(text)) + text
+    checksum = hashlib.sha256(header).hexdigest()
+    header = header.replace(_ZEROS.encode(), checksum.encode(), 1)
+    return [header, *(blob.data for _, blob in blobs)]
 
 
-def _padded(data: memoryview) -> Iterator[memoryview]:
-    """``data`` in pieces, filled up to the alignment of the next blob."""
-    data = data.cast("B") if data.nbytes else memoryview(b"")
-    for start in range(0, len(data), CHUNK_BYTES):
-        yield data[start : start + CHUNK_BYTES]
-    if odd := len(data) % ALIGNMENT:
-        yield memoryview(bytes(ALIGNMENT - odd))
+def _alignment(blob: Blob) -> int:
+    """The power of two at a multiple of which an array must begin."""
+    item = blob.data.nbytes // max(1, math.prod(blob.shape))
+    return item & -item
 
 
-def _encode(value: Any, where: str, blobs: list[Blob]) -> Any:
-    """``value`` as JSON, its arrays moved to ``blobs``."""
+def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
+    """``value`` as JSON, its arrays moved to ``blobs``. ``path``: of keys, from the state's top."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
         items = [
-            [_encode(key, where, blobs), _encode(item, f"{where}[{key!r}]", blobs)]
+            [_encode(key, path, blobs), _encode(item, (*path, key), blobs)]
             for key, item in value.items()
         ]
         return {"dict": items}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, f"{where}[{i}]", blobs) for i, item in enumerate(value)]}
+        return {kind: [_encode(item, (*path, i), blobs) for i, item in enumerate(value)]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, np.generic):
-        return _encode(value.item(), where, blobs)
+        return _encode(value.item(), path, blobs)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        value = Blob("numpy", value.dtype.str, value.shape, flat.data)
+        plain = value.dtype.isbuiltin == 1 and value.dtype.name in _TYPES  # in our byte order
+        dtype = value.dtype.name if plain else value.dtype.str
+        value = Blob("numpy", dtype, value.shape, flat.data)
     if isinstance(value, Blob):
-        blobs.append(value)
-        return {"blob": len(blobs) - 1}
+        name = wanted = ".".join(str(key) for key in path) or "state"
+        while name in blobs or name == "__metadata__":
+            name = f"{wanted}#{len(blobs)}"
+        blobs[name] = value
+        return {"tensor": name}
+    where = "state" + "".join(f"[{key!r}]" for key in path)
     raise CheckpointError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint "
         "cannot hold; state_dict() must be made of dicts, lists, numbers, text and arrays"
@@ -265,65 +309,67 @@ def _opened(path: Path) -> BinaryIO:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _read_head(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The manifest's values, and where the payload begins."""
+@dataclass(frozen=True)
+class _Header:
+    """``length``: its own, with LENGTH. ``places``: begin and end of each tensor in the data."""
+
+    length: int
+    manifest: Manifest
+    state: Any
+    tensors: Mapping[str, Mapping[str, Any]]
+    places: Mapping[str, tuple[int, int]]
+    payload_sha256: str
+
+    @property
+    def payload_bytes(self) -> int:
+        return max((end for _, end in self.places.values()), default=0)
+
+
+def _read_header(path: Path, file: BinaryIO) -> _Header:
     size = os.fstat(file.fileno()).st_size
-    opening = file.read(_LONGEST_OPENING)
-    match = _OPENING.match(opening)
+    opening = file.read(_LENGTH.size + len(_OPENING))
+    length = _LENGTH.unpack_from(opening)[0] if len(opening) >= _LENGTH.size else 0
+    if length > LONGEST_HEADER or not _OPENING.startswith(opening[_LENGTH.size :]):
+        raise CheckpointError(f"{path} is no checkpoint of edl")
+    text = opening + file.read(max(0, _LENGTH.size + length - len(opening)))
+    if len(text) < len(_OPENING) or len(text) < _LENGTH.size + length:
+        raise CheckpointError(f"{path} is torn: it has {size} bytes and ends in its header")
+    match = _CHECKSUM.match(text, _LENGTH.size)
     if match is None:
-        if size < len(_MAGIC) + 2 and _MAGIC.startswith(opening[: len(_MAGIC)]):
-            raise CheckpointError(f"{path} is torn: it has {size} bytes")
         raise CheckpointError(f"{path} is no checkpoint of edl")
     if int(match[1]) != FORMAT:
         raise CheckpointError(
             f"{path} has format {int(match[1])}; this edl reads format {FORMAT}: use the edl "
             "that wrote it"
         )
-    if match[2] is None or not 0 < int(match[2]) <= LONGEST_MANIFEST:
-        raise CheckpointError(f"{path} is torn: it ends before its manifest ({size} bytes)")
-    length, start = int(match[2]), match.end()
-    file.seek(start)
-    text = file.read(min(length, max(0, size - start)))
-    if len(text) < length:
-        raise CheckpointError(f"{path} is torn: it has {size} bytes and ends in its manifest")
-    if hashlib.sha256(text).hexdigest().encode() != match[3]:
-        raise CheckpointError(f"{path} is damaged: its manifest does not fit its checksum")
+    blank = text[: match.start(2)] + _ZEROS.encode() + text[match.end(2) :]
+    if hashlib.sha256(blank).hexdigest().encode() != match[2]:
+        raise CheckpointError(f"{path} is damaged: its header does not fit its checksum")
     try:
-        head: dict[str, Any] = json.loads(text)
-        expected = start + length + int(head["payload_bytes"])
+        header = _parsed(text)
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r} in its manifest") from error
-    if size != expected:
+        raise CheckpointError(f"{path} is damaged: {error!r} in its header") from error
+    if size != (expected := header.length + header.payload_bytes):
         how = "torn" if size < expected else "damaged"
         raise CheckpointError(f"{path} is {how}: it has {size} bytes, and should have {expected}")
-    return head, start + length
+    return header
 
 
-def _manifest(path: Path, head: Mapping[str, Any]) -> Manifest:
-    try:
-        return Manifest(
-            job=str(head["job"]),
-            run=str(head["run"]),
-            step=int(head["step"]),
-            epoch=int(head["epoch"]),
-            framework=str(head["framework"]),
-            source=dict(head["source"]),
-            ledger=dict(head["ledger"]),
-            saved_at=float(head["saved_at"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r} in its manifest") from error
+def _parsed(text: bytes) -> _Header:
+    tensors = json.loads(text[_LENGTH.size :])
+    metadata = tensors.pop("__metadata__")
+    about = json.loads(metadata["manifest"])
+    return _Header(
+        length=len(text),
+        state=about.pop("state"),
+        tensors=about.pop("tensors"),
+        manifest=Manifest(**about),
+        places={name: tuple(entry["data_offsets"]) for name, entry in tensors.items()},
+        payload_sha256=metadata["payload_sha256"],
+    )
 
 
-def _blob(entry: Mapping[str, Any], payload: memoryview) -> Blob:
-    start, length = int(entry["offset"]), int(entry["bytes"])
-    if start < 0 or length < 0 or start + length > len(payload):
-        raise ValueError(f"a blob at {start} of {length} bytes")
-    data = payload[start : start + length]
-    return Blob(entry["kind"], entry["dtype"], tuple(entry["shape"]), data, entry["device"])
-
-
-def _decode(value: Any, blobs: list[Blob]) -> Any:
+def _decode(value: Any, blobs: Mapping[str, Blob]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -335,7 +381,7 @@ def _decode(value: Any, blobs: list[Blob]) -> Any:
         return tuple(_decode(item, blobs) for item in inner)
     if kind == "bytes":
         return bytes.fromhex(inner)
-    if kind != "blob":
+    if kind != "tensor":
         raise ValueError(f"a value of kind {kind!r}")
     blob = blobs[inner]
     if blob.kind != "numpy":

@@ -24,13 +24,19 @@ from typing import Any, Protocol
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint, Manifest, Packed
+from edl.core.events import (
+    CheckpointDetails,
+    CheckpointFailedDetails,
+    CheckpointRefusedDetails,
+    Details,
+)
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.errors import CheckpointError, DataError, EdlError
 
 logger = logging.getLogger(__name__)
 
-LogEvent = Callable[[str, int, str, Mapping[str, object]], None]  # kind, step, reason, details
+LogEvent = Callable[[Details, int, str], None]  # what, step, reason
 
 
 class Durable(Protocol):
@@ -181,7 +187,7 @@ class Checkpoints:
                 return files.read(path), refused, others
             except CheckpointError as error:
                 logger.warning("%s", error)
-                self._log("checkpoint_refused", 0, str(error), {"path": str(path)})
+                self._log(CheckpointRefusedDetails(str(path)), 0, str(error))
                 refused.append(str(error))
         return None, refused, others
 
@@ -261,7 +267,7 @@ class Checkpoints:
     def _failed(self, manifest: Manifest, error: Exception) -> None:
         reason = f"the checkpoint of step {manifest.step} was not written: {error}"
         logger.warning("%s", reason)
-        self._log("checkpoint_failed", manifest.step, reason, {})
+        self._log(CheckpointFailedDetails(), manifest.step, reason)
 
     def _write(self, manifest: Manifest, state: Packed, capture_s: float) -> None:
         began = time.monotonic()
@@ -281,8 +287,7 @@ class Checkpoints:
             f"{1000 * capture_s:.0f} ms, written in {write_s:.2f} s"
         )
         logger.info("%s", reason)
-        told = {"bytes": size, "capture_s": capture_s, "write_s": write_s, "path": str(path)}
-        self._log("checkpoint", step, reason, told)
+        self._log(CheckpointDetails(str(path), size, capture_s, write_s), step, reason)
 
 
 _OTHER = {"total": "dataset of other size", "fingerprint": "dataset of other files"}

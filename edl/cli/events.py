@@ -18,7 +18,7 @@ from edl.cli.common import (
     connected,
 )
 from edl.core.event_text import cost
-from edl.core.records import Event
+from edl.core.events import Event
 
 
 def events(
@@ -44,14 +44,14 @@ def events(
 
 
 def flat(event: Event) -> dict[str, Any]:
-    """The event as one flat object; its details never hide its own fields."""
+    """The event as one flat object."""
     return {
-        **event.details,
         "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
-        "kind": event.kind,
+        "kind": str(event.kind),
         "generation": event.generation,
         "step": event.step,
         "reason": event.reason,
+        **event.details.to_json(),
     }
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.text import Text
 
 from edl.core.plural import workers
@@ -30,13 +27,13 @@ class LiveLine:
         if snapshot is None or snapshot.generation is None:
             ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
             return Text(f"{self._job}  starting, {workers(ready)} ready", style="dim")
-        told: Mapping[str, Any] = snapshot.status
-        done, total = int(told.get("epoch_done", 0)), int(told.get("epoch_total", 0))
+        now = snapshot.status
+        done, total = now.epoch_done, now.epoch_total
         filled = min(_BAR, _BAR * done // total) if total else 0
         size = len(snapshot.generation.seats)
         wanted = "" if size == snapshot.planned else f"{size} of "
         epoch: tuple[str | tuple[str, str], ...] = (
-            f"  epoch {told.get('epoch', 0)} ",
+            f"  epoch {now.epoch} ",
             ("━" * filled, "green"),
             ("━" * (_BAR - filled), "bright_black"),
             f" {done}/{total}",
@@ -44,9 +41,9 @@ class LiveLine:
         return Text.assemble(
             (self._job, "bold"),
             *(epoch if total else ()),  # a script may keep its own place in its data
-            f"  {float(told.get('samples_per_s', 0.0)):.0f} samples/s  "
+            f"  {now.samples_per_s:.0f} samples/s  "
             f"{wanted}{workers(snapshot.planned)}  generation {snapshot.generation.number}  "
-            f"step {told.get('step', 0)}",
+            f"step {now.step}",
             no_wrap=True,
             overflow="ellipsis",
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 from rich import box
@@ -23,7 +23,7 @@ from edl.cli.common import (
     connected,
     console,
 )
-from edl.client.status import summary
+from edl.core.status import JobStatus, job_status
 from edl.errors import CoordinationError
 
 GIVEN_UP_SHOWN = 3  # workers; the newest
@@ -40,74 +40,72 @@ def status(
     """Show who leads, who trains, and how far the job is."""
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
-        facts: dict[str, Any]
         if not watch:
-            facts = summary(store.snapshot(), session.hosts)
-            if as_json:
-                typer.echo(json.dumps(facts))
-            else:
-                console().print(table(facts))
+            _show(job_status(store.snapshot(), session.hosts), as_json)
             return
-        facts = {}
+        now: JobStatus | None = None
         with Live(console=console(), auto_refresh=False) as live:
-            while True:
+            while now is None or not now.state.over:
+                if now is not None:
+                    time.sleep(FOLLOW_S)
                 try:
-                    facts = summary(store.snapshot(), session.hosts)
+                    now = job_status(store.snapshot(), session.hosts)
                 except CoordinationError as error:
-                    if not facts:
+                    if now is None:
                         raise
-                    facts["away"] = str(error)  # the rest is as it was last known
+                    now = replace(now, away=str(error))  # the rest is as it was last known
                 if as_json:
-                    typer.echo(json.dumps(facts))
+                    _show(now, as_json)
                 else:
-                    live.update(table(facts), refresh=True)
-                if facts["state"] in ("finished", "stopped", "failed"):
-                    return
-                time.sleep(FOLLOW_S)
+                    live.update(table(now), refresh=True)
 
 
-def table(facts: Mapping[str, Any]) -> RenderableType:
+def _show(now: JobStatus, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(now.to_json()))
+    else:
+        console().print(table(now))
+
+
+def table(now: JobStatus) -> RenderableType:
     """The same for people."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold")
     head.add_column()
-    state = facts["state"] + (f": {facts['reason']}" if facts["reason"] else "")
-    total = facts["epoch_total"]
+    state = now.state + (f": {now.reason}" if now.reason else "")
+    total = now.epoch_total
     # A script that keeps its own place in its data has no epochs that are known here.
     epoch = (
-        f"epoch {facts['epoch']}: {facts['epoch_done']} of {total} samples "
-        f"({facts['epoch_done'] / total:.0%}), "
+        f"epoch {now.epoch}: {now.epoch_done} of {total} samples ({now.epoch_done / total:.0%}), "
         if total
         else ""
     )
     planned = ", ".join(
         f"{host}: {count}"
-        for host, count in facts["plan"].items()
-        if count or host in facts["hosts"]  # not one that has left
+        for host, count in now.plan.items()
+        if count or host in now.hosts  # not one that has left
     )
     rows = {
-        "job": facts["job"],
+        "job": now.job,
         "state": state,
-        "leader": f"{facts['leader'] or 'nobody'}, term {facts['term']}",
-        "workers": f"{facts['world_size']} of {sum(facts['plan'].values())} wanted ({planned}); "
-        f"{facts['min_np']} to {facts['max_np']}; generation {facts['generation']}",
-        "progress": f"{epoch}step {facts['step']}, {facts['samples_per_s']:.0f} samples/s",
-        "ZooKeeper": facts["zookeeper"] + (f", away: {facts['away']}" if facts["away"] else ""),
+        "leader": f"{now.leader or 'nobody'}, term {now.term}",
+        "workers": f"{now.world_size} of {sum(now.plan.values())} wanted ({planned}); "
+        f"{now.min_np} to {now.max_np}; generation {now.generation}",
+        "progress": f"{epoch}step {now.step}, {now.samples_per_s:.0f} samples/s",
+        "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }
-    for worker, reason in list(facts["given_up"].items())[-GIVEN_UP_SHOWN:]:
+    for worker, reason in list(now.given_up.items())[-GIVEN_UP_SHOWN:]:
         rows[f"{worker} given up"] = reason
-    for slot, reason in facts["slots_given_up"].items():
+    for slot, reason in now.slots_given_up.items():
         rows[f"slot {slot} given up"] = reason
     for name, value in rows.items():
         head.add_row(name, Text(str(value)))
-    if not facts["members"]:
+    if not now.members:
         return head
     members = Table("worker", "rank", "stage", "host", "pid", box=box.SIMPLE_HEAD, pad_edge=False)
-    by_rank = sorted(facts["members"], key=lambda m: (m["rank"] is None, m["rank"] or 0, m["id"]))
+    by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
     for member in by_rank:
-        mark = " (leads)" if member["id"] == facts["leader"] else ""
-        rank = "-" if member["rank"] is None else str(member["rank"])
-        members.add_row(
-            member["id"] + mark, rank, member["stage"], member["host"], str(member["pid"])
-        )
+        mark = " (leads)" if member.id == now.leader else ""
+        rank = "-" if member.rank is None else str(member.rank)
+        members.add_row(member.id + mark, rank, member.stage, member.host, str(member.pid))
     return Group(head, members)

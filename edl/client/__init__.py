@@ -17,5 +17,6 @@ from edl.client.job import Job
 from edl.client.scaling import Resize
 from edl.core.job.migration import Migration
 from edl.core.job.profile import Curve, Point
+from edl.core.status import JobStatus
 
-__all__ = ["Curve", "Job", "Migration", "Point", "Resize"]
+__all__ = ["Curve", "Job", "JobStatus", "Migration", "Point", "Resize"]

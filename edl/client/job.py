@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from edl.client import draining, migrating, profiling, scaling
 from edl.client.connection import choose_job, connected
 from edl.client.scaling import Resize
-from edl.client.status import summary
 from edl.client.waiting import OnMessage, silent
 from edl.coordination.job_store import JobStore
 from edl.core.job.migration import Migration
 from edl.core.job.placement import whole
 from edl.core.job.profile import STEPS, Curve
+from edl.core.status import JobStatus, job_status
 
 TIMEOUT_S = 600.0
 ANSWER_S = 60.0  # for the leader to answer
@@ -154,10 +154,10 @@ class Job:
 
     # --- what is known ---
 
-    def status(self) -> dict[str, Any]:
-        """What `edl status --json` prints (docs/operations.md)."""
+    def status(self) -> JobStatus:
+        """How the job stands; `edl status --json` prints its ``to_json()``."""
         with self._store(ended=True) as store:
-            return summary(store.snapshot(), store.session.hosts)
+            return job_status(store.snapshot(), store.session.hosts)
 
     def profile(
         self,

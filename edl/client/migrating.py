@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from edl.client.scaling import Wanted
 from edl.client.waiting import POLL_S, Messages, OnMessage, looks, running
 from edl.coordination.job_store import JobStore
+from edl.core.events import Event, MigrateDetails
 from edl.core.job import migration
 from edl.core.job.migration import Migration, Move, Standing, standing
 from edl.core.job.placement import Plan, give_back, keep_a_host, move
 from edl.core.plural import workers
-from edl.core.records import Event, Generation, Snapshot
+from edl.core.records import Generation, Snapshot
 from edl.errors import CoordinationError, HostLost, Superseded
 
 AGENT_GONE_S = 10.0  # after its session: for so long an agent may need to open another one
@@ -101,7 +102,7 @@ def _wait(store: JobStore, asked: Move, wanted: Wanted, timeout_s: float, tell: 
         elif time.monotonic() - seen_at >= AGENT_GONE_S and _is_short(asked, plan, stands):
             with suppress(CoordinationError):  # the next look tries again
                 raise _lost(asked, wanted, _take_back(asked, wanted, stands, given))
-        messages(f"{stands.told}: {now.status.get('reason', '')}".rstrip(": "))
+        messages(f"{stands.told}: {now.status.reason}".rstrip(": "))
     raise AssertionError("looks() ends with an error")
 
 
@@ -147,11 +148,10 @@ def _superseded(asked: Move, plan: Plan, stands: Standing) -> str:
 
 
 def _log(store: JobStore, now: Snapshot, asked: Move) -> None:
-    step = int(now.status.get("step", 0))
-    told = {"from": asked.source, "to": asked.target, "np": asked.np}
+    told = MigrateDetails(asked.source, asked.target, asked.np)
     reason = f"{workers(asked.np)} shall move from {asked.source} to {asked.target}"
     with suppress(CoordinationError):  # the migration has begun all the same
-        store.add_event(Event(time.time(), "migrate", asked.since, step, reason, told))
+        store.add_event(Event(time.time(), asked.since, now.status.step, reason, told))
 
 
 def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:

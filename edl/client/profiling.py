@@ -15,10 +15,11 @@ from edl.client.holding import HeldPlan
 from edl.client.scaling import Wanted
 from edl.client.waiting import Messages, OnMessage, looks, running
 from edl.coordination.job_store import JobStore
+from edl.core.events import Event, ProfileDetails, ProfilingDetails
 from edl.core.job.placement import Plan, check_scale
-from edl.core.job.profile import Curve, Point, Reading, in_order, measured
+from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
-from edl.core.records import Event, Snapshot
+from edl.core.records import Reading, Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UsageError
 
 
@@ -82,16 +83,14 @@ def _measure(
     for now in looks(store, timeout_s, what, messages):
         hold.check(now)
         ring = len(now.generation.seats) if now.generation is not None else 0
-        if "counted" in now.status:
-            reading = Reading.from_json(now.status["counted"])
+        reading = now.status.reading
+        if reading is not None:
             if reading not in readings[-1:]:
                 readings.append(reading)
             point = measured(readings, np, steps)
             if point is not None:
                 return point, reading
-        reason = now.status.get("reason", "")
-        step = now.status.get("step", 0)
-        messages(f"step {step} with {workers(ring)}: {reason}")
+        messages(f"step {now.status.step} with {workers(ring)}: {now.status.reason}")
     raise AssertionError("looks() ends with an error")
 
 
@@ -100,10 +99,9 @@ def _log_start(store: JobStore, before: Plan, order: Sequence[int], now: Snapsho
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0
-    step = int(now.status.get("step", 0))
     with suppress(CoordinationError):
         store.add_event(
-            Event(time.time(), "profiling", number, step, reason, {"np": had, "plan": {**before}})
+            Event(time.time(), number, now.status.step, reason, ProfilingDetails(had, dict(before)))
         )
 
 
@@ -114,5 +112,5 @@ def _log(store: JobStore, point: Point, last: Reading) -> None:
     )
     with suppress(CoordinationError):
         store.add_event(
-            Event(time.time(), "profile", last.generation, last.step, reason, point.to_json())
+            Event(time.time(), last.generation, last.step, reason, ProfileDetails(**vars(point)))
         )

@@ -111,5 +111,5 @@ def wait_for_size(store: JobStore, np: int, timeout_s: float, tell: OnMessage = 
         ring = now.generation.members if now.generation else ()
         if len(ring) == np and {m.id for m in now.members if m.generation >= number} >= {*ring}:
             return now
-        messages(f"{len(ring)} of {np} workers train: {now.status.get('reason', '')}")
+        messages(f"{len(ring)} of {np} workers train: {now.status.reason}")
     raise AssertionError("looks() ends with an error")

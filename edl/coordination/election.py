@@ -25,8 +25,9 @@ from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
+from edl.core.events import Event
 from edl.core.job.decision import Decision
-from edl.core.records import Event, Generation, Leader, Snapshot
+from edl.core.records import Generation, Leader, Snapshot, TrainingStatus
 from edl.errors import CoordinationError, Deposed
 
 logger = logging.getLogger(__name__)
@@ -270,13 +271,13 @@ class Leadership:
             f"by others {ATTEMPTS} times"
         )
 
-    def put_status(self, status: Mapping[str, Any]) -> None:
+    def put_status(self, status: TrainingStatus) -> None:
         """Write the summary for people and tools.
 
         Raises:
             Deposed, CoordinationError: as :meth:`commit`.
         """
-        self.commit([Write(self._paths.status, status)])
+        self.commit([Write(self._paths.status, status.to_json())])
 
     def _writes(self, decision: Decision, seen: Snapshot | None) -> list[Write]:
         p = self._paths

@@ -22,10 +22,11 @@ from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
+from edl.core.events import Event
 from edl.core.job.plan_hold import PlanHold
 from edl.core.job.profile import Curve
+from edl.core.record import Record
 from edl.core.records import (
-    Event,
     Generation,
     Host,
     Job,
@@ -33,9 +34,9 @@ from edl.core.records import (
     KeptSlot,
     Leader,
     Member,
-    Record,
     Request,
     Snapshot,
+    TrainingStatus,
 )
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
@@ -108,7 +109,7 @@ class JobStore:
             leader=_optional(Leader, p.leader, leader),
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
             evicted=_evicted(found[3]),
-            status=_values(p.status, status),
+            status=TrainingStatus.from_json(_values(p.status, status)),
             slots=_kept(found[4]),
         )
 
@@ -351,22 +352,22 @@ class JobStore:
             "forget the evicted", [delete(self.paths.evicted_worker(w)) for w in workers]
         )
 
-    def put_status(self, status: Mapping[str, Any]) -> None:
+    def put_status(self, status: TrainingStatus) -> None:
         """Write the summary, unfenced; a leader uses :meth:`Leadership.put_status`."""
         try:
-            data = encode(status)
+            data = encode(status.to_json())
             self.session.call(
                 "write the status", lambda c: c.set_async(self.paths.status, data), repeat=True
             )
         except NoNodeError:
             raise self._unknown() from None
 
-    def status(self) -> dict[str, Any]:
-        """The leader's last summary; empty before the first."""
+    def status(self) -> TrainingStatus:
+        """What the leader has written last."""
         answer = self.session.read_all("read the status", [get(self.paths.status)])[0]
         if answer is None:
             raise self._unknown()
-        return _values(self.paths.status, answer)
+        return TrainingStatus.from_json(_values(self.paths.status, answer))
 
     # --- the profile
 

@@ -7,7 +7,6 @@ configuration file in our state directory: nothing else is ever signalled or wri
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from filelock import FileLock, Timeout
 
 from edl import config
 from edl.errors import CoordinationError
@@ -155,18 +155,14 @@ class _Files:
         """Hold the directory against other processes. It ends with the process that holds it."""
         self.data.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
-        deadline = time.monotonic() + LOCK_S
-        with (self.directory / "lock").open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise CoordinationError(
-                            f"another process has held {file.name} for {LOCK_S:g} s; end it first"
-                        ) from None
-                    time.sleep(POLL_S)
+        lock = FileLock(self.directory / "lock", LOCK_S, fallback_to_soft=False)
+        try:
+            held = lock.acquire()
+        except Timeout:
+            raise CoordinationError(
+                f"another process has held {lock.lock_file} for {LOCK_S:g} s; end it first"
+            ) from None
+        with held:
             yield
 
     def port(self) -> int:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from edl.core.records import Event
-
-RECOVERY = ("detect", "election", "roll_call", "init", "broadcast")
+from edl.core.events import Event, SwitchDetails
 
 
 def describe(event: Event) -> str:
@@ -22,31 +17,22 @@ def cost(event: Event) -> str:
 
     Empty for other events.
     """
-    workers = _workers(event)
-    if not workers:
+    if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
-    told = "stall " + ", ".join(f"{name} {_ms(p, 'stall')} ms" for name, p in workers.items())
-    slowest = max(workers, key=lambda name: _seconds(workers[name], "stall"))
-    parts = workers[slowest]
-    if _seconds(parts, "roll_call") == 0.0:
+    by_number = sorted(event.details.workers.items(), key=lambda item: (len(item[0]), item[0]))
+    told = "stall " + ", ".join(f"{name} {_ms(parts.stall_s)} ms" for name, parts in by_number)
+    slowest, parts = max(by_number, key=lambda item: item[1].stall_s)
+    if parts.roll_call_s == 0.0:
         return told
-    named = [f"{p.replace('_', '-')} {_ms(parts, p)}" for p in RECOVERY if _seconds(parts, p)]
-    return f"{told}; {slowest}: {', '.join(named)} ms"
+    recovery = {
+        "detect": parts.detect_s,
+        "election": parts.election_s,
+        "roll-call": parts.roll_call_s,
+        "init": parts.init_s,
+        "broadcast": parts.broadcast_s,
+    }
+    return f"{told}; {slowest}: {', '.join(f'{n} {_ms(s)}' for n, s in recovery.items() if s)} ms"
 
 
-def _workers(event: Event) -> dict[str, Mapping[str, Any]]:
-    """Worker -> what it tells of a switch, in the order of the workers."""
-    told = event.details.get("workers")
-    if not isinstance(told, Mapping):
-        return {}
-    named = sorted(told.items(), key=lambda item: (len(item[0]), item[0]))
-    return {name: p for name, p in named if isinstance(p, Mapping) and "stall_s" in p}
-
-
-def _seconds(parts: Mapping[str, Any], name: str) -> float:
-    value = parts.get(f"{name}_s", 0.0)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _ms(parts: Mapping[str, Any], name: str) -> str:
-    return f"{1000.0 * _seconds(parts, name):.0f}"
+def _ms(seconds: float) -> str:
+    return f"{1000.0 * seconds:.0f}"

@@ -7,11 +7,11 @@ the agent act on them, the CLI shows them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self, get_args, get_type_hints
+from typing import Annotated
 
-from edl.errors import CoordinationError
+from edl.core.record import Record
 
 
 class Stage(StrEnum):
@@ -36,30 +36,6 @@ class JobState(StrEnum):
     @property
     def over(self) -> bool:
         return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED)
-
-
-class Record:
-    """Mixin: a frozen dataclass that reads and writes itself as JSON values."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a record; unknown fields are ignored (written by a newer edl).
-
-        Raises:
-            CoordinationError: a field is missing or has the wrong shape.
-        """
-        hints = get_type_hints(cls)
-        known: dict[str, Any] = {}
-        try:
-            for f in fields(cls):  # type: ignore[arg-type]
-                if f.name in values:
-                    known[f.name] = _read(hints[f.name], values[f.name])
-            return cls(**known)
-        except (TypeError, ValueError, KeyError) as error:
-            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -234,15 +210,45 @@ class Leader(Record):
 
 
 @dataclass(frozen=True)
-class Event(Record):
-    """One line of the event log. ``details`` are flattened into the line."""
+class Reading(Record):
+    """How far ``worker`` had counted at the end of a step; `edl profile` compares two of them."""
 
-    time: float
-    kind: str
+    worker: int
     generation: int
+    size: int  # workers of that ring
+    epoch: int
     step: int
-    reason: str
-    details: Mapping[str, Any] = field(default_factory=dict)
+    samples: int  # of all workers, since this one joined
+    at_s: float  # by its own monotonic clock, which no other worker shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStatus(Record):
+    """``status``, written by the leader: how far the training is, and what it waits for.
+
+    With what ZooKeeper knows besides, it becomes an :class:`edl.core.status.JobStatus`.
+    """
+
+    step: Annotated[int, "complete steps"] = 0
+    epoch: Annotated[int, "counted from 0"] = 0
+    epoch_done: Annotated[int, "samples of this epoch that are trained"] = 0
+    epoch_total: Annotated[
+        int, "samples of an epoch; 0: the script keeps its own place in its data"
+    ] = 0
+    samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
+    median_step_s: Annotated[float, "of the last 50 steps of one worker"] = 0.0
+    reading: Annotated[
+        Reading | None, "what `edl profile` measures with; null: no worker of a ring has answered"
+    ] = None
+    reason: Annotated[
+        str,
+        "of the state; while it runs, what the leader does or waits for, or who holds the job up",
+    ] = ""
+    updated_at_s: Annotated[
+        float,
+        "when the leader wrote step, epoch and rates, in seconds since 1970; at most every "
+        "`status_period_s`; 0: never",
+    ] = 0.0
 
 
 @dataclass(frozen=True)
@@ -257,7 +263,7 @@ class Snapshot:
     leader: Leader | None = None
     requests: tuple[Request, ...] = ()  # open ones, by number
     evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
-    status: Mapping[str, Any] = field(default_factory=dict)
+    status: TrainingStatus = TrainingStatus()
     slots: tuple[KeptSlot, ...] = ()  # by host and slot
 
     @property
@@ -294,29 +300,3 @@ class Snapshot:
             if worker not in here and not (self.generation and self.generation.knows(worker))
         )
         return tuple(gone[: max(0, len(gone) - keep)])
-
-
-def _read(hint: Any, value: Any) -> Any:
-    """Give a JSON value the type that its field declares."""
-    text = str(hint)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(value)
-    if isinstance(hint, type) and issubclass(hint, Record):
-        return hint.from_json(value)
-    if "RingFailure" in text:
-        return None if value is None else RingFailure.from_json(value)
-    if text.startswith("tuple"):
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"{value!r} is not a list")
-        (item, _ellipsis) = get_args(hint)
-        return tuple(_read(item, each) for each in value)
-    if text.startswith("collections.abc.Mapping"):
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{value!r} is not a mapping")
-        return value
-    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
-    if allowed and (
-        not isinstance(value, allowed) or isinstance(value, bool) is not (hint is bool)
-    ):
-        raise TypeError(f"{value!r} is not {hint.__name__}")
-    return value

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
-from edl.core.records import Event, Generation, JobState
+from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
+from edl.core.plural import counted
+from edl.core.records import Generation, JobState
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
@@ -128,17 +129,17 @@ class Checkpointing:
 
     def _tell_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
         step = self.progress.step
-        details: dict[str, object] = {"path": str(found.path)}
+        lost_steps: int | None = None
         reason = f"resumed from step {step}"
         if warmed_up:
             with contextlib.suppress(CoordinationError):
-                lost = details["lost_steps"] = max(0, self._coordinator.last_step() - step)
-                reason += f", at least {lost} {'step' if lost == 1 else 'steps'} lost"
+                lost_steps = max(0, self._coordinator.last_step() - step)
+                reason += f", at least {counted(lost_steps, 'step')} lost"
             reason = f"all {len(generation.left)} workers died; {reason}"
         else:
             reason += f" of job {found.manifest.job}: {found.path}"
         logger.info("%s", reason)
-        self._tell("resumed", step, reason, details)
+        self._tell(ResumedDetails(str(found.path), lost_steps), step, reason)
 
     # --- while it trains
 
@@ -185,10 +186,10 @@ class Checkpointing:
     def _end_job(self, reason: str) -> None:
         """Let the job have failed, so that nobody waits for it or starts it again."""
         step = self.progress.step
-        event = Event(time.time(), "job_failed", self._generation, step, reason)
+        event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
         self._coordinator.end_job(JobState.FAILED, reason, event)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: %s", reason)
 
-    def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
-        self._mailbox.log(Event(time.time(), kind, self._generation, step, reason, details))
+    def _tell(self, details: Details, step: int, reason: str) -> None:
+        self._mailbox.log(Event(time.time(), self._generation, step, reason, details))

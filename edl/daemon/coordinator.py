@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edl.core.records import Event, Generation, JobState, Member, RingFailure, Stage
+from edl.core.events import Event
+from edl.core.records import Generation, JobState, Member, RingFailure, Stage
 
 
 class Coordinator(Protocol):

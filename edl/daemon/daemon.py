@@ -21,8 +21,9 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
+from edl.core.events import Event
 from edl.core.job.liveness import gone
-from edl.core.records import Event, Generation, JobState, Leader, Member, RingFailure, Seat, Stage
+from edl.core.records import Generation, JobState, Leader, Member, RingFailure, Seat, Stage
 from edl.daemon.activity import Watch
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
@@ -206,7 +207,7 @@ class Daemon:
 
     def last_step(self) -> int:
         """The last step that a leader has told of; at most what the job had reached."""
-        return int(self._store.status().get("step", 0))
+        return self._store.status().step
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         """Make known how the job ended. Every worker says so; the first one counts.

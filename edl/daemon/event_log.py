@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl.coordination.job_store import JobStore
 from edl.coordination.wire import encode
-from edl.core.records import Event
+from edl.core.events import Event
 from edl.daemon.mailbox import Mailbox
 
 

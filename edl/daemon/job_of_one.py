@@ -6,7 +6,8 @@ import os
 import uuid
 
 from edl.config import Config
-from edl.core.records import Event, Generation, JobState, Member, RingFailure, Seat, Stage
+from edl.core.events import Event
+from edl.core.records import Generation, JobState, Member, RingFailure, Seat, Stage
 
 NUMBER = 0  # of its only generation
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.clock import SYSTEM, Clock, Condition
-from edl.core.records import Event, Generation, JobState, Leader
+from edl.core.events import Event
+from edl.core.records import Generation, JobState, Leader
 from edl.core.step.progress import Progress
 from edl.errors import WorkerEvicted
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
+from edl.core.events import Details, StateDiffersDetails
 from edl.core.step.state_check import Digests, Split, due, fold, reason, split_of
 from edl.core.step.step_record import StepRecord
 from edl.daemon.checkpointing import Checkpointing
@@ -40,7 +41,7 @@ class StateCheck:
         ring: Ring,
         progress: LoaderProgress,
         checkpointing: Checkpointing,
-        tell: Callable[..., None],
+        tell: Callable[[Details, str], None],
     ) -> None:
         self._every = every
         self._ring = ring
@@ -85,5 +86,5 @@ class StateCheck:
             for rank, worker in enumerate(self._progress.members)
         }
         why = reason(found, self._progress.step, tables)
-        self._tell("state_differs", why, workers=[f"w{worker}" for worker in found.odd])
+        self._tell(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
         self._checkpointing.fail(why, StateDiffers)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from edl import failpoints
-from edl.core.records import Event, Generation
+from edl.core.events import Event, SwitchDetails
+from edl.core.records import Generation
 from edl.core.step.step_record import StepRecord, Stop, agreed_generation, check, switch_parts
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
@@ -180,9 +181,6 @@ class Steps(ABC):
             self._mailbox.log(self._switch_event(generation, records))
 
     def _switch_event(self, generation: Generation, records: Sequence[StepRecord]) -> Event:
-        details = {
-            "workers": switch_parts(records, generation.joined),
-            "world_size": self.ring.place.size,
-        }
-        at = self._pace.entered_at
-        return Event(time.time(), "switch", generation.number, at, generation.reason, details)
+        details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
+        at, reason = self._pace.entered_at, generation.reason
+        return Event(time.time(), generation.number, at, reason, details)

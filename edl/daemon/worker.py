@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.records import Event, JobState, Leader, Stage
+from edl.core.events import Details, Event, FinishedDetails
+from edl.core.records import JobState, Leader, Stage
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.coordinator import Coordinator
@@ -139,7 +140,7 @@ class Worker:
         reason = f"trained {self.step} {self._steps.progress.unit}"
         self._coordinator.end_job(JobState.FINISHED, reason)
         self._coordinator.set_stage(Stage.FINISHED)
-        self.tell("finished", reason)
+        self.tell(FinishedDetails(), reason)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
 
@@ -288,11 +289,10 @@ class Worker:
             raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
         return self._steps.exchange(values)
 
-    def tell(self, kind: str, reason: str, **details: object) -> None:
+    def tell(self, details: Details, reason: str) -> None:
         """Write what all workers know into the job's event log: rank 0 does, the others do not."""
         if self.rank == 0:
-            event = Event(time.time(), kind, self.generation, self.step, reason, details)
-            self._mailbox.log(event)
+            self._mailbox.log(Event(time.time(), self.generation, self.step, reason, details))
 
     def _switched(self, old_size: int, new_size: int) -> None:
         self._steps.entered()

@@ -14,7 +14,6 @@ only saves work: after its deadline, or where there is none, a process makes the
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,6 +27,7 @@ from typing import Any, Literal
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 
 from edl import config
 from edl.data.files import Stamp
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 VERSION = 1  # of everything below; another one is made again
 MAGIC = b"edl-index"
 LOCK_WAIT_S = 120.0  # how long to wait for another process that makes the same index
-LOCK_POLL_S = 0.05
 
 OnError = Literal["error", "skip"]
 Integers = npt.NDArray[np.int64]
@@ -198,27 +197,12 @@ class _Place:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock, if that is possible before the deadline; the kernel frees it, too."""
-        with contextlib.ExitStack() as stack:
-            try:
-                handle = stack.enter_context(self._lock.open("w"))
-                deadline = time.monotonic() + LOCK_WAIT_S
-                while not _try_lock(handle.fileno()):
-                    if time.monotonic() > deadline:
-                        logger.info(
-                            "another process makes the index of %s since %g s; not waiting longer",
-                            self._path,
-                            LOCK_WAIT_S,
-                        )
-                        break
-                    time.sleep(LOCK_POLL_S)
-            except OSError as error:  # a file system without locks
-                logger.info("no lock for the index of %s: %s", self._path, error)
+        lock = FileLock(self._lock, LOCK_WAIT_S, fallback_to_soft=False)
+        try:
+            lock.acquire()
+        except OSError as error:  # a time-out, or a file system without locks
+            logger.info("the index of %s is made without its lock: %s", self._path, error)
+        try:
             yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        finally:
+            lock.release()  # if it is held

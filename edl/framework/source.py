@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edl.core.events import DataSkippedDetails
 from edl.core.step.source import Source
 from edl.daemon.worker import Worker
 from edl.data.dataset import fingerprint_of, skip_events
@@ -27,5 +28,5 @@ def attach_source(
     source = Source(total, batch_size, shuffle, seed, prefetch_batches, fingerprint)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
-        worker.tell("data_skipped", reason, **details)
+        worker.tell(DataSkippedDetails(**details), reason)
     return source

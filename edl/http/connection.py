@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._target = b""
         self._header_bytes = 0
+        self._room = TARGET_BYTES + HEADER_BYTES  # what may still arrive, before any callback
         self._authorization = b""
         self._body = bytearray()
         self._complete = False
@@ -113,6 +114,11 @@ class Connection(asyncio.Protocol):
             return  # more than one request: the first is answered, then we close
         try:
             self._parser.feed_data(data)
+            # httptools keeps a header, or a trailer, until it is complete, so nothing above
+            # notices one that is endless.
+            self._room -= len(data)
+            if self._room < 0 and not self._complete:
+                self._refuse(431)
         except httptools.HttpParserUpgrade:
             self._refuse(400)
         except httptools.HttpParserError as error:
@@ -132,6 +138,9 @@ class Connection(asyncio.Protocol):
             self._authorization = value
         if name.lower() == b"content-length" and value.isdigit() and int(value) > BODY_BYTES:
             raise _TooLarge(413)
+
+    def on_headers_complete(self) -> None:
+        self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:
         self._body += part

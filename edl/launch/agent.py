@@ -20,6 +20,7 @@ from types import FrameType
 
 from edl.coordination.job_store import JobStore
 from edl.core.event_text import describe
+from edl.core.events import EventKind
 from edl.core.host.agent import (
     FROZEN_S,
     AgentDecision,
@@ -58,6 +59,14 @@ FORMER_S = 60.0  # for the session of an agent that was killed here to end
 FORMER_SESSIONS = 2.0  # the same for one elsewhere, which may also be alive, in sessions of ours
 AWAY_S = 120.0  # without ZooKeeper and without a living worker there is nothing to wait for
 KILLED = 130  # exit code after a second signal, as a shell's after Ctrl-C
+
+# By `edl run`: its last line says how the job has ended, and that a worker ends well is usual.
+NOT_SHOWN = (
+    EventKind.WORKER_EXITED,
+    EventKind.JOB_FINISHED,
+    EventKind.JOB_FAILED,
+    EventKind.JOB_STOPPED,
+)
 
 _SIGNALS = {
     signal.SIGINT: "Ctrl-C",
@@ -294,7 +303,7 @@ class Agent:
             self._ring_deaths, self._processes, snapshot, self._token, now
         )
         generation = snapshot.generation.number if snapshot.generation else 0
-        step = (generation, int(snapshot.status.get("step", -1)))
+        step = (generation, snapshot.status.step)
         if step != self._step:
             self._step, self._stepped = step, now
         if snapshot.job.state is not self._state:
@@ -307,8 +316,7 @@ class Agent:
             self._last_event = number
             if (worker := who_ended(event)) is not None:
                 self._ended.add(worker)
-            # The last line says how the job has ended; that workers end as they should is usual.
-            if not event.kind.startswith("job_") and event.kind != "worker_exited":
+            if event.kind not in NOT_SHOWN:
                 self._output.note(describe(event))
 
     def _on_change(self) -> None:

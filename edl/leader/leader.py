@@ -15,11 +15,19 @@ from edl import failpoints
 from edl.config import Config
 from edl.coordination.election import Leadership
 from edl.coordination.job_store import JobStore
+from edl.core.events import (
+    Details,
+    DrainDetails,
+    Event,
+    EvictedDetails,
+    GenerationDetails,
+    LeaderDetails,
+    StalledDetails,
+)
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import broke, decide
-from edl.core.job.profile import Reading
 from edl.core.job.stall import Activity
-from edl.core.records import Event, Snapshot, Stage
+from edl.core.records import Reading, Snapshot, Stage, TrainingStatus
 from edl.core.step.progress import Progress
 from edl.leader.failure_detector import FailureDetector
 from edl.ring.rendezvous import new_scope
@@ -67,7 +75,7 @@ class LeaderTerm:
             notice_s=config.switch_timeout_s,
         )
         leads = f"w{worker} leads in term {leadership.term}"
-        log(self._event("leader", leads, worker=f"w{worker}"))
+        log(self._event(LeaderDetails(f"w{worker}"), leads))
 
     @property
     def term(self) -> int:
@@ -115,8 +123,8 @@ class LeaderTerm:
             return {}
         if self._named is None or not self._named.issuperset(stall.culprits):
             logger.warning("%s", stall.reason)
-            workers = [f"w{worker}" for worker in stall.culprits]
-            self._log(self._event("stalled", stall.reason, workers=workers))
+            workers = tuple(f"w{worker}" for worker in stall.culprits)
+            self._log(self._event(StalledDetails(workers), stall.reason))
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
         return dict(stall.give_up)
 
@@ -132,37 +140,31 @@ class LeaderTerm:
         """What the event log shall say of a decision."""
         if decision.generation is not None:
             new = decision.generation
-            details: dict[str, object] = {}
+            failures = {}
             if new.repairs and snapshot.generation is not None:
-                details["failures"] = {
+                failures = {
                     f"w{member.id}": str(member.broken)
                     for member in snapshot.members
                     if broke(member, snapshot.generation)
                 }
-            yield self._event(
-                "generation",
-                new.reason,
-                generation=new.number,
+            written = GenerationDetails(
                 term=new.term,
-                members=[f"w{worker}" for worker in new.members],
-                joined=[f"w{worker}" for worker in new.joined],
-                left=[f"w{worker}" for worker in new.left],
+                members=tuple(f"w{worker}" for worker in new.members),
+                joined=tuple(f"w{worker}" for worker in new.joined),
+                left=tuple(f"w{worker}" for worker in new.left),
                 repair=new.repairs,
-                **details,
+                failures=failures,
             )
+            yield self._event(written, new.reason, new.number)
         for worker, reason in sorted(decision.evict.items()):
-            yield self._event("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
+            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was given up: {reason}")
         for answer in decision.answers:
-            yield self._event(
-                answer.kind, answer.outcome, worker=f"w{answer.worker}", accepted=answer.accepted
-            )
+            yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
-    def _event(
-        self, kind: str, reason: str, generation: int | None = None, **details: object
-    ) -> Event:
+    def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
         progress = self._detector.heard.progress
         number = progress.generation if generation is None else generation
-        return Event(time.time(), kind, number, progress.step, reason, details)
+        return Event(time.time(), number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
         now = self._clock()
@@ -171,35 +173,31 @@ class LeaderTerm:
         self._status_at = now
         told_by, progress = self._detector.heard.worker, self._detector.heard.progress
         reason = self._stall or self._reason
-        if progress.generation == 0 and snapshot.status:
+        if progress.generation == 0 and snapshot.status.updated_at_s:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
-            told = {**snapshot.status, "samples_per_s": 0.0, "reason": reason, "time": time.time()}
-            told.pop("counted", None)  # it is not said again
-            self._leadership.put_status(told)
+            before = replace(snapshot.status, samples_per_s=0.0, reading=None)
+            self._leadership.put_status(replace(before, reason=reason, updated_at_s=time.time()))
             return
-        self._leadership.put_status(
-            {
-                "generation": progress.generation,
-                "world_size": progress.size,
-                "step": progress.step,
-                "epoch": progress.epoch,
-                "epoch_done": progress.epoch_done,
-                "epoch_total": progress.epoch_total,
-                "samples_per_s": round(self._rate.of(told_by, progress.samples_total, now), 1),
-                "median_step_s": round(progress.median_step_s, 6),
-                "counted": Reading(
-                    worker=told_by,
-                    generation=progress.generation,
-                    size=progress.size,
-                    epoch=progress.epoch,
-                    step=progress.step,
-                    samples=progress.samples_total,
-                    at_s=progress.counted_at,
-                ).to_json(),
-                "reason": reason,
-                "time": time.time(),
-            }
+        status = TrainingStatus(
+            step=progress.step,
+            epoch=progress.epoch,
+            epoch_done=progress.epoch_done,
+            epoch_total=progress.epoch_total,
+            samples_per_s=round(self._rate.of(told_by, progress.samples_total, now), 1),
+            median_step_s=round(progress.median_step_s, 6),
+            reading=Reading(
+                worker=told_by,
+                generation=progress.generation,
+                size=progress.size,
+                epoch=progress.epoch,
+                step=progress.step,
+                samples=progress.samples_total,
+                at_s=progress.counted_at,
+            ),
+            reason=reason,
+            updated_at_s=time.time(),
         )
+        self._leadership.put_status(status)
         self._store.trim_events(EVENTS_KEPT)
         self._store.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
 

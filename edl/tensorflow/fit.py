@@ -33,6 +33,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl.core.events import TrainingStoppedDetails
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.tensorflow import training
@@ -228,7 +229,7 @@ class _Last(keras.callbacks.Callback):
         worker = self._training.worker
         told = f"all workers stop training after step {worker.step}: {reason}"
         logger.info("%s", told)
-        worker.tell("training_stopped", told)
+        worker.tell(TrainingStoppedDetails(), told)
 
     def _warm_up(self) -> None:
         """Train the first batch for nothing, so that the graph is built before the join."""

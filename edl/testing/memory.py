@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edl.core.events import Event
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
-    Event,
     Generation,
     Host,
     Job,

@@ -32,6 +32,7 @@ from edl.chaos.orders import Action
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import subtree
 from edl.coordination.local_server import start_local, stop_local
+from edl.core.events import Event, SwitchDetails
 from edl.leader.leader import EVENTS_KEPT, EVICTED_KEPT
 
 WORKERS = 4
@@ -183,13 +184,13 @@ def soak(job: Ordeal, minutes: float, every_s: float, seed: int) -> dict[str, An
     return result
 
 
-def stalls_of(events: Sequence[Any]) -> dict[str, float]:
+def stalls_of(events: Sequence[Event]) -> dict[str, float]:
     """Median, 95th percentile and maximum of how long old workers stood still, in seconds."""
     stalls = sorted(
-        max(parts["stall_s"] for parts in workers.values())
+        max(old)
         for event in events
-        if event.kind == "switch"
-        and (workers := {n: p for n, p in event.details["workers"].items() if p["role"] == "old"})
+        if isinstance(event.details, SwitchDetails)
+        and (old := [p.stall_s for p in event.details.workers.values() if p.role == "old"])
     )
     if not stalls:
         return {}

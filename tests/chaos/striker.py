@@ -92,9 +92,9 @@ class Striker:
         known = snapshot.generation is not None and snapshot.generation.knows(member.id)
         able = member.id not in self._doomed and member.id not in self._frozen
         here = able and member.stage is not Stage.FINISHED and is_process_of(member)
-        told = health(member) if here and known else {}
+        ring = health(member).generation if here and known else 0
         in_ring = here and known and member.generation > 0 and member.id not in snapshot.evicted
-        return Worker(member.id, in_ring, here, trained=told.get("generation", 0) > 0)
+        return Worker(member.id, in_ring, here, trained=ring > 0)
 
     def _once(self, order: Order, snapshot: Snapshot, workers: list[Worker]) -> bool:
         if order.action not in DOORS:

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from edl.cli.events import flat
-from edl.client.status import summary
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
+from edl.core.status import job_status
 from edl.errors import EdlError
 
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
@@ -108,7 +108,9 @@ class Shell:
     def status(self, job: str = "j") -> dict[str, Any]:
         """What `edl status --json` prints, without a process that imports edl for each look."""
         with self.store(job) as store:
-            facts: dict[str, Any] = _as_json(summary(store.snapshot(), store.session.hosts))
+            facts: dict[str, Any] = _as_json(
+                job_status(store.snapshot(), store.session.hosts).to_json()
+            )
             return facts
 
     def until_size(self, size: int, job: str = "j") -> dict[str, Any]:

@@ -23,10 +23,10 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
+from edl.core.events import Details, Event, GenerationDetails, SwitchDetails, SwitchParts
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
-from edl.core.job.profile import Reading
-from edl.core.records import Event, Generation, JobState, Member, Stage
+from edl.core.records import Generation, JobState, Member, Reading, Stage, TrainingStatus
 from edl.errors import CoordinationError, Deposed
 
 parser = argparse.ArgumentParser()
@@ -115,21 +115,19 @@ class Worker:
             leadership.carry_out(decision, snapshot)
         if decision.generation is not None:
             new = decision.generation
-            names = {"members": new.members, "joined": new.joined, "left": new.left}
-            told = {key: [f"w{worker}" for worker in ids] for key, ids in names.items()}
-            self.log("generation", new, **told)
-            old = {w: {"role": "old", "stall_s": 0.05} for w in told["members"]}
-            self.log("switch", new, workers=old)
+            members, joined, left = (
+                tuple(f"w{worker}" for worker in ids) for ids in (new.members, new.joined, new.left)
+            )
+            self.log(new, GenerationDetails(new.term, members, joined, left, new.repairs))
+            parts = {name: SwitchParts("old", stall_s=0.05) for name in members}
+            self.log(new, SwitchDetails(len(parts), parts))
         if time.monotonic() - self.told_at > 0.2:
             self.told_at = time.monotonic()
-            told = {"step": self.step, "reason": decision.reason}
-            if self.counted is not None:
-                told["counted"] = self.counted.to_json()
+            told = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
             leadership.put_status(told)
 
-    def log(self, kind: str, generation: Generation, **details: object) -> None:
-        number, why = generation.number, generation.reason
-        self.store.add_event(Event(time.time(), kind, number, self.step, why, details))
+    def log(self, new: Generation, details: Details) -> None:
+        self.store.add_event(Event(time.time(), new.number, self.step, new.reason, details))
 
     def train(self) -> None:
         while True:

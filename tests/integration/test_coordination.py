@@ -13,7 +13,18 @@ from known import DIGITS
 from edl.coordination.job_store import JobStore, list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
-from edl.core.records import Event, Host, Job, JobState, KeptSlot, Member, Request, Stage
+from edl.core.events import Event, EvictedDetails
+from edl.core.records import (
+    Host,
+    Job,
+    JobState,
+    KeptSlot,
+    Member,
+    Reading,
+    Request,
+    Stage,
+    TrainingStatus,
+)
 from edl.errors import (
     ConfigError,
     CoordinationError,
@@ -129,8 +140,8 @@ class TestLifecycle:
             lambda: missing.put_member(member(0)),
             lambda: missing.change_plan(lambda plan: {"x": 1}),
             lambda: missing.add_request(Request("drain", 0)),
-            lambda: missing.add_event(Event(0.0, "x", 0, 0, "")),
-            lambda: missing.put_status({}),
+            lambda: missing.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
+            lambda: missing.put_status(TrainingStatus()),
             lambda: missing.watch_generation(None),
         ):
             with pytest.raises(UnknownJob, match="known jobs: digits"):
@@ -165,13 +176,13 @@ class TestLifecycle:
             dead = JobStore(creator, "digits")
             dead.create(JOB, {"alpha": 1})
             dead.put_member(member(dead.new_worker_id()))
-            dead.add_event(Event(0.0, "start", 0, 0, "first"))
+            dead.add_event(Event(0.0, 0, 0, "first", EvictedDetails("w1")))
             dead.add_request(Request("drain", 0))
-            dead.put_status({"leader": 0})
+            dead.put_status(TrainingStatus(step=9))
         fresh = JobStore(session, "digits")
         fresh.create(JOB, {"beta": 3})
         now = fresh.snapshot()
-        assert (now.plan, now.requests, now.status) == ({"beta": 3}, (), {})
+        assert (now.plan, now.requests, now.status) == ({"beta": 3}, (), TrainingStatus())
         assert fresh.events() == []
         assert fresh.new_worker_id() == 0
 
@@ -191,7 +202,7 @@ class TestLifecycle:
         self, zk_hosts: str, store: JobStore
     ) -> None:
         for number in range(20):
-            store.add_event(Event(0.0, "x", 0, number, ""))
+            store.add_event(Event(0.0, 0, number, "", EvictedDetails("w1")))
         store.set_job_state(JobState.FAILED, "no more")
         outcomes: list[str] = []
         start = threading.Barrier(5)
@@ -228,7 +239,7 @@ class TestLifecycle:
         self, session: Session, store: JobStore
     ) -> None:
         for number in range(600):
-            store.add_event(Event(0.0, "x", 0, number, ""))
+            store.add_event(Event(0.0, 0, number, "", EvictedDetails("w1")))
         assert len(store.events(after=9)) == 590
         assert store.trim_events(keep=550) == 50
         assert store.events()[0][0] == 50
@@ -357,15 +368,16 @@ class TestRequestsAndStatus:
             store.get_request(0)
 
     def test_events_keep_their_order(self, store: JobStore) -> None:
-        logged = [Event(1.0, "switch", n, 10 * n, f"reason {n}", {"n": n}) for n in range(5)]
+        logged = [Event(1.0, n, 10 * n, f"reason {n}", EvictedDetails(f"w{n}")) for n in range(5)]
         assert [store.add_event(event) for event in logged] == [0, 1, 2, 3, 4]
         assert store.events() == list(enumerate(logged))
         assert store.events(after=3) == [(4, logged[4])]
 
     def test_the_status_is_what_was_written_last(self, store: JobStore) -> None:
-        assert store.status() == {}
-        store.put_status({"step": 7})
-        assert store.status() == store.snapshot().status == {"step": 7}
+        assert store.status() == TrainingStatus()
+        status = TrainingStatus(step=7, reading=Reading(1, 2, 3, 0, 7, 84, 0.5), reason="why")
+        store.put_status(status)
+        assert store.status() == store.snapshot().status == status
 
 
 class TestWatches:
@@ -402,8 +414,8 @@ class TestWatches:
         self, store: JobStore, woken: list[int], wait_until: Wait
     ) -> None:
         store.snapshot(lambda: woken.append(1))
-        store.put_status({"step": 1})
-        store.add_event(Event(0.0, "x", 0, 0, ""))
+        store.put_status(TrainingStatus(step=1))
+        store.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1")))
         store.change_plan(lambda plan: {"alpha": 7})
         wait_until(lambda: woken)
         assert len(woken) == 1

@@ -69,19 +69,27 @@ def test_tensorflow_and_edl_read_each_others_files(
 # --- many processes ---
 
 MAKING = """
-import os, sys, time
+import logging, os, sys, time
 from pathlib import Path
 from edl.data.index import Index, index_of
 
+class Waiting(logging.Handler):
+    "Touches a file when this process did not get the lock."
+    def emit(self, record):
+        if "not acquired" in record.getMessage():
+            Path(f"{sys.argv[1]}.{os.getpid()}").touch()
+
+logging.getLogger("filelock").addHandler(Waiting())
+logging.getLogger("filelock").setLevel(logging.DEBUG)
+
 def wait_for_the_others():
     deadline = time.monotonic() + 60
-    while not all(map(is_at_the_lock, others)):
+    while not all(map(waits, others)):
         assert time.monotonic() < deadline, "the others do not come"
         time.sleep(0.01)
 
-def is_at_the_lock(pid):
-    files = [os.path.realpath(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
-    return any(file.endswith(".lock") for file in files)
+def waits(pid):
+    return int(pid) == os.getpid() or Path(f"{sys.argv[1]}.{pid}").exists()
 
 def make(path, size):
     print("making", flush=True)
@@ -163,7 +171,8 @@ def test_a_job_trains_what_is_sound_exactly_once_and_tells_the_rest(
     slow.touch()
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", "2"]
     script += ["--tfrecord", str(tmp_path / "*.tfrecord"), "--samples", str(NUMBERS)]
-    script += ["--epochs", str(EPOCHS), "--step-delay", "0.15", "--slow", str(slow)]
+    # So slow that a newcomer has as long to come as wait_for_size waits.
+    script += ["--epochs", str(EPOCHS), "--step-delay", "0.6", "--slow", str(slow)]
     with started(tmp_path, zk_hosts, *script, np=2, max_np=3) as job:
         job.wait_for_step(3)
         job.scale(3)

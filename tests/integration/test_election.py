@@ -11,14 +11,15 @@ from known import DIGITS
 from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
+from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import Decision
-from edl.core.records import Event, Generation, Job, Leader, Request, Seat
+from edl.core.records import Generation, Job, Leader, Request, Seat, TrainingStatus
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
-EVENT = Event(1.0, "generation", 1, 7, "why")
+EVENT = Event(1.0, 1, 7, "why", GenerationDetails(1, ("w0",), ("w0",), (), True))
 SEAT = Seat(0, "alpha", 0, "127.0.0.1", 4711)
 
 
@@ -119,7 +120,7 @@ class TestTerms:
                         woken.wait(0.05)
                         continue
                     try:
-                        leadership.put_status({"term": leadership.term})
+                        leadership.put_status(TrainingStatus(step=leadership.term))
                     except Deposed:
                         continue
                     won.append((leadership.term, worker))
@@ -160,7 +161,7 @@ class TestFence:
             lambda: old.carry_out(
                 Decision("x", generation(1, 1), {"beta": 1}, {3: "x"}), events=[EVENT]
             ),
-            lambda: old.put_status({"term": 1}),
+            lambda: old.put_status(TrainingStatus(step=1)),
             lambda: old.commit([Write(store.paths.plan, {})]),
         ):
             with pytest.raises(Deposed, match="term 1"):
@@ -219,14 +220,14 @@ class TestFence:
         expire(session)
         wait_until(lambda: session.epoch == 2)
         with pytest.raises(Deposed):
-            old.put_status({"term": 1})
+            old.put_status(TrainingStatus(step=1))
         assert election.leads() is None
         new = lead(election)
         assert new.term == 2
-        new.put_status({"term": 2})
+        new.put_status(TrainingStatus(step=2))
         with pytest.raises(Deposed):
-            old.put_status({"term": 1})
-        assert store.status() == {"term": 2}
+            old.put_status(TrainingStatus(step=1))
+        assert store.status() == TrainingStatus(step=2)
 
 
 class TestDecisions:
@@ -240,7 +241,7 @@ class TestDecisions:
         number = store.add_request(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         decision = Decision("why", generation(1, 1), {"alpha": 1}, {7: "too late"}, (answer,))
-        events = [EVENT, Event(1.0, "evicted", 1, 7, "w7 was given up: too late")]
+        events = [EVENT, Event(1.0, 1, 7, "w7 was given up: too late", EvictedDetails("w7"))]
         leadership.carry_out(decision, store.snapshot(), events)
         assert [event for _, event in store.events()] == events
         now = store.snapshot()
@@ -319,4 +320,4 @@ class TestDecisions:
             leadership.commit(
                 [Write(store.paths.status, {"a": 1}), Write(store.paths.plan, {}, version=9)]
             )
-        assert store.status() == {}
+        assert store.status() == TrainingStatus()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import socket
@@ -347,6 +348,26 @@ class TestServer:
         assert answer.count(b"HTTP/1.1 ") == 1
         assert fetch(HERE, client.port, "/health", 5.0)[0] == 200
         assert not caplog.records
+
+    @pytest.mark.parametrize(
+        "start",
+        [
+            b"GET / HTTP/1.1\r\nX: ",
+            b"GET / HTTP/1.1\r\n",
+            b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+        ],
+        ids=["the value of a header", "the name of a header", "a trailer"],
+    )
+    def test_a_header_without_an_end_takes_no_memory(self, client: Client, start: bytes) -> None:
+        sent = 0
+        with socket.create_connection((HERE, client.port), 10) as connection:
+            connection.sendall(start)
+            with contextlib.suppress(ConnectionError):
+                while sent < 4 * BODY_BYTES:
+                    connection.sendall(b"a" * 65536)
+                    sent += 65536
+        assert sent < 2 * BODY_BYTES
+        assert fetch(HERE, client.port, "/health", 5.0)[0] == 200
 
     def test_a_request_in_small_pieces_is_one_request(self, client: Client) -> None:
         text = f"PUT {client.path('global/0')} HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".encode()

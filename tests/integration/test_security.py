@@ -36,6 +36,7 @@ from edl.coordination.reads import acl, get
 from edl.coordination.secrets import read_file
 from edl.coordination.session import Session
 from edl.core import records
+from edl.core.events import Event, EvictedDetails
 from edl.errors import AccessDenied
 from edl.http import client
 from edl.http.signing import authorization, http_key
@@ -159,7 +160,7 @@ class TestZooKeeper:
                     lambda s=store: s.watch_generation(None),
                     store.new_worker_id,
                     lambda s=store: s.put_host(records.Host("h", 1, "127.0.0.1", 1)),
-                    lambda s=store: s.add_event(records.Event(0.0, "x", 0, 0, "")),
+                    lambda s=store: s.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
                     lambda s=store: s.add_request(records.Request("drain", 0)),
                     lambda s=store: s.change_plan(lambda plan: {"h": 9}),
                     store.delete,

@@ -9,7 +9,7 @@ import pytest
 
 from edl.chaos.faults import slowest_parts
 from edl.chaos.orders import Action, Order, Plan, Worker, choose, read_duration, read_order
-from edl.core.records import Event
+from edl.core.events import Event, SwitchDetails, SwitchParts
 from edl.errors import UsageError
 
 RING = [Worker(0, True, True), Worker(1, True, True), Worker(2, True, True)]
@@ -111,10 +111,11 @@ def test_the_last_one_that_surely_holds_the_state_is_spared() -> None:
 
 def test_the_parts_are_those_of_the_old_worker_that_stood_still_longest() -> None:
     workers = {
-        "w0": {"role": "old", "stall_s": 0.2, "init_s": 0.1, "median_step_s": 9.0},
-        "w1": {"role": "old", "stall_s": 0.3, "init_s": 0.2},
-        "w2": {"role": "new", "stall_s": 5.0, "init_s": 5.0},
+        "w0": SwitchParts("old", stall_s=0.2, init_s=0.1, median_step_s=9.0),
+        "w1": SwitchParts("old", stall_s=0.3, init_s=0.2),
+        "w2": SwitchParts("new", stall_s=5.0, init_s=5.0),
     }
-    event = Event(0.0, "switch", 2, 7, "", {"workers": workers})
-    assert slowest_parts([event]) == {"stall_s": 0.3, "init_s": 0.2}
+    parts = slowest_parts([Event(0.0, 2, 7, "", SwitchDetails(3, workers))])
+    assert {name: s for name, s in parts.items() if s} == {"stall_s": 0.3, "init_s": 0.2}
+    assert "median_step_s" not in parts
     assert slowest_parts([]) == {}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Blob, Manifest, pack
@@ -31,6 +35,8 @@ STATE = {
     "empty": np.empty((0, 3), dtype=np.float64),
     "scalar": np.array(1.25),
     "blob": Blob("torch", "bfloat16", (3,), memoryview(b"abcdef"), "cuda"),
+    "types": [np.arange(2).astype(dtype) for dtype in ("?", "u2", ">i4", "c8", "c16", "f2")],
+    "text": np.array(["a", "łódź"]),
 }
 
 
@@ -48,11 +54,52 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert state["numbers"] == [1, -(2**70), 2.5, float("inf"), True, None, 0.5, 3]
     assert state[0] == ("a", b"\x00\xff", {})
     assert state["key", 1] == {"x": "y"}
-    for name in ("array", "empty", "scalar"):
+    for name in ("array", "empty", "scalar", "text"):
         np.testing.assert_array_equal(state[name], STATE[name], strict=True)  # type: ignore[call-overload]
+    for mine, theirs in zip(state["types"], STATE["types"], strict=True):
+        np.testing.assert_array_equal(mine, theirs, strict=True)
     blob = state["blob"]
     assert (blob.kind, blob.dtype, blob.shape, blob.device) == ("torch", "bfloat16", (3,), "cuda")
     assert bytes(blob.data) == b"abcdef"
+
+
+def test_other_tools_find_the_tensors_by_their_path(tmp_path: Path) -> None:
+    model = {
+        "0.weight": np.ones((2, 3), np.float32),
+        "0.bias": np.zeros(2),
+        "bool": np.ones(1, "?"),
+    }
+    state = {
+        "model": model,
+        "tracked": [np.arange(4, dtype=">i2"), np.array(2, np.int16), np.empty((0, 2), "c8")],
+        "a": {"b": np.ones(1)},
+        "a.b": np.ones(2),
+        "__metadata__": np.ones(3),
+        "bfloat16": Blob("torch", "bfloat16", (3,), memoryview(b"abcdef")),
+    }
+    path = files.path_of(tmp_path, 7)
+    size = files.write(path, MANIFEST, pack(state))
+    assert size == path.stat().st_size
+    with safe_open(path, "numpy") as file:
+        assert json.loads(file.metadata()["manifest"])["step"] == 7
+        assert file.get_slice("bfloat16").get_dtype() == "BF16"  # numpy has none
+        tensors = {
+            name: file.get_tensor(name) for name in sorted(file.keys()) if name != "bfloat16"
+        }
+    for name, array in model.items():
+        np.testing.assert_array_equal(tensors[f"model.{name}"], array, strict=True)
+    assert tensors["tracked.0"].tobytes() == state["tracked"][0].tobytes()  # as bytes
+    np.testing.assert_array_equal(tensors["tracked.1"], state["tracked"][1], strict=True)
+    np.testing.assert_array_equal(tensors["tracked.2"], state["tracked"][2], strict=True)
+    assert sorted(len(tensors[name]) for name in tensors if name.startswith("a.b")) == [1, 2]
+
+
+def test_a_state_without_arrays_and_one_that_is_an_array(tmp_path: Path) -> None:
+    path = files.path_of(tmp_path, 7)
+    for state in ({"a": 1}, np.arange(3)):
+        files.write(path, MANIFEST, pack(state))
+        assert np.array_equal(files.read(path).state, state)
+        assert len(load_file(path)) == isinstance(state, np.ndarray)
 
 
 def test_nothing_else_is_left_in_the_directory(tmp_path: Path) -> None:
@@ -119,13 +166,23 @@ def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
             files.read(path)
 
 
+OPENING = b'{"__metadata__":{"edl-checkpoint":"'
+CHECKSUM = b',"sha256":"' + b"0" * 64 + b'"}}'
+
+
+def with_length(header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (b"PK\x03\x04 a file of torch.save", "is no checkpoint of edl"),
-        (b"edl-checkpoint x\n", "is no checkpoint of edl"),
-        (b"edl-checkpoint 2\nsomething new", "has format 2; this edl reads format 1"),
-        (b"edl-checkpoint 1\n2 " + b"0" * 64 + b"\n{}", "manifest does not fit its checksum"),
+        (b"not ours", "is no checkpoint of edl"),
+        (with_length(b'{"__metadata__":{"format":"pt"}}'), "is no checkpoint of edl"),
+        (with_length(OPENING + b'x"}}'), "is no checkpoint of edl"),
+        (with_length(OPENING + b'2"' + CHECKSUM), "has format 2; this edl reads format 1"),
+        (with_length(OPENING + b'1"' + CHECKSUM), "header does not fit its checksum"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -152,7 +209,7 @@ def test_what_is_not_data_is_named() -> None:
 def test_the_newest_come_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
     for step in (5, 100, 20):
         written(tmp_path, step)
-    (tmp_path / "step-7.edl").touch()
+    (tmp_path / "step-7.safetensors").touch()
     (tmp_path / "README").touch()
     assert files.listed(tmp_path) == [files.path_of(tmp_path, step) for step in (100, 20, 5)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from edl.checkpoint import format as files
 from edl.checkpoint.store import CheckpointConfig, Checkpoints
 from edl.config import Config
+from edl.core.events import Details
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
@@ -56,8 +56,8 @@ class Start:
         )
         self.checkpoints.check_directory()
 
-    def _log(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
-        self.told.append((kind, step, reason))
+    def _log(self, details: Details, step: int, reason: str) -> None:
+        self.told.append((details.kind, step, reason))
 
     def save(self, step: int) -> None:
         self.position.step, self.replica.value = step, step
@@ -110,7 +110,7 @@ def test_a_torn_file_is_refused_and_the_one_before_is_used(tmp_path: Path) -> No
     assert again.restore() == 10
     ((kind, _, reason),) = again.told
     assert kind == "checkpoint_refused"
-    assert "step-000000000020.edl is torn" in reason
+    assert "step-000000000020.safetensors is torn" in reason
 
 
 def test_nothing_but_torn_files_is_an_error_that_names_them(tmp_path: Path) -> None:

@@ -19,11 +19,10 @@ from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
 from edl.cli.status import table
 from edl.cli.worker import _reachable
-from edl.client.status import summary
 from edl.config import Config, HorovodSlot
 from edl.core.event_text import cost, describe
+from edl.core.events import Event, LeaderDetails, SwitchDetails, SwitchParts
 from edl.core.records import (
-    Event,
     Generation,
     Host,
     Job,
@@ -33,7 +32,9 @@ from edl.core.records import (
     Seat,
     Snapshot,
     Stage,
+    TrainingStatus,
 )
+from edl.core.status import JobStatus, job_status
 from edl.core.step.step_record import SwitchTimes
 from edl.errors import UsageError
 from edl.launch.address import own_address
@@ -41,33 +42,28 @@ from edl.launch.command import check_command, python_script, title
 
 SWITCH = Event(
     time=0.5,
-    kind="switch",
     generation=2,
     step=40,
     reason="w2 joined: 2 -> 3 workers, 3 wanted",
-    details={
-        "workers": {
-            "w10": {"stall_s": 0.25, "role": "old"},
-            "w2": {"stall_s": 0.125, "role": "new"},
-        },
-        "kind": "hidden",
-    },
+    details=SwitchDetails(
+        3, {"w10": SwitchParts("old", stall_s=0.25), "w2": SwitchParts("new", stall_s=0.125)}
+    ),
 )
 REPAIR = Event(
     time=0.5,
-    kind="switch",
     generation=3,
     step=41,
     reason="w0 died",
-    details={
-        "workers": {
-            "w1": SwitchTimes(stall_us=90_000, roll_call_us=40_000, init_us=50_000).seconds(),
+    details=SwitchDetails(
+        2,
+        {
+            "w1": SwitchTimes(stall_us=90_000, roll_call_us=40_000, init_us=50_000).parts("old"),
             "w2": SwitchTimes(
                 detect_us=15_000, election_us=40_000, roll_call_us=20_000, wait_us=60_000,
                 init_us=50_000, broadcast_us=10_000, stall_us=120_000, median_step_us=9_000,
-            ).seconds(),
-        }
-    },
+            ).parts("old"),
+        },
+    ),
 )  # fmt: skip
 
 
@@ -84,14 +80,14 @@ def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
         plan={"a": 3, "gone": 0},
         generation=Generation(5, 3, seats, 1, (), (), ""),
         leader=Leader(3, 1),
-        status={
-            "step": 7,
-            "epoch": 2,
-            "epoch_done": 64,
-            "epoch_total": 128,
-            "samples_per_s": 99.6,
-            "reason": "w2 is preparing; 2 of 3 train",
-        },
+        status=TrainingStatus(
+            step=7,
+            epoch=2,
+            epoch_done=64,
+            epoch_total=128,
+            samples_per_s=99.6,
+            reason="w2 is preparing; 2 of 3 train",
+        ),
     )
 
 
@@ -271,8 +267,9 @@ def test_an_address_that_is_not_here(address: str, interface: str, said: str) ->
 
 
 def test_status_as_json() -> None:
-    facts = summary(snapshot(), "127.0.0.1:2181")
-    assert json.loads(json.dumps(facts)) == facts
+    status = job_status(snapshot(), "127.0.0.1:2181")
+    facts = json.loads(json.dumps(status.to_json()))
+    assert JobStatus.from_json(facts) == status
     assert {key: facts[key] for key in ("job", "state", "term", "generation", "leader")} == {
         "job": "digits",
         "state": "running",
@@ -304,26 +301,26 @@ def test_status_as_json() -> None:
 
 def test_status_of_a_job_that_has_just_begun_or_is_over() -> None:
     bare = Snapshot(Job("digits", ("x",), 2, 1, 4))
-    facts = summary(bare, "zk")
-    assert (facts["leader"], facts["generation"], facts["world_size"], facts["step"]) == (
+    facts = job_status(bare, "zk")
+    assert (facts.leader, facts.generation, facts.world_size, facts.step) == (
         None,
         0,
         0,
         0,
     )
     assert "nobody" in shown(table(facts))
-    assert facts["reason"] == "none of its processes is alive; `edl stop digits` ends it"
-    over = summary(snapshot(JobState.FAILED), "zk")
-    assert (over["state"], over["world_size"], over["reason"]) == ("failed", 0, "")
+    assert facts.reason == "none of its processes is alive; `edl stop digits` ends it"
+    over = job_status(snapshot(JobState.FAILED), "zk")
+    assert (over.state, over.world_size, over.reason) == ("failed", 0, "")
 
 
 def test_a_leader_that_is_gone_leads_no_more() -> None:
     facts = Snapshot(Job("digits", ("x",), 2, 1, 4), leader=Leader(3, 1))
-    assert summary(facts, "zk")["leader"] is None
+    assert job_status(facts, "zk").leader is None
 
 
 def test_status_for_people() -> None:
-    text = shown(table(summary(snapshot(), "127.0.0.1:2181")))
+    text = shown(table(job_status(snapshot(), "127.0.0.1:2181")))
     for part in (
         "running: w2 is preparing; 2 of 3 train",
         "w1, term 3",
@@ -361,5 +358,5 @@ def test_events() -> None:
         "stall w1 90 ms, w2 120 ms; "
         "w2: detect 15, election 40, roll-call 20, init 50, broadcast 10 ms"
     )
-    plain = Event(0.0, "leader", 0, 0, "w0 leads in term 1")
+    plain = Event(0.0, 0, 0, "w0 leads in term 1", LeaderDetails("w0"))
     assert describe(plain) == "generation 0 step 0: leader: w0 leads in term 1"

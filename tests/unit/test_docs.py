@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import docs_tables
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,14 +17,19 @@ import pytest
 from tfrecords import framed
 
 import edl.data
-from edl.cli.main import app
 from edl.client import Job
 from edl.config import Config
+from edl.core.events import EventKind
 from edl.install import horovod_edits
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    README,
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 FIGURES = sorted((ROOT / "docs").rglob("*.svg"))
 ALL = "\n".join(TEXTS.values())
@@ -79,7 +85,7 @@ def test_every_setting_stands_in_the_table_with_its_default(field) -> None:
     row = re.search(
         rf"^\| `{field.name}` \| `{variable}` \| (.+?) \| (.+) \|$", ALL, flags=re.MULTILINE
     )
-    assert row, f"docs/operations.md has no row for the setting {field.name} ({variable})"
+    assert row, f"docs/settings.md has no row for the setting {field.name} ({variable})"
     told = row[1].strip("`")
     if isinstance(field.default, bool):
         assert told == str(int(field.default))
@@ -94,26 +100,62 @@ def test_the_table_has_no_setting_that_does_not_exist() -> None:
     assert set(rows) <= {field.name for field in fields(Config)}
 
 
-def verbs() -> list[str]:
-    found = []
-    for command in app.registered_commands:
-        assert command.name
-        found.append(command.name)
-    for group in app.registered_groups:
-        assert group.name
-        found.append(group.name)
-    return sorted(found)
+OPTIONS = {
+    path: {
+        option
+        for parameter in verb.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    for path, verb in docs_tables.verbs()
+}
 
 
-@pytest.mark.parametrize("verb", verbs())
-def test_every_verb_stands_in_the_operations(verb: str) -> None:
-    operations = TEXTS[ROOT / "docs" / "operations.md"]
-    assert re.search(rf"^\| `edl {verb}\b", operations, flags=re.MULTILINE)
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_generated_tables_are_what_the_code_says(page: Path) -> None:
+    assert docs_tables.filled(TEXTS[page]) == TEXTS[page], "run `make docs`"
 
 
-def test_no_page_names_a_verb_that_does_not_exist() -> None:
-    code = re.findall(r"`edl ([a-z][a-z-]+)", ALL)
-    assert set(code) <= set(verbs())
+def test_every_table_is_in_one_page() -> None:
+    named = re.findall(r"<!-- generated: ([\w-]+) -->", ALL)
+    assert sorted(named) == sorted(docs_tables.TABLES)
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+def test_every_option_of_a_verb_stands_in_the_operations(path: str) -> None:
+    commands = TEXTS[ROOT / "docs" / "operations.md"]
+    (section,) = re.findall(rf"^### {path}\n(.*?)(?=^###|^<!-- end)", commands, re.M | re.S)
+    documented = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", section))
+    assert {option for option in OPTIONS[path] if option.startswith("-")} <= documented
+
+
+def calls() -> list[list[str]]:
+    """The words of each `edl ...` in code, without what belongs to the user's own command."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", ALL, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", ALL, flags=re.M | re.S))
+    found = [re.split(r" python | #|\. ", line)[0].split() for line in lines]
+    return [words for words in found if words[:1] == ["edl"] and len(words) > 1]
+
+
+def test_no_page_names_a_verb_or_an_option_that_does_not_exist() -> None:
+    groups = {path.rsplit(" ", 1)[0] for path in OPTIONS if path.count(" ") == 2}
+    wrong = []
+    for words in calls():
+        if re.fullmatch(r"[A-Z]+|-.*|<.*", words[1]) or " ".join(words) in groups:
+            continue  # `edl COMMAND`, `edl --version`
+        path = " ".join(words[: 3 if f"edl {words[1]}" in groups else 2]).split("|")[0]
+        named = {word.strip("[],").split("=")[0] for word in words if word.strip("[")[0] == "-"}
+        if (
+            path not in OPTIONS
+            or not {n for n in named if re.match("--?[a-z]", n)} <= OPTIONS[path]
+        ):
+            wrong.append(" ".join(words))
+    assert not wrong
+
+
+def test_no_page_names_a_kind_of_event_that_does_not_exist() -> None:
+    named = set(re.findall(r"(?:event|events) `(\w+)`|`(\w+)` events?\b", ALL))
+    assert {kind for pair in named for kind in pair if kind} <= set(EventKind)
 
 
 @pytest.mark.parametrize(("package", "page", "function"), API)
@@ -165,7 +207,7 @@ def test_no_page_names_a_function_that_does_not_exist() -> None:
 
 @pytest.mark.parametrize("edit", sorted(horovod_edits.LOST_WITHOUT))
 def test_every_edit_of_horovod_is_explained(edit: str) -> None:
-    assert f"`{edit}`" in TEXTS[ROOT / "docs" / "operations.md"]
+    assert f"`{edit}`" in TEXTS[ROOT / "docs" / "installing.md"]
 
 
 def test_every_make_target_in_the_readme_exists() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edl.coordination.job_store import JobStore
-from edl.core.records import Event
+from edl.core.events import Event, EvictedDetails
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
 from edl.errors import CoordinationError
 
-EVENTS = [Event(float(n), "switch", n, 9, "so", {"workers": {"w0": n}}) for n in range(4)]
+EVENTS = [Event(float(n), n, 9, "so", EvictedDetails(f"w{n}")) for n in range(4)]
 
 
 class Store(JobStore):

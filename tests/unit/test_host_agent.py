@@ -34,7 +34,18 @@ from edl.core.host.process import (
     exit_status,
     how,
 )
-from edl.core.records import Generation, Host, Job, JobState, Leader, Member, Seat, Snapshot, Stage
+from edl.core.records import (
+    Generation,
+    Host,
+    Job,
+    JobState,
+    Leader,
+    Member,
+    Seat,
+    Snapshot,
+    Stage,
+    TrainingStatus,
+)
 from edl.errors import REFUSED_EXIT
 
 NOW = 1000.0
@@ -590,7 +601,7 @@ def test_a_ring_that_completes_no_step_is_not_waited_for(
     saved: Job, usual_s: float, limit: float
 ) -> None:
     job = replace(saved, state=JobState.STOPPING)
-    facts = snapshot(2, generation(0, 1), job=job, status={"median_step_s": usual_s})
+    facts = snapshot(2, generation(0, 1), job=job, status=TrainingStatus(median_step_s=usual_s))
     both = own(trainer(0), trainer(1))
     assert decide(facts, both, NOW + limit - 0.1).endings == ()
     assert ended(decide(facts, both, NOW + limit)) == [("t-0", True), ("t-1", True)]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from edl.core.events import Event, GenerationDetails, SwitchDetails, SwitchParts
 from edl.core.job.migration import Migration, Move, outcome, stall_s, standing
-from edl.core.records import Event, Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
 
 JOB = Job("digits", ("true",), np=3, min_np=1, max_np=4)
 MOVE = Move("digits", "a", "b", 2, {"a": 1, "b": 2}, since=3)
@@ -84,20 +85,22 @@ def test_somebody_else_changes_the_plan(plan: dict[str, int], changed: bool) -> 
     assert (stands.changed, stands.there) == (changed, 0)
 
 
-def event(kind: str, generation: int, **details: Any) -> Event:
-    return Event(0.0, kind, generation, 9, "so", details)
+def made(
+    number: int, joined: tuple[str, ...] = (), left: tuple[str, ...] = (), repair: bool = False
+) -> Event:
+    return Event(0.0, number, 9, "so", GenerationDetails(1, (), joined, left, repair))
 
 
-def made(number: int, joined: tuple[str, ...] = (), left: tuple[str, ...] = ()) -> Event:
-    return event("generation", number, joined=list(joined), left=list(left))
+def switch(**stalls: float) -> SwitchDetails:
+    """Workers w3 and above are new."""
+    told = {
+        w: SwitchParts("new" if int(w[1:]) > 2 else "old", stall_s=s) for w, s in stalls.items()
+    }
+    return SwitchDetails(len(told), told)
 
 
 def switched(number: int, **stalls: float) -> Event:
-    """Workers w3 and above are new."""
-    told = {
-        w: {"role": "new" if int(w[1:]) > 2 else "old", "stall_s": s} for w, s in stalls.items()
-    }
-    return event("switch", number, workers=told)
+    return Event(0.0, number, 9, "so", switch(**stalls))
 
 
 BEFORE = [made(3, joined=("w2",)), switched(3, w0=9.0)]
@@ -127,7 +130,7 @@ def test_two_switches_when_one_old_worker_brought_the_state() -> None:
 
 
 def test_a_crash_on_the_way_is_no_switch_of_the_migration() -> None:
-    crash = event("generation", 4, joined=[], left=["w1"], repair=True)
+    crash = made(4, left=("w1",), repair=True)
     done = outcome(MOVE, [crash, made(5, ("w3", "w4"), ("w2",))], HOSTS, last=5)
     assert done.generations == (5,)
 
@@ -142,8 +145,8 @@ def test_nobody_had_to_move() -> None:
 
 
 def test_the_longest_stall_is_that_of_an_old_worker() -> None:
-    assert stall_s(switched(4, w0=0.1, w1=0.2, w3=0.9)) == 0.2
-    assert stall_s(event("switch", 4)) == 0.0
+    assert stall_s(switch(w0=0.1, w1=0.2, w3=0.9)) == 0.2
+    assert stall_s(switch()) == 0.0
 
 
 def test_a_switch_that_the_log_lacks_was_seen() -> None:

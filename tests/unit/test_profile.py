@@ -10,7 +10,8 @@ import pytest
 
 from edl.cli.figure import check_figure, draw
 from edl.cli.profile import table
-from edl.core.job.profile import Curve, Point, Reading, in_order, measured, sizes
+from edl.core.job.profile import Curve, Point, in_order, measured, sizes
+from edl.core.records import Reading
 from edl.errors import UsageError
 
 CURVE = (

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from edl.core.events import Event, ResumedDetails, SwitchDetails, SwitchParts
+from edl.core.record import Record
 from edl.core.records import (
-    Event,
     Generation,
     Host,
     Job,
     JobState,
     Leader,
     Member,
-    Record,
     Request,
     RingFailure,
     Seat,
@@ -36,7 +36,8 @@ RECORDS: list[Record] = [
     Generation(7, 2, (), -1, (), (4, 2), "edl stop"),
     Request("drain", 2, 0),
     Leader(2, 4),
-    Event(1.5, "switch", 6, 41, "w2 joined", {"workers": {"w2": {"wait_s": 0.1}}}),
+    Event(1.5, 6, 41, "w2 joined", SwitchDetails(2, {"w2": SwitchParts("new", wait_s=0.1)})),
+    Event(2.0, 6, 41, "resumed", ResumedDetails("ckpt")),
 ]
 
 
@@ -77,6 +78,10 @@ def test_fields_that_an_older_edl_did_not_write_have_their_default() -> None:
         (Job, {"state": "resting"}),
         (Request, {"accepted": 1}),
         (Event, {"details": [1]}),
+        (Event, {"details": {"world_size": 2, "workers": {"w2": 3}}}),
+        (Event, {"kind": "birthday"}),
+        (Event, {"kind": "resumed"}),
+        (Event, {"time": "noon"}),
     ],
 )
 def test_a_field_of_the_wrong_shape_is_refused(kind: type[Record], change: dict[str, Any]) -> None:

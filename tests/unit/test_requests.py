@@ -18,7 +18,7 @@ from edl.client.scaling import Wanted, resize, wait_for_size
 from edl.client.waiting import Messages, looks
 from edl.coordination.job_store import JobStore
 from edl.core.job.plan_hold import PlanHold
-from edl.core.job.profile import Curve, Reading
+from edl.core.job.profile import Curve
 from edl.core.records import (
     Generation,
     Host,
@@ -26,10 +26,12 @@ from edl.core.records import (
     JobState,
     KeptSlot,
     Member,
+    Reading,
     Request,
     Seat,
     Snapshot,
     Stage,
+    TrainingStatus,
 )
 from edl.errors import (
     CoordinationError,
@@ -95,7 +97,7 @@ class Store(JobStore):
             for i, host in enumerate(where)
         )
         seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
-        status = {"step": self.step, "reason": "they train", "counted": counted.to_json()}
+        status = TrainingStatus(step=self.step, reason="they train", reading=counted)
         generation = Generation(number, 1, seats, 0, (), (), "")
         return Snapshot(
             self.job,
@@ -190,7 +192,7 @@ def test_a_look_that_is_not_answered_is_made_again() -> None:
     store = Store()
     store.away = {1, 2, 4}
     seen = looks(store, 5.0, "this", Messages())
-    assert [next(seen).status["step"] for _ in range(3)] == [1, 2, 3]
+    assert [next(seen).status.step for _ in range(3)] == [1, 2, 3]
 
 
 def test_who_is_late_is_told_what_was_told_last_and_what_stands() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from edl.core.events import Details, StateDiffersDetails
 from edl.core.step.source import Source
 from edl.core.step.state_check import due, first_difference, fold, reason, split, split_of
 from edl.core.step.step_record import StepRecord, Stop
@@ -235,15 +236,15 @@ class Job:
         self.position.adopt((0, 1, 2))
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts
-        self.told: list[tuple[str, str, list[str]]] = []
+        self.told: list[tuple[Details, str]] = []
         self.check = StateCheck(every, self, self.position, self, self.tell)  # type: ignore[arg-type]
         self.check.replica = self.replica
 
     def broadcast(self, mine: bytes, rank: int, _name: str) -> bytes:
         return mine if rank == 0 else json.dumps(self.others).encode()
 
-    def tell(self, kind: str, why: str, workers: list[str]) -> None:
-        self.told.append((kind, why, workers))
+    def tell(self, details: Details, why: str) -> None:
+        self.told.append((details, why))
 
     def fail(self, why: str, error: type[Exception]) -> None:
         raise error(why)
@@ -282,8 +283,8 @@ def test_all_end_with_the_worker_and_the_part() -> None:
     rows = [job.row(0, job.check.state), *(job.row(w, fold(job.others)) for w in (1, 2))]
     with pytest.raises(StateDiffers, match="the state of w0 differs from that of w1, w2 after"):
         job.check.compare(rows)
-    [(kind, why, workers)] = job.told
-    assert (kind, workers) == ("state_differs", ["w0"])
+    [(details, why)] = job.told
+    assert details == StateDiffersDetails(("w0",))
     assert "after step 2, first in b." in why
 
 

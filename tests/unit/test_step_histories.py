@@ -216,7 +216,7 @@ def lived(sender: str, history: History, meet: int, **changes: Any) -> Log:
     framework = SENDERS[sender](worker)
     for step in range(1, meet + 1):
         if history.between == step:
-            worker.script.repair()
+            worker.repair()
         worker.loader.begin()
         if not worker.recovered:
             worker.log = worker.log[-1:]  # the record of this step

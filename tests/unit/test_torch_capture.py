@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from edl.checkpoint import format as files
 from edl.errors import CheckpointError
@@ -58,6 +59,7 @@ def trained(optimizer_kind: Any = torch.optim.Adam, width: int = 4) -> tuple[Any
         torch.empty(0, 5),
         torch.tensor([True, False, True]),
         torch.randn(4, dtype=torch.complex64).conj(),
+        torch.randn(3, dtype=torch.complex128),
         torch.arange(5, dtype=torch.uint8),
         torch.randn(6).to(torch.float8_e4m3fn),
     ],
@@ -68,6 +70,10 @@ def test_a_tensor_comes_back(tmp_path: Path, tensor: torch.Tensor) -> None:
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     plain = tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
     assert torch.equal(back.contiguous().reshape(-1).view(torch.uint8), plain)
+    as_others = load_file(files.path_of(tmp_path, 1))["t"]
+    if tensor.dtype != torch.complex128:  # safetensors has none: it is there as bytes
+        assert (as_others.dtype, as_others.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(as_others.contiguous().reshape(-1).view(torch.uint8), plain)
 
 
 def test_later_steps_do_not_change_a_copy() -> None:

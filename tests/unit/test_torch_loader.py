@@ -10,6 +10,7 @@ from tfrecords import framed
 
 import edl.data
 import edl.torch
+from edl.core.events import DataSkippedDetails, Details
 from edl.core.step.source import Source
 from edl.daemon.worker import Worker
 
@@ -19,13 +20,13 @@ class Listener:
 
     def __init__(self) -> None:
         self.source: Source | None = None
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[Details] = []
 
     def attach_source(self, source: Source) -> None:
         self.source = source
 
-    def tell(self, kind: str, reason: str, **details: Any) -> None:
-        self.told.append((kind, details))
+    def tell(self, details: Details, reason: str) -> None:
+        self.told.append(details)
 
 
 def attached(dataset: Any) -> Listener:
@@ -43,7 +44,7 @@ def test_damage_is_told_and_the_fingerprint_attached(
     dataset = edl.data.tfrecord(path, on_error="skip")
     worker = attached(dataset)
     assert worker.source == Source(1, 2, False, 0, 0, dataset.fingerprint)
-    assert worker.told == [("data_skipped", {"file": str(path), "offset": 19, "bytes": 9})]
+    assert worker.told == [DataSkippedDetails(file=str(path), offset=19, bytes=9)]
 
 
 def test_other_data_sets_have_nothing_to_tell() -> None:

@@ -247,7 +247,7 @@ def stuck(snapshot: Snapshot, living: Sequence[Process], quiet: float) -> list[P
     Whoever evaluates completes no step either. So where something can be saved, as long is waited
     as for a ring that goes on.
     """
-    usual = float(snapshot.status.get("median_step_s", 0.0))
+    usual = snapshot.status.median_step_s
     limit = min(STOP_S, max(STUCK_S, STUCK_STEPS * usual))
     if quiet < (STOP_S if snapshot.job.checkpoint else limit):
         return []

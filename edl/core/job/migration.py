@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from edl.core.events import Event, GenerationDetails, SwitchDetails
 from edl.core.plural import workers
-from edl.core.records import Event, Generation, Snapshot, Stage
+from edl.core.records import Generation, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -110,29 +111,26 @@ def outcome(
         last: the generation in which the migration was done.
         seen: generations; the log lacks one whose leader died before it could tell.
     """
-    told = {e.generation: e.details for e in events if e.kind == "generation"}
+    logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
+    written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
     for one in seen:
-        joined, left = ([f"w{worker}" for worker in ids] for ids in (one.joined, one.left))
-        told[one.number] = {"joined": joined, "left": left, "repair": one.repairs}
+        joined, left = (tuple(f"w{worker}" for worker in ids) for ids in (one.joined, one.left))
+        written[one.number] = (joined, left, one.repairs)
     between = range(move.since + 1, last + 1)
-    numbers = tuple(
-        number
-        for number in between
-        if number in told
-        and not told[number].get("repair")  # those who left died
-        and (
-            any(hosts.get(w) == move.target for w in told[number].get("joined", ()))
-            or any(hosts.get(w) == move.source for w in told[number].get("left", ()))
-        )
-    )
-    stalls = {e.generation: stall_s(e) for e in events if e.kind == "switch"}
-    known = [stalls[number] for number in numbers if number in stalls]
+
+    def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
+        if repair:  # those who left died
+            return False
+        came = any(hosts.get(w) == move.target for w in joined)
+        return came or any(hosts.get(w) == move.source for w in left)
+
+    numbers = tuple(n for n in between if n in written and moved(*written[n]))
+    switches = {e.generation: e.details for e in events if isinstance(e.details, SwitchDetails)}
+    known = [stall_s(switches[number]) for number in numbers if number in switches]
     whole = numbers and len(known) == len(numbers)
-    return Migration(move, numbers, sum(known) if whole else None, told.keys() >= {*between})
+    return Migration(move, numbers, sum(known) if whole else None, written.keys() >= {*between})
 
 
-def stall_s(switch: Event) -> float:
+def stall_s(switch: SwitchDetails) -> float:
     """How long a switch held up the old worker that it held up longest; 0 without any."""
-    told: Mapping[str, Mapping[str, object]] = switch.details.get("workers", {})
-    found = (w.get("stall_s") for w in told.values() if w.get("role") == "old")
-    return max((float(s) for s in found if isinstance(s, int | float)), default=0.0)
+    return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from edl.core.job.placement import Plan
-from edl.core.records import Job, Record
+from edl.core.record import Record
+from edl.core.records import Job
 
 
 @dataclass(frozen=True)

@@ -18,26 +18,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from edl.core.records import Record
+from edl.core.record import Record
+from edl.core.records import Reading
 from edl.errors import UsageError
 
 WARM_UP = 5  # steps of a new ring that are not measured
 STEPS = 50
 PATIENCE = 3  # times the steps asked for, until the pauses between epochs are measured, too
 SAMPLES, COMMITS = "samples", "commits"
-
-
-@dataclass(frozen=True)
-class Reading(Record):
-    """How far ``worker`` had counted at the end of a step."""
-
-    worker: int
-    generation: int
-    size: int  # workers of that ring
-    epoch: int
-    step: int
-    samples: int  # of all workers, since this one joined
-    at_s: float  # by its own monotonic clock, which no other worker shares
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.events import SwitchParts
 from edl.errors import RingError
 
 Table = npt.NDArray[np.int64]
@@ -54,9 +55,10 @@ class SwitchTimes:
     first_step_us: int = 0
     median_step_us: int = 0
 
-    def seconds(self) -> dict[str, float]:
-        """The parts as the event log has them: ``detect_s``, ..."""
-        return {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
+    def parts(self, role: str) -> SwitchParts:
+        """The parts as the event log has them."""
+        seconds = {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
+        return SwitchParts(role, **seconds)
 
 
 PARTS = tuple(field.name for field in fields(SwitchTimes))
@@ -224,14 +226,9 @@ def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
     return target, f"all {len(records)} workers know generation {target}"
 
 
-def switch_parts(
-    records: Sequence[StepRecord], joined: Sequence[int]
-) -> dict[str, dict[str, str | float]]:
+def switch_parts(records: Sequence[StepRecord], joined: Sequence[int]) -> dict[str, SwitchParts]:
     """The parts of the last switch for each worker by name; ``joined`` were new in it."""
     return {
-        f"w{record.worker}": {
-            "role": "new" if record.worker in joined else "old",
-            **record.seconds(),
-        }
+        f"w{record.worker}": record.parts("new" if record.worker in joined else "old")
         for record in records
     }

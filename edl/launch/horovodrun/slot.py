@@ -229,7 +229,7 @@ class SlotSupervisor:
                 if (worker := who_ended(event)) is not None:
                     self._ended.add(worker)
             generation = snapshot.generation.number if snapshot.generation else 0
-            step = (generation, int(snapshot.status.get("step", -1)))
+            step = (generation, snapshot.status.step)
             if step != self._step:
                 self._step, self._stepped = step, now
         return self._snapshot

@@ -1,0 +1,345 @@
+"""The event log of a job: every kind of event, what it means, and the details it carries.
+
+A kind is a member of :class:`EventKind` and one subclass of :class:`Details`, whose docstring says
+when it is written and whose fields say what they hold. So a writer cannot forget a detail or
+invent one, a reader gets values with types, and `make docs` generates the tables of docs/events.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Self
+
+from edl.core.record import Record
+from edl.errors import CoordinationError
+
+
+class EventKind(StrEnum):
+    """What an event is about. Each has its own :class:`Details`."""
+
+    LEADER = "leader"
+    GENERATION = "generation"
+    SWITCH = "switch"
+    EVICTED = "evicted"
+    STALLED = "stalled"
+    DRAIN = "drain"
+    MIGRATE = "migrate"
+    PROFILING = "profiling"
+    PROFILE = "profile"
+    WORKER_FAILED = "worker_failed"
+    WORKER_EXITED = "worker_exited"
+    WORKER_FROZEN = "worker_frozen"
+    SLOT_GIVEN_UP = "slot_given_up"
+    CHECKPOINT = "checkpoint"
+    CHECKPOINT_FAILED = "checkpoint_failed"
+    CHECKPOINT_REFUSED = "checkpoint_refused"
+    RESUMED = "resumed"
+    STATE_DIFFERS = "state_differs"
+    DATA_SKIPPED = "data_skipped"
+    TRAINING_STOPPED = "training_stopped"
+    FINISHED = "finished"
+    JOB_FINISHED = "job_finished"
+    JOB_FAILED = "job_failed"
+    JOB_STOPPED = "job_stopped"
+
+
+@dataclass(frozen=True)
+class Details(Record):
+    """What an event says beside its reason, one subclass a kind."""
+
+    kind: ClassVar[EventKind]
+    writer: ClassVar[str]  # who writes it, for the docs
+
+    def __init_subclass__(cls, kind: EventKind | None = None, writer: str = "") -> None:
+        if kind is not None:  # None: a class that several kinds share
+            cls.kind, cls.writer = kind, writer
+            DETAILS[kind] = cls
+
+
+DETAILS: dict[EventKind, type[Details]] = {}
+
+
+@dataclass(frozen=True)
+class Event(Record):
+    """One entry of the event log. Its kind is that of its details."""
+
+    time: Annotated[float, "when it was written, by the writer's clock"]  # seconds since 1970
+    generation: Annotated[int, "of the ring that it is about; 0: before the first"]
+    step: Annotated[int, "the newest complete step that its writer knew"]
+    reason: Annotated[str, "what has happened, and why, in a sentence"]
+    details: Details
+
+    @property
+    def kind(self) -> EventKind:
+        return self.details.kind
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": str(self.kind), **super().to_json()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read an event, with the details of its kind.
+
+        Raises:
+            CoordinationError: there is no such kind, or a field is missing or has the wrong shape.
+        """
+        try:
+            details = DETAILS[EventKind(values["kind"])].from_json(values["details"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
+        return replace(super().from_json({**values, "details": {}}), details=details)
+
+
+@dataclass(frozen=True)
+class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
+    """It begins to lead, or its connection to ZooKeeper is back."""
+
+    worker: Annotated[str, "the leader"]
+
+
+@dataclass(frozen=True)
+class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader"):
+    """It has written a new generation."""
+
+    term: Annotated[int, "the term of the leader"]
+    members: Annotated[tuple[str, ...], "workers in rank order"]
+    joined: Annotated[tuple[str, ...], "workers that receive the state"]
+    left: Annotated[tuple[str, ...], "workers that are in it no more"]
+    repair: Annotated[bool, "its members come from a ring that broke, or from none"]
+    failures: Annotated[
+        Mapping[str, str],
+        "of a repair: survivor -> what Horovod told it, and the rank that it blames if the error "
+        "names a host with one worker",
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SwitchParts(Record):
+    """The parts of one worker's switch, in seconds of its own clock."""
+
+    role: Annotated[str, "`new` for a worker that received the state, else `old`"] = "old"
+    detect_s: Annotated[
+        float,
+        "after a crash: how long it waited for the others before it knew that the ring is broken; "
+        "at most that, since it would have waited some of it in a whole ring too",
+    ] = 0.0
+    election_s: Annotated[
+        float, "after a crash: from then until it heard of a new leader; 0 when the leader lives"
+    ] = 0.0
+    roll_call_s: Annotated[
+        float, "after a crash: from then until it heard of the generation of the survivors"
+    ] = 0.0
+    wait_s: Annotated[
+        float,
+        "old: until all had arrived; after a crash: election, roll-call, closing the old ring "
+        "beside them, and rebuilds that failed. New: from ready until the switch began",
+    ] = 0.0
+    shutdown_s: Annotated[float, "closing the old ring; 0 after a crash"] = 0.0
+    init_s: Annotated[float, "building the new ring"] = 0.0
+    broadcast_s: Annotated[float, "sending step, ledger and state"] = 0.0
+    stall_s: Annotated[
+        float,
+        "how long the switch held this worker up: `wait_s` (not of a new one), `shutdown_s`, "
+        "`init_s` and `broadcast_s`",
+    ] = 0.0
+    first_step_s: Annotated[
+        float, "from the end of the switch until the next step was complete"
+    ] = 0.0
+    median_step_s: Annotated[float, "of an old worker's last 50 steps before it"] = 0.0
+
+    def seconds(self) -> dict[str, float]:
+        """All parts that are times: name -> seconds."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")}
+
+
+@dataclass(frozen=True)
+class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
+    """Two steps after a switch, or earlier when another switch or the end comes.
+
+    A switch that the next one follows before a step is complete is not logged.
+    """
+
+    world_size: Annotated[int, "workers in the new ring"]
+    workers: Annotated[Mapping[str, SwitchParts], "worker -> the parts of its switch, see below"]
+
+
+@dataclass(frozen=True)
+class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
+    """It has evicted a worker; the reason says how its death was proven."""
+
+    worker: Annotated[str, "the evicted one"]
+
+
+@dataclass(frozen=True)
+class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
+    """No step completes; the reason says who holds the job up, since when, and in which line."""
+
+    workers: Annotated[tuple[str, ...], "those that hold the job up"]
+
+
+@dataclass(frozen=True)
+class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
+    """It has answered a request to drain a worker."""
+
+    worker: Annotated[str, "that shall leave"]
+    accepted: Annotated[bool, "it leaves"]
+
+
+@dataclass(frozen=True)
+class MigrateDetails(Details, kind=EventKind.MIGRATE, writer="`edl migrate`"):
+    """It has changed the plan; the `generation` and `switch` that follow say what came of it."""
+
+    source: Annotated[str, "the host that workers leave"]
+    target: Annotated[str, "the host where others start"]
+    np: Annotated[int, "how many"]
+
+
+@dataclass(frozen=True)
+class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"):
+    """It begins."""
+
+    np: Annotated[int, "workers wanted before"]
+    plan: Annotated[Mapping[str, int], "host -> workers wanted there before"]
+
+
+@dataclass(frozen=True)
+class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
+    """It has measured a size."""
+
+    np: Annotated[int, "workers that trained"]
+    throughput: Annotated[float, "of all together, a second"]
+    step_s: Annotated[float, "mean time of a step"]
+    steps: Annotated[int, "that were measured"]
+    seconds: Annotated[float, "that they took"]
+    unit: Annotated[str, "what the throughput counts: `samples` or `commits`"]
+
+
+@dataclass(frozen=True)
+class EndedDetails(Details):
+    worker: Annotated[str | None, "null: it never joined"]
+    host: Annotated[str, "its host"]
+    slot: Annotated[int, "its slot there"]
+    exit_code: Annotated[int | None, "-9: signal 9; null: nobody knows it"]
+    last_line: Annotated[str, "of its output that is not noise; under horovodrun of standard error"]
+
+
+@dataclass(frozen=True)
+class WorkerFailedDetails(
+    EndedDetails, kind=EventKind.WORKER_FAILED, writer="an agent, or `edl-worker`"
+):
+    """A process has ended by itself with an error, or without joining."""
+
+
+@dataclass(frozen=True)
+class WorkerExitedDetails(
+    EndedDetails, kind=EventKind.WORKER_EXITED, writer="an agent, or `edl-worker`"
+):
+    """A process has ended otherwise: it had finished or left, or it was ended, and the reason says
+    by whom and why. `edl run` does not show it.
+    """
+
+
+@dataclass(frozen=True)
+class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agent"):
+    """A worker of its host does not answer and is about to be killed."""
+
+    worker: Annotated[str, "that does not answer"]
+    host: Annotated[str, "its host"]
+    slot: Annotated[int, "its slot there"]
+    stacks: Annotated[
+        str, "file with [where its threads are](troubleshooting.md#a-worker-that-does-not-answer)"
+    ]
+
+
+@dataclass(frozen=True)
+class SlotGivenUpDetails(Details, kind=EventKind.SLOT_GIVEN_UP, writer="an agent, or `edl-worker`"):
+    """A slot has failed more than `max_restarts` times in a row."""
+
+    host: Annotated[str, "of the slot"]
+    slot: Annotated[int, "its number there"]
+    plan: Annotated[Mapping[str, int], "host -> workers wanted there from now on"]
+
+
+@dataclass(frozen=True)
+class CheckpointDetails(Details, kind=EventKind.CHECKPOINT, writer="rank 0"):
+    """It has written a checkpoint."""
+
+    path: Annotated[str, "of its file"]
+    bytes: Annotated[int, "its size"]
+    capture_s: Annotated[float, "how long training paused"]
+    write_s: Annotated[float, "how long it took to write, beside training"]
+
+
+@dataclass(frozen=True)
+class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer="rank 0"):
+    """A checkpoint could not be written; training goes on."""
+
+
+@dataclass(frozen=True)
+class CheckpointRefusedDetails(Details, kind=EventKind.CHECKPOINT_REFUSED, writer="the sync root"):
+    """A file is torn, damaged or foreign; the one before is used."""
+
+    path: Annotated[str, "of the file"]
+
+
+@dataclass(frozen=True)
+class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the sync root"):
+    """It has loaded a checkpoint."""
+
+    path: Annotated[str, "of the file"]
+    lost_steps: Annotated[
+        int | None, "after the death of all workers: at least so many; else null"
+    ] = None
+
+
+@dataclass(frozen=True)
+class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
+    """The states of the workers differ: whose, after which step, in what first. The job ends."""
+
+    workers: Annotated[
+        tuple[str, ...], "those that differ from what most hold; none when no majority agrees"
+    ]
+
+
+@dataclass(frozen=True)
+class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
+    """The loader is created: what `on_error="skip"` [leaves out](data.md#damage)."""
+
+    bytes: Annotated[int, "left out"]
+    file: Annotated[str | None, "path; null when one event tells of several parts"] = None
+    offset: Annotated[int | None, "where in the file; null likewise"] = None
+    parts: Annotated[int, "left out"] = 1
+    files: Annotated[int, "that they are in"] = 1
+
+
+@dataclass(frozen=True)
+class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="rank 0"):
+    """All leave Keras' `fit` before its last epoch: after which step, and who wanted it."""
+
+
+@dataclass(frozen=True)
+class FinishedDetails(Details, kind=EventKind.FINISHED, writer="rank 0"):
+    """All epochs are trained."""
+
+
+@dataclass(frozen=True)
+class JobFinishedDetails(Details, kind=EventKind.JOB_FINISHED, writer="an agent"):
+    """All workers have exited with code 0, and none of them has ended the job itself."""
+
+
+@dataclass(frozen=True)
+class JobFailedDetails(
+    Details,
+    kind=EventKind.JOB_FAILED,
+    writer="an agent, `edl-worker`, or a worker whose job cannot go on",
+):
+    """It has ended the job as failed."""
+
+
+@dataclass(frozen=True)
+class JobStoppedDetails(
+    Details, kind=EventKind.JOB_STOPPED, writer="an agent, `edl-worker`, or `edl stop`"
+):
+    """It has ended the job as it was asked to."""

@@ -1,0 +1,35 @@
+"""How a record reads and writes itself: a frozen dataclass, JSON on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+
+from edl.errors import CoordinationError
+
+
+@dataclass(frozen=True)
+class Record:
+    """Mixin: a frozen dataclass that reads and writes itself as JSON values."""
+
+    def to_json(self) -> dict[str, Any]:
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a record; unknown fields are ignored (written by a newer edl).
+
+        Types are strict, but an integer is a float, too. A record in a field is read by its type:
+        a ``from_json`` of its own is not called.
+
+        Raises:
+            CoordinationError: a field is missing or has the wrong shape.
+        """
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error

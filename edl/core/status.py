@@ -1,0 +1,103 @@
+"""How a job stands: the one schema for `edl status`, its JSON, the client, and whoever shows a job.
+
+`make docs` generates the table of docs/watching.md from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from edl.core.record import Record
+from edl.core.records import JobState, Snapshot, Stage, TrainingStatus
+
+
+@dataclass(frozen=True)
+class MemberStatus(Record):
+    """A worker process of a job."""
+
+    id: Annotated[str, "as `w3`"]
+    host: Annotated[str, "its host"]
+    pid: Annotated[int, "its process there"]
+    rank: Annotated[int | None, "null: it has no seat in the generation"]
+    stage: Annotated[Stage, "`preparing`, `ready`, `active`, `leaving` or `finished`"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus(TrainingStatus):
+    """What its leader says of a job, and what ZooKeeper knows of it."""
+
+    job: Annotated[str, "its name"]
+    state: Annotated[JobState, "`running`, `stopping`, `finished`, `stopped` or `failed`"]
+    exit_code: Annotated[int, "of a job that has failed; 130 after a second signal; else 0"]
+    command: Annotated[tuple[str, ...], "of each worker"]
+    np: Annotated[int, "workers that it began with"]
+    min_np: Annotated[int, "fewer do not train"]
+    max_np: Annotated[int, "more are not started"]
+    term: Annotated[int, "of the newest leader"]
+    leader: Annotated[str | None, "null when that worker is not in ZooKeeper"]
+    generation: Annotated[int, "the newest that a leader has written"]
+    world_size: Annotated[int, "workers in that generation; 0 when the job is over"]
+    members: Annotated[tuple[MemberStatus, ...], "the workers that are in ZooKeeper, see below"]
+    plan: Annotated[Mapping[str, int], "host -> workers wanted there"]
+    hosts: Annotated[Mapping[str, int], "host with an agent -> its slots; none under horovodrun"]
+    given_up: Annotated[Mapping[str, str], "worker that was evicted -> why"]
+    slots_given_up: Annotated[
+        Mapping[str, str], "slot in which no worker is started any more, as `host:1` -> why"
+    ]
+    zookeeper: Annotated[str, "where this was read"]
+    away: Annotated[str, "with `--watch`: why ZooKeeper does not answer now; else empty"] = ""
+
+
+def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
+    """All that is known of a job, as it is in ZooKeeper at that address."""
+    job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
+    alive = {member.id for member in snapshot.members}
+    leads = leader is not None and leader.worker in alive
+    training = {**vars(snapshot.status), "reason": _reason(snapshot)}
+    return JobStatus(
+        **training,
+        job=job.name,
+        state=job.state,
+        exit_code=job.exit_code,
+        command=job.command,
+        np=job.np,
+        min_np=job.min_np,
+        max_np=job.max_np,
+        term=leader.term if leader else 0,
+        leader=f"w{leader.worker}" if leader and leads else None,
+        generation=generation.number if generation else 0,
+        world_size=len(generation.seats) if generation and not job.state.over else 0,
+        members=tuple(
+            MemberStatus(
+                id=member.name,
+                host=member.host,
+                pid=member.pid,
+                rank=generation.rank_of(member.id) if generation else None,
+                stage=member.stage,
+            )
+            for member in snapshot.members
+        ),
+        plan=dict(snapshot.plan),
+        hosts={host.name: host.slots for host in snapshot.hosts},
+        given_up={f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
+        slots_given_up=_slots_given_up(snapshot),
+        zookeeper=zookeeper,
+    )
+
+
+def _slots_given_up(snapshot: Snapshot) -> dict[str, str]:
+    agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.given_up.items()}
+    return agents | {f"{s.host}:{s.slot}": s.given_up for s in snapshot.slots if s.given_up}
+
+
+def _reason(snapshot: Snapshot) -> str:
+    job = snapshot.job
+    if job.state.over or job.reason:
+        return job.reason
+    if not snapshot.members and job.driver:
+        return f"none of its workers is alive now; the driver of horovodrun is at {job.driver}"
+    if not snapshot.hosts and not snapshot.members:
+        return f"none of its processes is alive; `edl stop {job.name}` ends it"
+    return snapshot.status.reason

@@ -1,0 +1,176 @@
+"""Write the tables of docs/ that are generated from the code: `make docs`.
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`. The docs test fails where one
+differs from what the code says, so nobody edits it by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from edl.cli import build_horovod, doctor
+from edl.cli.main import app
+from edl.core.events import DETAILS, EventKind, SwitchParts
+from edl.core.records import TrainingStatus
+from edl.core.status import JobStatus, MemberStatus
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# Options that mean the same everywhere; docs/operations.md says so once, above the table.
+EVERYWHERE = {"--zookeeper", "--json", "--help"}
+
+
+def main() -> None:
+    """Rewrite each page that has a generated table."""
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"docs/{page.name} is written")
+
+
+def filled(text: str) -> str:
+    """A page with all its tables as the code says now."""
+    return BLOCK.sub(lambda block: f"{block[1]}{TABLES[block[2]]()}\n{block[3]}", text)
+
+
+# --- events and status
+
+
+def events() -> str:
+    """Each kind of event."""
+    kinds = [DETAILS[kind] for kind in EventKind]
+    rows = (
+        (f"`{one.kind}`", one.writer, _sentence(one), _listed(one, before))
+        for before, one in zip([None, *kinds], kinds, strict=False)
+    )
+    return _table(("kind", "written by", "when", "details"), rows)
+
+
+def switch_parts() -> str:
+    """What a switch event says of each worker."""
+    return _table(("part", "meaning"), _meanings(SwitchParts))
+
+
+def status() -> str:
+    """The fields of a job's status: what ZooKeeper knows, then what the leader says."""
+    meanings = dict(_meanings(JobStatus))
+    said = [f"`{field.name}`" for field in fields(TrainingStatus)]
+    order = [*(name for name in meanings if name not in said), *said]
+    return _table(("field", "meaning"), ((name, meanings[name]) for name in order))
+
+
+def members() -> str:
+    """What the status says of each worker."""
+    return _table(("field", "meaning"), _meanings(MemberStatus))
+
+
+def _listed(record: type, before: type | None) -> str:
+    meanings = list(_meanings(record))
+    if before is not None and meanings and meanings == list(_meanings(before)):
+        return "the same"
+    return "; ".join(f"{name}: {meaning}" for name, meaning in meanings)
+
+
+def _meanings(record: Any) -> Iterator[tuple[str, str]]:
+    """Each field of a record, and what its annotation says of it."""
+    hints = get_type_hints(record, include_extras=True)
+    for field in fields(record):
+        hint = hints[field.name]
+        if get_origin(hint) is not Annotated:
+            raise ValueError(f"{record.__name__}.{field.name} says not what it is")
+        yield f"`{field.name}`", get_args(hint)[1]
+
+
+def _sentence(record: type) -> str:
+    """The docstring, in one line, as the middle of a row."""
+    text = " ".join((inspect.getdoc(record) or "").split()).removesuffix(".")
+    return text[0].lower() + text[1:]
+
+
+# --- commands
+
+
+def commands() -> str:
+    """Each verb: how it is called, what it does, and its own options."""
+    return "\n\n".join(_command(path, verb) for path, verb in verbs())
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """All commands with their full names. Two are imported only when called; here they are, too."""
+    for path, verb in _walk("edl", typer.main.get_command(app)):
+        if path in LAZY:
+            own = typer.Typer(add_completion=False)
+            own.command()(LAZY[path])
+            yield path, typer.main.get_command(own)
+        else:
+            yield path, verb
+
+
+LAZY = {"edl doctor": doctor.doctor, "edl build-horovod": build_horovod.build_horovod}
+
+
+def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    parts: Mapping[str, Any] = getattr(command, "commands", {})
+    if not parts:
+        yield path, command
+    for name, each in parts.items():
+        yield from _walk(f"{path} {name}", each)
+
+
+def _command(path: str, verb: Any) -> str:
+    options = [p for p in verb.params if p.param_type_name == "option"]
+    shared = [p for p in options if set(p.opts) & EVERYWHERE]
+    own = [p for p in options if p not in shared]
+    words = [path, *(_call(p, p.opts[:1]) for p in own if p.required)]
+    words += [p.metavar or p.name.upper() for p in verb.params if p not in options]
+    words += [f"[{_call(p)}]" for p in shared]
+    text = " ".join((verb.help or "").split())
+    bullets = [f"- `{_call(p)}`: {_help(p)}" for p in own]
+    return "\n".join([f"### {path}", "", f"`{' '.join(words)}`", "", text, "", *bullets]).rstrip()
+
+
+def _call(option: Any, some: list[str] | None = None) -> str:
+    names = ", ".join(some or [*option.opts, *option.secondary_opts])
+    return names if option.is_flag else f"{names} {option.metavar or _kind(option)}"
+
+
+def _kind(option: Any) -> str:
+    return {"timeout": "SECONDS", "host": "NAME", "job": "JOB", "address": "ADDRESS"}.get(
+        option.name, "FILE" if option.name.endswith("file") else "N"
+    )
+
+
+def _help(option: Any) -> str:
+    text = option.help or ""
+    default = option.default
+    if default in (None, False, True) or default == () or "Default:" in text:
+        return f"{text} Required." if option.required else text
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return f"{text} Default: {shown}."
+
+
+def _table(head: tuple[str, ...], rows: Any) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+TABLES = {
+    "commands": commands,
+    "events": events,
+    "members": members,
+    "status": status,
+    "switch-parts": switch_parts,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Every kind of event is documented once, written somewhere, and read back as it was written."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, get_origin, get_type_hints
+
+import pytest
+
+import edl
+from edl.core.events import DETAILS, Details, Event, EventKind, SwitchParts
+
+ROOT = Path(edl.__file__).parent
+
+
+@cache
+def written() -> frozenset[str]:
+    """Names of classes that some module of edl uses, other than to ask what an event is."""
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        if path == ROOT / "core" / "events.py":
+            continue
+        text = path.read_text(encoding="utf-8")
+        if "edl.core.events" not in text:
+            continue
+        tree = ast.parse(text)
+        asked = {
+            id(node)
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "isinstance"
+            for node in ast.walk(call)
+        }
+        found |= {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and id(node) not in asked
+        }
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("kind", EventKind)
+def test_every_kind_is_documented_and_written(kind: EventKind) -> None:
+    details = DETAILS[kind]
+    assert details.__name__ == "".join(map(str.capitalize, kind.split("_"))) + "Details"
+    assert details.writer
+    assert "__doc__" in vars(details)
+    assert not (inspect.getdoc(details) or "").startswith(details.__name__)  # made by dataclass
+    assert details.__name__ in written(), f"nothing writes the event {kind}"
+
+
+@pytest.mark.parametrize("record", [Event, SwitchParts, *DETAILS.values()])
+def test_every_detail_is_documented_and_hides_nothing(record: type) -> None:
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        if name not in ("kind", "writer", "details"):
+            assert get_origin(hint) is Annotated, f"{record.__name__}.{name} says not what it is"
+    own = {"kind", *(field.name for field in fields(Event))} if issubclass(record, Details) else ()
+    assert not {field.name for field in fields(record)}.intersection(own)
