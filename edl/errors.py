@@ -26,7 +26,7 @@
     │   │   └── StateDiffers    its workers hold different states
     │   ├── JobStopped          somebody asked it to stop
     │   └── WorkerEvicted       the leader has given this worker up
-    └── BuildError              Horovod could not be built or edited
+    └── BuildError              Horovod could not be built or patched
 
 Messages say what happened, with the numbers, and what to do next; the CLI prints them as they are.
 """
@@ -186,4 +186,4 @@ class WorkerEvicted(JobError):
 
 
 class BuildError(EdlError):
-    """Horovod could not be built or edited."""
+    """Horovod could not be built or patched."""
