@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from edl.chaos.faults import Chaos, Fault, summary
+from edl.chaos.orders import Action, Plan, read_duration, read_order
 from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, choose_job, connected
-from edl.core.chaos import Action, Plan, read_duration, read_order
-from edl.launch.chaos import Chaos, Fault, summary
 
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:

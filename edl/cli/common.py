@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from edl import marker
+from edl import horovod_build
 from edl.client.connection import choose_job, connected, open_session
 from edl.errors import UsageError
 
@@ -68,7 +68,7 @@ def check_own_name() -> None:
     Raises:
         UsageError: this host's name does not resolve, and Horovod needs it to.
     """
-    if marker.ADDRESS in marker.applied():
+    if horovod_build.ADDRESS in horovod_build.applied():
         return
     name = socket.gethostname()
     try:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edl import config
-from edl.core.offer import lines, parse
+from edl.core.host.host_discovery import lines, parse
 from edl.errors import EdlError, UsageError
-from edl.launch.discovery import is_local, read_hosts, wish
+from edl.launch.horovodrun.discovery import is_local, read_hosts, wish
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from edl.cli.common import (
     choose_job,
     connected,
 )
-from edl.core.facts import Event
-from edl.launch.story import cost
+from edl.core.event_text import cost
+from edl.core.records import Event
 
 
 def events(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from edl.core.profile import Curve
+from edl.core.job.profile import Curve
 from edl.errors import UsageError
 
 FORMATS = (".png", ".svg")

@@ -9,15 +9,15 @@ from edl import config
 from edl.cli.common import console
 from edl.cli.live import LiveLine
 from edl.config import Config
-from edl.coordination.store import JobStore
-from edl.core.facts import Host, Job
-from edl.core.wording import counted
+from edl.coordination.job_store import JobStore
+from edl.coordination.secrets import keep
+from edl.core.plural import counted
+from edl.core.records import Host, Job
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
 from edl.launch.output import Output
-from edl.launch.secret import keep
 from edl.launch.workers import log_directory
 
 

@@ -19,7 +19,7 @@ from edl.cli.common import (
 )
 from edl.cli.hosting import guest
 from edl.coordination.paths import check_name
-from edl.launch.secret import read_file
+from edl.coordination.secrets import read_file
 
 
 def join(

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from edl.core.facts import Snapshot
-from edl.core.wording import workers
+from edl.core.plural import workers
+from edl.core.records import Snapshot
 
 _BAR = 16  # characters
 

@@ -17,7 +17,7 @@ from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, console, pr
 from edl.cli.figure import check_figure, draw
 from edl.client import Curve, Job
 from edl.client.job import TIMEOUT_S
-from edl.core.profile import STEPS, sizes
+from edl.core.job.profile import STEPS, sizes
 from edl.errors import UsageError
 from edl.launch.signals import handled
 

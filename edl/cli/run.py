@@ -24,17 +24,17 @@ from edl.cli.common import (
 )
 from edl.cli.hosting import guest, host_agent, this_host
 from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
+from edl.coordination.secrets import announce, candidates, new_secret
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
-from edl.core.agency import STOP_S, stop_limit
-from edl.core.facts import Job, JobState
-from edl.core.placement import check_limits
-from edl.core.wording import counted, workers
+from edl.core.host.agent import STOP_S, stop_limit
+from edl.core.job.placement import check_limits
+from edl.core.plural import counted, workers
+from edl.core.records import Job, JobState
 from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
-from edl.launch.secret import announce, candidates, new_secret
 
 POLL_S = 0.5  # for the end of a job that stops
 

@@ -16,19 +16,19 @@ from edl.cli.hosting import worker_environment
 from edl.cli.main import configure_logging, guarded
 from edl.config import Config, HorovodSlot
 from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
-from edl.coordination.store import JobStore
-from edl.core.facts import Host, Job
-from edl.core.slot import assigned
+from edl.coordination.secrets import announce, candidates, keep, new_secret
+from edl.core.host.horovodrun_slot import assigned
+from edl.core.records import Host, Job
 from edl.errors import EdlError, JobExists, UsageError
 from edl.launch.address import address_of, own_address
 from edl.launch.command import check_command
-from edl.launch.driver import Driver
-from edl.launch.horovodrun import find_launcher
+from edl.launch.horovodrun.driver import Driver
+from edl.launch.horovodrun.launcher import find_launcher
+from edl.launch.horovodrun.slot import SlotSupervisor
 from edl.launch.parent import behind_a_shell
-from edl.launch.secret import announce, candidates, keep, new_secret
-from edl.launch.slot import Keeper
 
 ANY_NUMBER = 1_000_000  # max_np where only the driver knows it
 
@@ -95,7 +95,7 @@ def _serve(
             **worker_environment(job, hosts, here, secret, settings.network_interface),
             "EDL_SLOT": str(slot.slot),
         }
-        keeper = Keeper(
+        keeper = SlotSupervisor(
             store, driver, slot.host, slot.slot, command, environment, settings.backoff_max_s
         )
         driver.start(keeper.on_change)

@@ -15,7 +15,7 @@ is imported.
 
 from edl.client.job import Job
 from edl.client.scaling import Resize
-from edl.core.migration import Migration
-from edl.core.profile import Curve, Point
+from edl.core.job.migration import Migration
+from edl.core.job.profile import Curve, Point
 
 __all__ = ["Curve", "Job", "Migration", "Point", "Resize"]

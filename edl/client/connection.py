@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from edl import config
 from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore, job_names, list_jobs, unlock
 from edl.coordination.local_server import find_local
+from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore, job_names, list_jobs, unlock
-from edl.core.facts import Job
+from edl.core.records import Job
 from edl.errors import AccessDenied, UsageError
-from edl.launch.secret import candidates
 
 _NAMED = 5  # ended jobs in a message
 

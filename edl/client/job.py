@@ -11,11 +11,11 @@ from edl.client import draining, migrating, profiling, scaling
 from edl.client.connection import choose_job, connected
 from edl.client.scaling import Resize
 from edl.client.status import summary
-from edl.client.waiting import Tell, silent
-from edl.coordination.store import JobStore
-from edl.core.migration import Migration
-from edl.core.placement import whole
-from edl.core.profile import STEPS, Curve
+from edl.client.waiting import OnMessage, silent
+from edl.coordination.job_store import JobStore
+from edl.core.job.migration import Migration
+from edl.core.job.placement import whole
+from edl.core.job.profile import STEPS, Curve
 
 TIMEOUT_S = 600.0
 ANSWER_S = 60.0  # for the leader to answer
@@ -131,7 +131,7 @@ class Job:
         to_host: str,
         np: int | None = None,
         timeout_s: float = TIMEOUT_S,
-        tell: Tell = silent,
+        tell: OnMessage = silent,
     ) -> Migration:
         """Move ``np`` workers (None: all) of one host to another, in one switch.
 
@@ -164,7 +164,7 @@ class Job:
         sizes: Iterable[int],
         steps: int = STEPS,
         timeout_s: float = TIMEOUT_S,
-        tell: Tell = silent,
+        tell: OnMessage = silent,
     ) -> Curve:
         """Step the job through ``sizes``, downwards, and measure its throughput in each.
 

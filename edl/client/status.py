@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edl.core.facts import Snapshot
+from edl.core.records import Snapshot
 
 
 def summary(snapshot: Snapshot, zookeeper: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Permissions, make_acl, make_digest_acl
 
-from edl.core.secret import derived
+from edl.keys import derived
 
 OPEN = OPEN_ACL_UNSAFE
 SHARED = [

@@ -25,8 +25,8 @@ from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.decision import Decision
-from edl.core.facts import Event, Generation, Leader, Snapshot
+from edl.core.job.decision import Decision
+from edl.core.records import Event, Generation, Leader, Snapshot
 from edl.errors import CoordinationError, Deposed
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import children, delete, get
 from edl.coordination.session import Session
 from edl.coordination.wire import decode, encode
-from edl.core.facts import Event
+from edl.core.records import Event
 
 
 def add_event(session: Session, paths: JobPaths, event: Event) -> int:

@@ -21,7 +21,7 @@ from edl.coordination.paths import JOBS, JobPaths, is_name
 from edl.coordination.reads import acl, children, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.facts import Job
+from edl.core.records import Job
 from edl.errors import AccessDenied, CoordinationError, JobExists, UnknownJob
 
 ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant

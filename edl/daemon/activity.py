@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import TypeVar
 
-from edl.core.stall import FOR_RECORDS, IN_USER_CODE, Activity
-from edl.daemon import points
+from edl import failpoints
+from edl.core.job.stall import FOR_RECORDS, IN_USER_CODE, Activity
 from edl.daemon.mailbox import Mailbox
 from edl.ring.ring import Ring
 
@@ -83,10 +83,10 @@ class Watch:
     def start(self) -> None:
         self._thread = threading.get_ident()
         self._pass("start")
-        points.subscribe(self._pass)
+        failpoints.subscribe(self._pass)
 
     def stop(self) -> None:
-        points.unsubscribe(self._pass)
+        failpoints.unsubscribe(self._pass)
 
     def look(self) -> Activity:
         """What the thread does, where, and for how long it has passed no point."""

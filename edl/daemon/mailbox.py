@@ -5,31 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
-from edl.core.facts import Event, Generation, JobState, Leader, Record
+from edl.core.records import Event, Generation, JobState, Leader
+from edl.core.step.progress import Progress
 from edl.errors import WorkerEvicted
-
-
-@dataclass(frozen=True)
-class Progress(Record):
-    """Where the training thread is. Written at the end of each step."""
-
-    generation: int = 0
-    size: int = 0
-    step: int = 0
-    epoch: int = 0
-    epoch_done: int = 0
-    epoch_total: int = 0
-    samples_total: int = 0  # over all workers, since this worker joined
-    median_step_s: float = 0.0
-    counted_at: float = 0.0  # when step and samples were as above, by the clock of that worker
-    updated_at: float = 0.0  # monotonic
-
-    def told(self) -> dict[str, Any]:
-        """For other processes, which have another clock: ``quiet_s`` ago in place of a time."""
-        values = self.to_json()
-        return values | {"quiet_s": round(time.monotonic() - values.pop("updated_at"), 3)}
 
 
 @dataclass

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import deque
 
-from edl.core.steprecord import us
+from edl.core.step.step_record import us
 
 MEDIAN_OF_STEPS = 50
 

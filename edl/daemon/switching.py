@@ -22,9 +22,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
+from edl import failpoints
+from edl.checkpoint.store import Durable
 from edl.config import Config
-from edl.core.facts import Generation, JobState, Seat, Stage
-from edl.core.steprecord import (
+from edl.core.job.ring_failure import blamed_rank, short_error
+from edl.core.plural import workers
+from edl.core.records import Generation, JobState, RingFailure, Seat, Stage
+from edl.core.step.step_record import (
     StepRecord,
     SwitchTimes,
     agreed_generation,
@@ -32,17 +36,14 @@ from edl.core.steprecord import (
     repair_times,
     us,
 )
-from edl.core.wording import workers
-from edl.daemon import points
 from edl.daemon.activity import waits
-from edl.daemon.checkpoint import Durable
+from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.daemon import Daemon
-from edl.daemon.durability import Durability
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.position import Position, Receive
-from edl.daemon.statecheck import Compared
+from edl.daemon.progress import Receive, TrainingProgress
+from edl.daemon.state_check import Compared
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
-from edl.ring import client
+from edl.http import client
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
@@ -74,20 +75,20 @@ class Switching:
         config: Config,
         mailbox: Mailbox,
         ring: Ring,
-        position: Position,
+        position: TrainingProgress,
         daemon: Daemon,
-        durability: Durability,
+        checkpointing: Checkpointing,
     ) -> None:
         self._config = config
         self._mailbox = mailbox
         self._ring = ring
-        self._position = position
+        self._progress = position
         self._daemon = daemon
-        self._durability = durability
+        self._checkpointing = checkpointing
         self._seat = Seat(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
         self._repaired_at = -1  # the job's step when its ring was repaired last
-        self._rehearsed = False  # the model has trained a batch for nothing
+        self._warmed_up = False  # the model has trained a batch for nothing
         self.replica: Shared | None = None
         self.generation: Generation | None = None
         self.times = SwitchTimes()
@@ -137,7 +138,7 @@ class Switching:
 
         When all who held the state are dead, newcomers have to lead the job into its restart.
         """
-        self._rehearsed = True
+        self._warmed_up = True
         self._daemon.stand_for_election()
         ready = time.monotonic()
         self._ring.close()
@@ -212,14 +213,14 @@ class Switching:
         try:
             self._ring.barrier(IDLE)
             arrived = time.monotonic()
-            points.reached("agreed")
+            failpoints.reached("agreed")
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
             if generation.joined and self.worker == generation.sync_root:
                 self._say_go(generation)
             self._ring.close()
             closed = time.monotonic()
-            points.reached("closed")
+            failpoints.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
             self.repair(error, began, generation.number)
@@ -275,9 +276,9 @@ class Switching:
             elif self._mailbox.job_state.over:
                 raise self._over()
             elif self._ring.place.rank == 0 and time.monotonic() > deadline:
-                self._durability.save_last()
+                self._checkpointing.save_last()
                 size = self._ring.place.size
-                self._durability.fail(
+                self._checkpointing.fail(
                     f"only {workers(size)} left, min_np is {min_np}, and nobody joined within "
                     f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
                 )
@@ -293,7 +294,7 @@ class Switching:
         """
         if self._ring.place.size >= self._daemon.min_np:
             return False
-        return self._position.scripted or self._position.step > self._repaired_at
+        return self._progress.scripted or self._progress.step > self._repaired_at
 
     def finish_together(
         self,
@@ -308,7 +309,7 @@ class Switching:
 
         Raises:
             RingError: others train on.
-            StateDiffers: see :meth:`edl.daemon.statecheck.StateCheck.compare`.
+            StateDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.
         """
         while True:
             began = time.monotonic()
@@ -368,12 +369,26 @@ class Switching:
     def _drop_ring(self, generation: int, error: RingError) -> None:
         """Leave a ring that failed, let all others in it fail too, and report it."""
         logger.warning("w%d: %s", self.worker, error)
-        points.reached("broken")
+        failpoints.reached("broken")
         self._ring.break_()
-        step = self._position.step if self._position.has_state else NO_STATE
-        self._daemon.report_broken(generation, step, self._position.exchanges)
+        step = self._progress.step if self._progress.has_state else NO_STATE
+        self._daemon.report_broken(self._failure(generation, step, error))
         self._ring.close()
-        points.reached("reported")
+        failpoints.reached("reported")
+
+    def _failure(self, generation: int, step: int, error: RingError) -> RingFailure:
+        """The report that the ring of ``generation`` failed."""
+        text = getattr(error, "detail", str(error))
+        current = self.generation
+        seats = current.seats if current is not None and current.number == generation else ()
+        blamed = blamed_rank(text, seats, self._ring.place.rank)
+        return RingFailure(
+            generation,
+            step,
+            self._progress.exchanges,
+            short_error(text),
+            -1 if blamed is None else blamed,
+        )
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """The generation that the leader makes of the survivors.
@@ -409,12 +424,12 @@ class Switching:
         """
         rank = generation.rank_of(self.worker)
         assert rank is not None
-        points.reached("build")
+        failpoints.reached("build")
         self._ring.build(generation, rank)
         built = time.monotonic()
-        points.reached("built")
+        failpoints.reached("built")
         self.generation = generation
-        self._position.adopt(generation.members)
+        self._progress.adopt(generation.members)
         self.on_enter()
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member
@@ -423,7 +438,7 @@ class Switching:
                 self._synchronise(generation)
                 self._synchronised = True  # the first exchange of the job, if it broke in that
         if generation.repairs:
-            self._repaired_at = self._position.step
+            self._repaired_at = self._progress.step
         synchronised = time.monotonic()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
         self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)
@@ -439,17 +454,17 @@ class Switching:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.sync_root)
         assert root is not None
-        if self.worker == generation.sync_root and not self._position.has_state:
-            self._durability.begin(generation, self._rehearsed)
-        mine = json.dumps(self._position.header()).encode()
+        if self.worker == generation.sync_root and not self._progress.has_state:
+            self._checkpointing.begin(generation, self._warmed_up)
+        mine = json.dumps(self._progress.header()).encode()
         header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
-        points.reached("broadcast")
+        failpoints.reached("broadcast")
         receive = Receive.NOTHING
         if self.worker in generation.joined and self.worker != generation.sync_root:
-            receive = Receive.STEP if self._position.has_state else Receive.ALL
+            receive = Receive.STEP if self._progress.has_state else Receive.ALL
         if generation.joined:
             self.replica.synchronise(self._ring, root, receive)
-        self._position.take_over(header, receive)
+        self._progress.take_over(header, receive)
 
     def _over(self) -> JobFailed:
         """What to raise when others have ended the job."""
@@ -462,10 +477,10 @@ class Switching:
         if not generation.seats:  # whoever saves does not hang, although it completes no step
             self._daemon.set_stage(Stage.LEAVING)
         if last:
-            self._durability.save_last()
-        self._durability.settle()
+            self._checkpointing.save_last()
+        self._checkpointing.settle()
         why = "the job stops" if not generation.seats else "it left the job"
-        self.exit(f"{why} after step {self._position.step} ({generation.reason})")
+        self.exit(f"{why} after step {self._progress.step} ({generation.reason})")
 
     def exit(self, reason: str) -> NoReturn:
         """End this process with success, for ``reason``."""

@@ -5,7 +5,7 @@ registered with :mod:`atexit` since it imported edl, processes that Python waits
 then is the interpreter's own end. With PyTorch or TensorFlow in it that takes a second of
 computing, all of it to free memory that the operating system takes back anyway; and it may hang, in
 a library's threads or destructors. So it is made short, and the launcher is told that it has begun:
-it ends the process when that does not end itself (:data:`edl.core.process.EXIT_S`).
+it ends the process when that does not end itself (:data:`edl.core.host.process.EXIT_S`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from edl.core.process import ENDED
+from edl.core.host.process import ENDED
 
 BREAK_S = 2.0  # for the others to close the ring, too
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written

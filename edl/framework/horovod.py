@@ -7,7 +7,7 @@ from typing import Any
 
 from horovod.common.basics import HorovodBasics
 
-from edl.marker import EDL_CALLS
+from edl.horovod_build import EDL_CALLS
 
 
 def call_init(init: Callable[[], Any]) -> None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from edl.daemon.position import Receive
+from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import leaves
 from edl.framework.state import Arrays, exchange
@@ -100,7 +100,7 @@ class FrameworkReplica(ABC):
     # --- what all have in common
 
     def digests(self) -> dict[str, int]:
-        """See :class:`edl.daemon.statecheck.Compared`."""
+        """See :class:`edl.daemon.state_check.Compared`."""
         return self.digested(leaves(self.compared()))
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -129,11 +129,11 @@ class FrameworkReplica(ABC):
             self.load(state, receive)
 
     def capture(self) -> Any:
-        """See :class:`edl.daemon.checkpoint.Durable`."""
+        """See :class:`edl.checkpoint.store.Durable`."""
         return self.copied({**self.state(), "optimizer_kind": self._kind})
 
     def restore(self, state: Any) -> None:
-        """See :class:`edl.daemon.checkpoint.Durable`."""
+        """See :class:`edl.checkpoint.store.Durable`."""
         if state["optimizer_kind"] != self._kind:
             raise CheckpointError(
                 f"the checkpoint is of a job with {state['optimizer_kind']}, and this script "

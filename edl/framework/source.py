@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.daemon.shard import Source
+from edl.core.step.source import Source
 from edl.daemon.worker import Worker
 from edl.data.dataset import fingerprint_of, skip_events
 
@@ -21,7 +21,7 @@ def attach_source(
     """Declare ``dataset`` with its ``total`` samples, and tell what was left out of it.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.daemon.position.Position.attach`.
+        DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
     source = Source(total, batch_size, shuffle, seed, prefetch_batches, fingerprint)

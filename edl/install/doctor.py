@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import edl
-from edl import config, marker
+from edl import config, horovod_build
 from edl.errors import ConfigError
 from edl.install import horovod_patches, horovod_wheel, toolchain
 
@@ -55,7 +55,7 @@ def checks() -> Iterator[Check]:
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
     yield from _frameworks(versions)
     yield from _horovod(versions)
-    yield from _build_tools(bool(marker.applied()))
+    yield from _build_tools(bool(horovod_build.applied()))
     yield from _zookeeper()
 
 
@@ -118,7 +118,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
         yield Check("Horovod", State.FAILED, "not installed", BUILD)
         return
     yield Check("Horovod", State.OK, version)
-    built = marker.read_installed("horovod/metadata.json")
+    built = horovod_build.read_installed("horovod/metadata.json")
     present = [module for module, found in versions.items() if found]
     with ThreadPoolExecutor() as pool:
         failures = dict(zip(present, pool.map(_import_failure, present), strict=True))
@@ -136,7 +136,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
             yield Check(name, worst, found, BUILD)
         else:
             yield Check(name, worst, f"import fails: {failures[module]}", f"{BUILD} --force")
-    yield from _patches(marker.applied())
+    yield from _patches(horovod_build.applied())
 
 
 def _import_failure(module: str) -> str:

@@ -6,7 +6,8 @@ diffs, applied in the order of their numbers. Above its diff each says why it is
 ``Lost without it:`` what edl cannot promise on a Horovod without it. All must fit exactly, or
 nothing is built (:func:`apply`).
 
-The wheel carries ``horovod/edl_edits.json`` with the names of the patches; see :mod:`edl.marker`.
+The wheel carries ``horovod/edl_edits.json`` with the names of the patches; see
+:mod:`edl.horovod_build`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from edl.errors import BuildError
-from edl.marker import MARKER
+from edl.horovod_build import MARKER
 
 FOLDER = Path(__file__).with_name("patches")
 NO_XLA_OPS = "no-xla-ops"

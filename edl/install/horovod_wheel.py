@@ -29,8 +29,8 @@ from rich.console import Console
 
 from edl import config
 from edl.errors import BuildError
+from edl.horovod_build import installed_marker
 from edl.install import horovod_patches, progress, toolchain
-from edl.marker import installed_marker
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's sdist

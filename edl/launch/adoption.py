@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from edl.core.facts import Host
-from edl.core.process import UNKNOWN_EXIT
+from edl.core.host.process import UNKNOWN_EXIT
+from edl.core.records import Host
 
 SAME = ("EDL_JOB", "EDL_SECRET", "EDL_HOST")
 

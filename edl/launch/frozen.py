@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edl.coordination.store import JobStore
-from edl.core.agency import to_ask
-from edl.core.death import Liveness
-from edl.core.facts import Snapshot
-from edl.core.process import Process
+from edl.coordination.job_store import JobStore
+from edl.core.host.agent import to_ask
+from edl.core.host.process import Process
+from edl.core.job.liveness import Liveness
+from edl.core.records import Snapshot
+from edl.http.client import ask_all
 from edl.launch.record import worker_frozen
 from edl.launch.workers import Workers
-from edl.ring.client import ask_all
 
 logger = logging.getLogger(__name__)
 

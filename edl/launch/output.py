@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edl.core.lastline import KEPT, best
+from edl.core.host.last_line import KEPT, best
 
 _POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16

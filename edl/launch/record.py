@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from edl.coordination.store import JobStore
-from edl.core.agency import Outcome
-from edl.core.facts import Event, Snapshot
-from edl.core.process import Process
+from edl.coordination.job_store import JobStore
+from edl.core.host.agent import Outcome
+from edl.core.host.process import Process
+from edl.core.records import Event, Snapshot
 
 
 def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.core.process import ENDED
+from edl.core.host.process import ENDED
 from edl.launch.adoption import Found, find
 
 logger = logging.getLogger(__name__)

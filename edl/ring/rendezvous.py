@@ -24,7 +24,13 @@ import hmac
 import re
 import secrets
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from edl.http.connection import Answer
+from edl.http.server import DaemonServer, Request
+from edl.http.signing import Guard
 
 OK, NOT_FOUND, GONE, TOO_LARGE, UNAVAILABLE = 200, 404, 410, 413, 503
 
@@ -32,6 +38,7 @@ HOLD_S = 20.0  # then 404, which makes the client ask again; below Gloo's own ti
 SCOPE_BYTES = 64 << 20  # an address is some 100 bytes, a rank publishes one for each other rank
 EARLY = 1024  # requests held for a generation that this daemon does not know yet
 
+_PATH = re.compile(r"/([^/:]+):\d+/(.+)")
 _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
@@ -185,3 +192,47 @@ async def _arrival(room: _Scope, key: str) -> bytes | None:
 def _generation(scope: str) -> int | None:
     match = _SCOPE.fullmatch(scope)
     return int(match[1]) if match else None
+
+
+class RendezvousServer(DaemonServer):
+    """A daemon's port that also answers ``/<scope>:<port>/<horovod scope>/<key>``."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int = 0,
+        health: Callable[[], Mapping[str, Any]] | None = None,
+        store: RendezvousStore | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        super().__init__(address, port, health, guard)
+        self.store = store or RendezvousStore()
+
+    def announce(self, scope: str) -> None:
+        """Serve the rendezvous of a new generation, and no earlier one. From any thread."""
+        self.in_loop(lambda: self.store.announce(scope))
+
+    def close_scope(self, scope: str) -> None:
+        """Give up a rendezvous: those who are held in it, and latecomers, are told 410.
+
+        From any thread; returns at once.
+        """
+        self.in_loop(lambda: self.store.close(scope))
+
+    async def answer_other(self, request: Request) -> Answer:
+        """An answer to Horovod's own client."""
+        match = _PATH.fullmatch(request.path)
+        if match is None:
+            return Answer(404)
+        scope, key = match.groups()
+        if request.method == "GET":
+            return Answer(*await self.store.get(scope, key))
+        if request.method == "PUT":
+            return Answer(await self.store.put(scope, key, request.body))
+        if request.method == "DELETE":
+            return Answer(self.store.delete(scope, key))
+        return Answer(405)
+
+    def let_go(self) -> None:
+        """Those who are held in a rendezvous are told 410."""
+        self.store.close_all()

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
-from edl import config, marker
-from edl.core.facts import Generation
-from edl.core.steprecord import StepRecord, Table, decode
-from edl.core.topology import Place, place
+from edl import config, horovod_build
+from edl.core.job.topology import Place, place
+from edl.core.records import Generation
+from edl.core.step.step_record import StepRecord, Table, decode
 from edl.errors import RendezvousFailed, RingBroken
 from edl.ring.rendezvous import rendezvous_environment
 from edl.ring.sockets import RingSockets
@@ -64,7 +64,7 @@ class Ring:
         return self.place.size == 1
 
     def build_alone(self) -> None:
-        """A world of one, without any rendezvous: for rehearsals and jobs of one worker."""
+        """A world of one, without any rendezvous: for warm-ups and jobs of one worker."""
         self._init(0, Place(0, 1, 0, 1, 0, 1, 0), {})
 
     def build(self, generation: Generation, rank: int) -> None:
@@ -210,6 +210,8 @@ def _interface_for(address: str) -> str:
     """
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]
-        if address in own and (address == own[0] or marker.ADDRESS not in marker.applied()):
+        if address in own and (
+            address == own[0] or horovod_build.ADDRESS not in horovod_build.applied()
+        ):
             return name
     return address

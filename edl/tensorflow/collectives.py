@@ -26,12 +26,12 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.eager import context
 
-from edl.core.stall import FOR_GRADIENTS
-from edl.core.steprecord import Table
+from edl.core.job.stall import FOR_GRADIENTS
+from edl.core.step.step_record import Table
 from edl.daemon.activity import waits
+from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
-from edl.framework.message import broadcast_message
-from edl.framework.refusal import told_apart
+from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
 
 WAITING = FOR_GRADIENTS
@@ -50,7 +50,7 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
             return function(*arguments, **named)
     except (tf.errors.OpError, HorovodInternalError) as error:
         message = _TAIL.sub("", str(getattr(error, "message", error)))
-        raise told_apart(message) from error
+        raise classify_error(message) from error
 
 
 class TensorFlowCollectives:

@@ -22,13 +22,14 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from edl.core.batching import Reduction, average_correction, reduction, send_weight
-from edl.core.steprecord import StepRecord, global_samples
-from edl.daemon import activity, points
+from edl import failpoints
+from edl.core.step.step_record import StepRecord, global_samples
+from edl.core.step.weighting import Reduction, average_correction, reduction, send_weight
+from edl.daemon import activity
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
+from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
-from edl.framework.refusal import told_apart
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
@@ -225,7 +226,7 @@ class GradientReduction:
     def _announce(sends: bool) -> None:
         gradient_ops.send(sends)
         if sends:
-            points.reached("gradient")
+            failpoints.reached("gradient")
 
     def _prospect(self) -> tuple[Verdict, bool]:
         """What will become of the step if nothing breaks, and whether gradients are sent."""
@@ -233,7 +234,7 @@ class GradientReduction:
         if self._is_trial():
             return Verdict.SKIP, False
         self._check()
-        if worker.rehearsing:
+        if worker.warming_up:
             return Verdict.APPLY, False
         try:
             way = self._way(worker.records())
@@ -319,18 +320,18 @@ class GradientReduction:
             averages = gradient_ops.averages(sent)
             self._received()
         else:
-            points.reached("gradient")
+            failpoints.reached("gradient")
             try:
                 averages = average(sent)
             except CollectiveFailed as error:
                 raise RingBroken(self._worker.generation, str(error)) from error
-            points.reached("averaged")
+            failpoints.reached("averaged")
         if not way.plain:
             averages = [mean * tf.cast(way.correction, mean.dtype) for mean in averages]
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build once what sends, while nobody waits for it: in a rehearsal, say."""
+        """Build once what sends, while nobody waits for it: in a warm-up, say."""
         if gradient_ops.AVAILABLE and not self._traced:
             self._announce(False)
             gradient_ops.averages([gradient_ops.on_wire(gradient) for gradient in gradients])
@@ -381,7 +382,7 @@ class GradientReduction:
         change nothing.
         """
         worker = self._worker
-        if worker.rehearsing:
+        if worker.warming_up:
             return _Way(Verdict.APPLY)
         while True:
             error, self._broken = self._broken, None
@@ -420,16 +421,16 @@ class GradientReduction:
         """
         failure = gradient_ops.failure()
         if failure is None:
-            points.reached("averaged")
+            failpoints.reached("averaged")
             return
-        if isinstance(found := told_apart(failure), UsageError):
+        if isinstance(found := classify_error(failure), UsageError):
             here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
             raise UsageError(f"{found}; the same variables must have a gradient on all: {here}")
         raise RingBroken(self._worker.generation, failure)
 
     def _finish(self, applies: bool) -> None:
         self._done_step, self.applies = self._worker.begun, applies
-        points.reached("reduced")
+        failpoints.reached("reduced")
 
 
 def _nothing(variable: Any) -> Any:

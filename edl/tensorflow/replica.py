@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.daemon.checkpoint_file import Blob
-from edl.daemon.position import Receive
+from edl.checkpoint.format import Blob
+from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import of_value
 from edl.framework.replica import FrameworkReplica, Stateful

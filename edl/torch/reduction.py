@@ -1,7 +1,7 @@
 """Gradients: sent while backward still runs, weighted, averaged, exact (promise 5).
 
 Each parameter's gradient goes to Horovod the moment autograd has accumulated it. Its weight is
-split in two, see :mod:`edl.core.batching`: in a full step nothing is multiplied at all. The
+split in two, see :mod:`edl.core.step.weighting`: in a full step nothing is multiplied at all. The
 local gradient is never written to before the step is complete: whoever survives a broken ring
 can send it again. It changes places with the buffer that receives the average, so this costs
 one more gradient's memory and no copy.
@@ -26,9 +26,10 @@ from typing import Any
 
 import torch
 
-from edl.core.batching import average_correction, send_weight
-from edl.core.steprecord import global_samples
-from edl.daemon import activity, points
+from edl import failpoints
+from edl.core.step.step_record import global_samples
+from edl.core.step.weighting import average_correction, send_weight
+from edl.daemon import activity
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
@@ -147,7 +148,7 @@ class GradientReduction:
         for gradient in self._gradients:
             if gradient.computed != worker.begun:
                 self._refuse_leftover(gradient, since=0)
-        while not worker.rehearsing:
+        while not worker.warming_up:
             try:
                 self._reduce()
                 break
@@ -159,8 +160,8 @@ class GradientReduction:
                     self._drop(torch.inf if self._last_step.skipped else 0.0)
                     break
         self._done_step = worker.begun
-        if not worker.rehearsing:
-            points.reached("reduced")
+        if not worker.warming_up:
+            failpoints.reached("reduced")
 
     def synchronize(self) -> None:
         """Horovod's name. The gradients are the mean when ``backward()`` returns.
@@ -253,7 +254,7 @@ class GradientReduction:
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
-        if not (worker.rehearsing or worker.ring.alone or self._broken) and worker.samples:
+        if not (worker.warming_up or worker.ring.alone or self._broken) and worker.samples:
             self._send(gradient)
 
     def _backward_ended(self) -> None:
@@ -294,7 +295,7 @@ class GradientReduction:
         if self._broken is not None:
             raise self._broken
         averages = [self._land(gradient) for gradient in with_gradient]
-        points.reached("averaged")
+        failpoints.reached("averaged")
         for gradient in with_gradient:
             self._check_unchanged(gradient)
         correction = average_correction(worker.batch_size, len(records), total)
@@ -327,7 +328,7 @@ class GradientReduction:
             self._broken = error  # backward() must not fail; finish() deals with it
             return
         if not self._in_flight:
-            points.reached("gradient")
+            failpoints.reached("gradient")
         local = gradient.parameter.grad
         version = 0 if local is None else local._version
         gradient.flight = _InFlight(handle, sent, local, version)

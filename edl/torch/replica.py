@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from edl.daemon.position import Receive
+from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.framework.replica import FrameworkReplica, Stateful
 from edl.torch.capture import Copier, check_model, to_tensors

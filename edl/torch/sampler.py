@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from edl.core.shuffle import epoch_order
+from edl.core.step.shuffle import epoch_order
 from edl.framework import process
 
 

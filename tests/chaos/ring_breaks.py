@@ -60,10 +60,9 @@ def break_rings(runs: int, workers: int, seed: int = 0) -> None:
     Raises:
         Failed: in one of them something went wrong; with what is known of it.
     """
-    from edl.ring.http import DaemonServer
-    from edl.ring.rendezvous import new_scope
+    from edl.ring.rendezvous import RendezvousServer, new_scope
 
-    with DaemonServer("127.0.0.1", health=dict) as server, TemporaryDirectory() as folder:
+    with RendezvousServer("127.0.0.1", health=dict) as server, TemporaryDirectory() as folder:
         said = Path(folder)
         options = [str(number) for number in (workers, server.port, seed)]
         with _started(options, workers, said) as processes:
@@ -132,7 +131,7 @@ def work(rank: int, size: int, port: int, seed: int) -> None:
     """One worker: a ring for each scope on standard input, a line when it is out of it."""
     import torch
 
-    from edl.core.facts import Generation, Seat
+    from edl.core.records import Generation, Seat
     from edl.errors import RendezvousFailed
     from edl.ring.ring import Ring
     from edl.torch.collectives import TorchCollectives

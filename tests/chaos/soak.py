@@ -28,11 +28,11 @@ import psutil
 from ordeal import START_S, Ordeal, ordeal, training
 from striker import Striker
 
+from edl.chaos.orders import Action
+from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import subtree
 from edl.coordination.local_server import start_local, stop_local
-from edl.coordination.store import JobStore
-from edl.core.chaos import Action
-from edl.daemon.leading import EVENTS_KEPT, EVICTED_KEPT
+from edl.leader.leader import EVENTS_KEPT, EVICTED_KEPT
 
 WORKERS = 4
 FRAMEWORKS = {"pytorch": {}} | {

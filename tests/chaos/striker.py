@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edl.coordination.store import JobStore
-from edl.core.chaos import Action, Order, Worker, choose
-from edl.core.facts import JobState, Member, Snapshot, Stage
+from edl.chaos.faults import DOORS, health, is_process_of, knock, send
+from edl.chaos.orders import Action, Order, Worker, choose
+from edl.coordination.job_store import JobStore
+from edl.core.records import JobState, Member, Snapshot, Stage
 from edl.errors import CoordinationError, RingError
-from edl.launch.chaos import DOORS, health, is_process_of, knock, send
 
 POLL_S = 0.05
 TARGETS = ("worker", "worker", "worker", "leader", "newcomer")

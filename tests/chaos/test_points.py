@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from ordeal import Fault, fault, ordeal
 
-from edl.daemon import points as named
+from edl import failpoints as named
 
 pytestmark = [pytest.mark.chaos]
 
 STEP = ("boundary", "step", "gradient", "records", "reduced", "applied", "exchange", "exchanged")
 SWITCH = ("agreed", "closed", "build", "built", "broadcast")
-NEWCOMER = ("rehearsed", "build", "built", "broadcast")
+NEWCOMER = ("warmed_up", "build", "built", "broadcast")
 REPAIR = ("broken", "reported", "build", "built", "broadcast")
 LEADING = ("deciding", "decided")
 Groups = Sequence[Sequence[Fault]]

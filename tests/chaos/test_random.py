@@ -15,7 +15,7 @@ import pytest
 from ordeal import START_S, ordeal, training
 from striker import Striker
 
-from edl.core.chaos import Action
+from edl.chaos.orders import Action
 
 pytestmark = [pytest.mark.chaos]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from ordeal import START_S, Fault, fault, ordeal, training
 
-from edl.daemon import points
+from edl import failpoints
 
 pytestmark = [pytest.mark.chaos]
 
@@ -67,7 +67,7 @@ CASES = {
     "as a newcomer, below min_np": Case(
         [
             [fault("gradient")],
-            [fault("rehearsed", "new")],
+            [fault("warmed_up", "new")],
             [fault("build", "new")],
             [fault("built", "new")],
             [fault("broadcast", "new")],
@@ -104,7 +104,7 @@ CASES = {
 
 def test_every_named_point_has_its_death() -> None:
     tried = {one["point"] for case in CASES.values() for group in case.faults for one in group}
-    assert tried == {*points.NAMES, "told"}
+    assert tried == {*failpoints.NAMES, "told"}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,10 +20,10 @@ import pytest
 from edl.cli.events import flat
 from edl.client.status import summary
 from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
+from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
 from edl.errors import EdlError
-from edl.launch.secret import candidates
 
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0

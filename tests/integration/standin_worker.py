@@ -21,12 +21,12 @@ from types import FrameType
 from edl import config
 from edl.coordination.access import Access
 from edl.coordination.election import Election
+from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
-from edl.core.decision import Ages, Limits
-from edl.core.facts import Event, Generation, JobState, Member, Stage
-from edl.core.membership import decide
-from edl.core.profile import Reading
+from edl.core.job.decision import Ages, Limits
+from edl.core.job.membership import decide
+from edl.core.job.profile import Reading
+from edl.core.records import Event, Generation, JobState, Member, Stage
 from edl.errors import CoordinationError, Deposed
 
 parser = argparse.ArgumentParser()
@@ -94,7 +94,7 @@ class Worker:
         if generation is None:
             return True
         if generation.rank_of(self.member.id) is None:
-            self.say(known=generation.number)
+            self.say(newest_generation=generation.number)
             return self.member.generation == 0 and bool(generation.seats)
         self.size = len(generation.seats)
         if self.member.generation < generation.number:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from jobs import SCRIPTS, Job, started
 
-from edl.daemon import checkpoint_file as files
+from edl.checkpoint import format as files
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
 from edl.client import Job, connection
 from edl.client.connection import choose_job, connected
-from edl.core.wording import counted
+from edl.core.plural import counted
 from edl.errors import HostLost, JobEnded, TimedOut, UnknownJob, UsageError
 
 pytestmark = pytest.mark.integration

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from known import DIGITS
 
+from edl.coordination.job_store import JobStore, list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore, list_jobs
-from edl.core.facts import Event, Host, Job, JobState, KeptSlot, Member, Request, Stage
+from edl.core.records import Event, Host, Job, JobState, KeptSlot, Member, Request, Stage
 from edl.errors import (
     ConfigError,
     CoordinationError,

@@ -9,10 +9,10 @@ import pytest
 from known import DIGITS
 
 from edl.coordination.election import Election, Leadership, Write
+from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
-from edl.core.decision import Decision
-from edl.core.facts import Event, Generation, Job, Leader, Request, Seat
+from edl.core.job.decision import Decision
+from edl.core.records import Event, Generation, Job, Leader, Request, Seat
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration

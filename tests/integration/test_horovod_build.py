@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from edl import marker
+from edl import horovod_build
 from edl.install import horovod_patches
 
 WORKER = Path(__file__).with_name("horovod_init_worker.py")
@@ -134,7 +134,7 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
 
 def test_the_installed_horovod_has_every_patch_that_matters() -> None:
     needed = {patch.name for patch in horovod_patches.patches() if patch.lost}
-    assert needed <= marker.applied()
+    assert needed <= horovod_build.applied()
 
 
 def test_a_peer_that_dies_while_the_ring_is_built_raises_and_the_process_goes_on(

@@ -13,7 +13,7 @@ from cli_shell import STANDIN, Running, Shell, shell
 from kazoo.client import KazooClient
 
 from edl.coordination.paths import JobPaths
-from edl.core.facts import Job, JobState
+from edl.core.records import Job, JobState
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

@@ -20,7 +20,7 @@ from net import Net
 from trial import longest_stall
 
 from edl.errors import RingError
-from edl.ring.client import fetch
+from edl.http.client import fetch
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -13,13 +13,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from edl.core.death import Liveness
+from edl.core.job.liveness import Liveness
 from edl.errors import RendezvousFailed, RingError
-from edl.ring.client import ask, change, fetch, put, rendezvous_path
-from edl.ring.connection import BODY_BYTES
-from edl.ring.http import DaemonServer, Request
-from edl.ring.rendezvous import EARLY, RendezvousStore, new_scope, rendezvous_environment
-from edl.ring.signing import Guard, authorization, http_key
+from edl.http.client import ask, change, fetch, put, rendezvous_path
+from edl.http.connection import BODY_BYTES
+from edl.http.server import Request
+from edl.http.signing import Guard, authorization, http_key
+from edl.ring.rendezvous import (
+    EARLY,
+    RendezvousServer,
+    RendezvousStore,
+    new_scope,
+    rendezvous_environment,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -29,10 +35,10 @@ KEY = http_key("0123456789abcdef" * 4, "digits")
 
 
 @pytest.fixture
-def server() -> Iterator[DaemonServer]:
+def server() -> Iterator[RendezvousServer]:
     guard = Guard(KEY)
     guard.worker = 3
-    with DaemonServer(HERE, health=lambda: {"worker": 3}, guard=guard) as one:
+    with RendezvousServer(HERE, health=lambda: {"worker": 3}, guard=guard) as one:
         one.announce(SCOPE)
         yield one
     assert not [t for t in threading.enumerate() if t.name == "edl-http"]
@@ -47,7 +53,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 class Client:
     """What Horovod does with a scope."""
 
-    def __init__(self, server: DaemonServer, scope: str = SCOPE) -> None:
+    def __init__(self, server: RendezvousServer, scope: str = SCOPE) -> None:
         self.port, self.scope = server.port, scope
 
     def path(self, key: str) -> str:
@@ -73,11 +79,11 @@ class Client:
 
 
 @pytest.fixture
-def client(server: DaemonServer) -> Client:
+def client(server: RendezvousServer) -> Client:
     return Client(server)
 
 
-def held(server: DaemonServer) -> int:
+def held(server: RendezvousServer) -> int:
     return server.store.held
 
 
@@ -93,7 +99,7 @@ class TestStore:
     def test_a_key_is_waited_for(
         self,
         client: Client,
-        server: DaemonServer,
+        server: RendezvousServer,
         pool: ThreadPoolExecutor,
         wait_until: Callable[..., None],
     ) -> None:
@@ -106,12 +112,12 @@ class TestStore:
         assert held(server) == 0
 
     def test_a_key_that_does_not_come_is_404_so_that_the_client_asks_again(self) -> None:
-        with DaemonServer(HERE, store=RendezvousStore(hold_s=0.1)) as server:
+        with RendezvousServer(HERE, store=RendezvousStore(hold_s=0.1)) as server:
             server.announce(SCOPE)
             assert Client(server).get("global/9") == (404, b"")
             assert held(server) == 0
 
-    def test_the_next_generation_ends_the_one_before(self, server: DaemonServer) -> None:
+    def test_the_next_generation_ends_the_one_before(self, server: RendezvousServer) -> None:
         one, two = Client(server), Client(server, NEXT)
         one.put("global/0", b"1")
         server.announce(NEXT)
@@ -121,7 +127,7 @@ class TestStore:
         assert two.get("global/0") == (200, b"2")
 
     def test_who_comes_before_the_generation_is_known_is_held(
-        self, server: DaemonServer, pool: ThreadPoolExecutor, wait_until: Callable[..., None]
+        self, server: RendezvousServer, pool: ThreadPoolExecutor, wait_until: Callable[..., None]
     ) -> None:
         early = Client(server, NEXT)
         answer, stored = pool.submit(early.get, "g/0"), pool.submit(early.put, "g/0", b"here")
@@ -130,7 +136,7 @@ class TestStore:
         assert (stored.result(10), answer.result(10)) == (200, (200, b"here"))
 
     def test_a_scope_of_a_generation_that_does_not_come_is_refused(self) -> None:
-        with DaemonServer(HERE, store=RendezvousStore(hold_s=0.1)) as server:
+        with RendezvousServer(HERE, store=RendezvousStore(hold_s=0.1)) as server:
             client = Client(server)
             assert client.get("global/0") == (404, b"")
             assert client.put("global/0", b"x") == 503  # Horovod takes 404 for success
@@ -140,10 +146,12 @@ class TestStore:
             )
 
     @pytest.mark.parametrize("scope", ["", "one", "g1", "g1-", "1-ab", "gx-ab", "g1-xyz", "g-1-ab"])
-    def test_what_is_no_scope_is_not_found(self, server: DaemonServer, scope: str) -> None:
+    def test_what_is_no_scope_is_not_found(self, server: RendezvousServer, scope: str) -> None:
         assert Client(server, scope).get("global/0") == (404, b"")
 
-    def test_a_guess_is_gone_and_does_no_harm(self, client: Client, server: DaemonServer) -> None:
+    def test_a_guess_is_gone_and_does_no_harm(
+        self, client: Client, server: RendezvousServer
+    ) -> None:
         client.put("global/0", b"mine")
         for guess in (new_scope(1), SCOPE[:-1], SCOPE + "0", f"g01{SCOPE[2:]}"):
             assert Client(server, guess).put("global/0", b"another's") == 410
@@ -163,7 +171,7 @@ class TestStore:
     def test_a_closed_scope_frees_those_who_wait_at_once_and_for_ever(
         self,
         client: Client,
-        server: DaemonServer,
+        server: RendezvousServer,
         pool: ThreadPoolExecutor,
         wait_until: Callable[..., None],
     ) -> None:
@@ -180,14 +188,14 @@ class TestStore:
         assert client.get("global/0") == (410, b"")
 
     def test_a_client_that_goes_away_is_not_waited_for(
-        self, client: Client, server: DaemonServer, wait_until: Callable[..., None]
+        self, client: Client, server: RendezvousServer, wait_until: Callable[..., None]
     ) -> None:
         with pytest.raises(RendezvousFailed, match="TimeoutError"):
             client.get("global/0", timeout_s=0.2)
         wait_until(lambda: held(server) == 0)
 
     def test_two_hundred_ranks_at_once(
-        self, client: Client, server: DaemonServer, pool: ThreadPoolExecutor
+        self, client: Client, server: RendezvousServer, pool: ThreadPoolExecutor
     ) -> None:
         """Each waits for its neighbour's address before it publishes its own; rank 0 begins."""
         count = 200
@@ -205,7 +213,9 @@ class TestStore:
         assert client.put("global/0", b".") == 200
         assert [len(answer.result(60)) for answer in ranks] == list(range(count))
 
-    def test_the_environment_leads_horovods_url_to_the_scope(self, server: DaemonServer) -> None:
+    def test_the_environment_leads_horovods_url_to_the_scope(
+        self, server: RendezvousServer
+    ) -> None:
         """As horovod/common/gloo/http_store.h builds it and HTTPRequest.hpp takes it apart."""
         variables = rendezvous_environment(HERE, server.port, "s3cret")
         address = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
@@ -216,13 +226,13 @@ class TestStore:
 
 
 class TestServer:
-    def test_health_and_unknown_paths(self, server: DaemonServer) -> None:
+    def test_health_and_unknown_paths(self, server: RendezvousServer) -> None:
         status, body = fetch(HERE, server.port, "/health", 5.0)
         assert (status, json.loads(body)) == (200, {"worker": 3})
         for path in ("/", "/healthy", "/scope/global/0", "/scope:x/global/0", "/scope:1/"):
             assert fetch(HERE, server.port, path, 5.0)[0] == 404
 
-    def test_routes_of_others_and_the_longest_prefix(self, server: DaemonServer) -> None:
+    def test_routes_of_others_and_the_longest_prefix(self, server: RendezvousServer) -> None:
         def echo(request: Request) -> tuple[int, bytes]:
             return 200, f"{request.method} {request.path} {request.query} ".encode() + request.body
 
@@ -237,7 +247,7 @@ class TestServer:
         assert put(HERE, server.port, "/echo/a", b"body", 5.0) == (405, b"")
 
     def test_a_change_must_be_signed_and_counts_once(
-        self, server: DaemonServer, client: Client
+        self, server: RendezvousServer, client: Client
     ) -> None:
         done: list[bytes] = []
 
@@ -272,12 +282,12 @@ class TestServer:
         assert done == [b"abc"]
 
     def test_a_server_without_a_key_lets_nobody_change_anything(self) -> None:
-        with DaemonServer(HERE) as server:
+        with RendezvousServer(HERE) as server:
             server.add_route("/act", lambda request: (200, b""), changes=True)
             assert change(KEY, 3, "POST", HERE, server.port, "/act", 5.0) == (401, b"")
 
     def test_a_port_tells_whether_its_process_lives(self) -> None:
-        with DaemonServer(HERE) as server:
+        with RendezvousServer(HERE) as server:
             port = server.port
             assert ask(HERE, port, 5.0).liveness is Liveness.ALIVE
         assert ask(HERE, port, 5.0).liveness is Liveness.REFUSED
@@ -289,7 +299,7 @@ class TestServer:
     def test_the_end_of_the_server_frees_those_who_wait(
         self, pool: ThreadPoolExecutor, wait_until: Callable[..., None]
     ) -> None:
-        server = DaemonServer(HERE)
+        server = RendezvousServer(HERE)
         server.start()
         server.announce(SCOPE)
         client = Client(server)
@@ -301,14 +311,14 @@ class TestServer:
         assert server.port == 0
         gc.collect()  # a socket left open would warn here
 
-    def test_a_port_that_is_taken_is_an_error(self, server: DaemonServer) -> None:
+    def test_a_port_that_is_taken_is_an_error(self, server: RendezvousServer) -> None:
         with pytest.raises(RingError, match="cannot listen on"):
-            DaemonServer(HERE, server.port).start()
+            RendezvousServer(HERE, server.port).start()
 
     @pytest.mark.parametrize("address", ["", "0", "0.0.0.0", "::"])
     def test_it_never_listens_on_every_network(self, address: str) -> None:
         with pytest.raises(RingError, match="every network of this machine"):
-            DaemonServer(address).start()
+            RendezvousServer(address).start()
         gc.collect()
 
     @pytest.mark.parametrize(

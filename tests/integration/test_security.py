@@ -24,21 +24,21 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
+from edl.chaos.faults import knock
+from edl.chaos.orders import Action
 from edl.cli.main import invoke
 from edl.coordination.access import OPEN, Access
+from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import subtree
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.paths import JOBS, JobPaths
 from edl.coordination.reads import acl, get
+from edl.coordination.secrets import read_file
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
-from edl.core import facts
-from edl.core.chaos import Action
+from edl.core import records
 from edl.errors import AccessDenied
-from edl.launch.chaos import knock
-from edl.launch.secret import read_file
-from edl.ring import client
-from edl.ring.signing import authorization, http_key
+from edl.http import client
+from edl.http.signing import authorization, http_key
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -84,7 +84,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
         secret = read_file(directory / "state/edl/jobs" / job.name / "secret")
         access = Access(job.name, secret)
         with Session(hosts, access=access) as session:
-            JobStore(session, job.name).add_request(facts.Request("drain", 99))
+            JobStore(session, job.name).add_request(records.Request("drain", 99))
             yield Training(job, server, session, access)
         job.edl("stop")
         assert job.end() == 0
@@ -157,9 +157,9 @@ class TestZooKeeper:
                     store.events,
                     lambda s=store: s.watch_generation(None),
                     store.new_worker_id,
-                    lambda s=store: s.put_host(facts.Host("h", 1, "127.0.0.1", 1)),
-                    lambda s=store: s.add_event(facts.Event(0.0, "x", 0, 0, "")),
-                    lambda s=store: s.add_request(facts.Request("drain", 0)),
+                    lambda s=store: s.put_host(records.Host("h", 1, "127.0.0.1", 1)),
+                    lambda s=store: s.add_event(records.Event(0.0, "x", 0, 0, "")),
+                    lambda s=store: s.add_request(records.Request("drain", 0)),
                     lambda s=store: s.change_plan(lambda plan: {"h": 9}),
                     store.delete,
                 ]
@@ -170,7 +170,7 @@ class TestZooKeeper:
             Session(hosts, access=Access(name, OTHER)) as session,
             pytest.raises(AccessDenied, match="is taken by a job that has another secret"),
         ):
-            JobStore(session, name).create(facts.Job(name, ("x",), 1, 1, 1), {})
+            JobStore(session, name).create(records.Job(name, ("x",), 1, 1, 1), {})
 
 
 class TestPorts:
@@ -344,7 +344,7 @@ class TestCommands:
         self, quick: Quick, zk_hosts: str, tmp_path: Path
     ) -> None:
         """Its command would run here."""
-        record = facts.Job("evil", ("touch", str(tmp_path / "harm")), 1, 1, 1)
+        record = records.Job("evil", ("touch", str(tmp_path / "harm")), 1, 1, 1)
         paths = JobPaths("evil")
         stranger = KazooClient(zk_hosts, timeout=10.0)
         stranger.start()

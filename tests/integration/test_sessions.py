@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from trial import Trial, longest_stall, trial
 
+from edl.chaos.faults import knock
+from edl.chaos.orders import Action
+from edl.coordination.job_store import JobStore
 from edl.coordination.reads import exists
-from edl.coordination.store import JobStore
-from edl.core.chaos import Action
-from edl.core.facts import Member, Snapshot, Stage
-from edl.launch.chaos import knock
+from edl.core.records import Member, Snapshot, Stage
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

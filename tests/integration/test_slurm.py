@@ -14,7 +14,7 @@ from slurm import Slurm
 from trial import Trial, trial
 from zoo import _free_ports
 
-from edl.daemon import checkpoint_file as files
+from edl.checkpoint import format as files
 
 RECIPES = ROOT / "recipes" / "slurm"
 

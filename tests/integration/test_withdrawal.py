@@ -10,9 +10,9 @@ import pytest
 from known import DIGITS
 
 from edl.config import Config
+from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
-from edl.core.facts import Job
+from edl.core.records import Job
 from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox
 from edl.ring.ring import Ring

@@ -13,8 +13,8 @@ from cli_shell import STANDIN, Shell, shell, until
 from jobs import SCRIPTS
 from trial import Trial, freeze, trial
 
-from edl.core.agency import STUCK_S
-from edl.core.process import EXIT_S
+from edl.core.host.agent import STUCK_S
+from edl.core.host.process import EXIT_S
 
 pytestmark = [pytest.mark.integration]
 __all__ = ["shell"]

@@ -18,7 +18,7 @@ from trial import Trial, trial
 from zoo import ensemble
 
 from edl.errors import RingError
-from edl.ring.client import fetch
+from edl.http.client import fetch
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.chaos]
 

@@ -25,9 +25,9 @@ import psutil
 from jobs import EDL, SCRIPTS, Job, Status
 
 from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
+from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
-from edl.coordination.store import JobStore
-from edl.launch.secret import candidates
 
 COUNTING = SCRIPTS / "counting.py"
 SESSION_S = 2.0

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from edl.core.ledger import (
+from edl.core.step.ledger import (
     LeasePolicy,
     Ledger,
     Span,
@@ -25,7 +25,7 @@ from edl.core.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.steprecord import StepRecord, check
+from edl.core.step.step_record import StepRecord, check
 
 
 def positions(spans: tuple[Span, ...]) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 )
 from world import LIMITS, World
 
-from edl.core.facts import Job, JobState, Request, Stage
+from edl.core.records import Job, JobState, Request, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)
@@ -71,8 +71,8 @@ class Membership(RuleBasedStateMachine):
         self.world.agents()
 
     @rule(pick=PICK)
-    def rehearsed(self, pick: int) -> None:
-        self.on(pick, self.world.rehearsed)
+    def warmed_up(self, pick: int) -> None:
+        self.on(pick, self.world.warmed_up)
 
     @rule(pick=PICK)
     def node_is_written(self, pick: int) -> None:

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from edl.core.chaos import Action, Order, Plan, Worker, choose, read_duration, read_order
-from edl.core.facts import Event
+from edl.chaos.faults import slowest_parts
+from edl.chaos.orders import Action, Order, Plan, Worker, choose, read_duration, read_order
+from edl.core.records import Event
 from edl.errors import UsageError
-from edl.launch.chaos import slowest_parts
 
 RING = [Worker(0, True, True), Worker(1, True, True), Worker(2, True, True)]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from edl.checkpoint import format as files
+from edl.checkpoint.store import CheckpointConfig, Checkpoints
 from edl.config import Config
-from edl.daemon import checkpoint_file as files
-from edl.daemon.checkpoint import Checkpoints, Place
-from edl.daemon.durability import Durability
+from edl.core.step.ledger import Ledger
+from edl.core.step.source import Source
+from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.position import Position
-from edl.daemon.shard import Source
+from edl.daemon.progress import TrainingProgress
 from edl.errors import CheckpointError, UsageError
 
 SOURCE = Source(total=100, batch_size=4, shuffle=True, seed=7, prefetch_batches=0)
@@ -44,23 +45,31 @@ class Start:
         self.told: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
         self.replica = Replica()
-        self.position = Position()
+        self.position = TrainingProgress()
         self.position.attach(source, 0)
-        place = Place(directory, every_s=1000.0, keep=3, job="digits", run=run, resume_from=resume)
+        config = CheckpointConfig(
+            directory, every_s=1000.0, keep=3, job="digits", run=run, resume_from=resume
+        )
         self.checkpoints = Checkpoints(
-            place, self._tell, lambda _path, step: self.saved.append(step)
+            config, self._log, lambda _path, step: self.saved.append(step)
         )
         self.checkpoints.check_directory()
 
-    def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
+    def _log(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
         self.told.append((kind, step, reason))
 
     def save(self, step: int) -> None:
         self.position.step, self.replica.value = step, step
-        self.checkpoints.save_last(self.position, self.replica, timeout_s=10)
+        self.checkpoints.save_last(*self.at, self.replica, timeout_s=10)
+
+    @property
+    def at(self) -> tuple[int, Source, Ledger]:
+        """What is saved beside the state: the step, and the place in the data."""
+        return self.position.step, self.position.source, self.position.ledger
 
     def restore(self) -> int | None:
-        found = self.checkpoints.restore(self.position, self.replica)
+        position = self.position
+        found = self.checkpoints.restore(position.source, self.replica, position.resume)
         return None if found is None else found.manifest.step
 
 
@@ -190,11 +199,11 @@ def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> Non
     start = Start(tmp_path)
     for step in range(3):
         start.position.step = step
-        start.checkpoints.save_if_due(start.position, start.replica)
+        start.checkpoints.save_if_due(*start.at, start.replica)
         assert start.checkpoints.settle(10)
     assert start.saved == [0]
     start.checkpoints._due_at = 0.0
-    start.checkpoints.save_if_due(start.position, start.replica)
+    start.checkpoints.save_if_due(*start.at, start.replica)
     assert start.checkpoints.settle(10)
     assert start.saved == [0, 2]
     assert [kind for kind, _, _ in start.told] == ["checkpoint", "checkpoint"]
@@ -204,7 +213,7 @@ def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> Non
     Start(tmp_path).save(0)
     again = Start(tmp_path)
     again.restore()
-    again.checkpoints.save_if_due(again.position, again.replica)
+    again.checkpoints.save_if_due(*again.at, again.replica)
     assert again.checkpoints.settle(10)
     assert [kind for kind, _, _ in again.told] == []
 
@@ -220,9 +229,9 @@ def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path
     start = Start(tmp_path)
     start.replica.value = object()
     with pytest.raises(CheckpointError, match=r"builtins.object"):
-        start.checkpoints.save_if_due(start.position, start.replica)
+        start.checkpoints.save_if_due(*start.at, start.replica)
     start.position.step = 3
-    start.checkpoints.save_last(start.position, start.replica, timeout_s=10)
+    start.checkpoints.save_last(*start.at, start.replica, timeout_s=10)
     ((kind, step, reason),) = start.told
     assert (kind, step) == ("checkpoint_failed", 3)
     assert reason.startswith("the checkpoint of step 3 was not written")
@@ -237,11 +246,11 @@ def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
     assert start.saved == []
 
 
-def durability(**settings: Any) -> Durability:
+def checkpointing(**settings: Any) -> Checkpointing:
     config = Config(**settings)
-    position = Position()
+    position = TrainingProgress()
     position.attach(SOURCE, 0)
-    return Durability(config, Mailbox(), position, None)
+    return Checkpointing(config, Mailbox(), position, None)
 
 
 @pytest.mark.parametrize(
@@ -251,18 +260,18 @@ def durability(**settings: Any) -> Durability:
 def test_wrong_values(tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
     arguments = {"directory": tmp_path, "every_s": 1.0, "keep": 1, **values}
     with pytest.raises(UsageError, match=sentence):
-        durability().attach(**arguments)
+        checkpointing().attach(**arguments)
 
 
 def test_wrong_moments(tmp_path: Path) -> None:
-    one = durability()
+    one = checkpointing()
     one.attach(tmp_path, 1.0, 1)
     with pytest.raises(UsageError, match="was called before"):
         one.attach(tmp_path, 1.0, 1)
     with pytest.raises(UsageError, match=r"create an edl\.Optimizer"):
-        one.begin(None, rehearsed=False)
-    late = durability()
-    late._position.has_state = True
+        one.begin(None, warmed_up=False)
+    late = checkpointing()
+    late._progress.has_state = True
     with pytest.raises(UsageError, match=r"before `for epoch in loader\.epochs"):
         late.attach(tmp_path, 1.0, 1)
 
@@ -270,9 +279,9 @@ def test_wrong_moments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", ["1", "TRUE", "/somewhere"])
 def test_resuming_a_script_that_saves_nothing(resume: str) -> None:
     with pytest.raises(UsageError, match=r"the script does not call edl.checkpoint"):
-        durability(resume=resume).begin(None, rehearsed=False)
+        checkpointing(resume=resume).begin(None, warmed_up=False)
 
 
 @pytest.mark.parametrize("resume", ["", "0", "no"])
 def test_not_resuming(resume: str) -> None:
-    durability(resume=resume).begin(None, rehearsed=False)
+    checkpointing(resume=resume).begin(None, warmed_up=False)

@@ -21,7 +21,8 @@ from edl.cli.status import table
 from edl.cli.worker import _reachable
 from edl.client.status import summary
 from edl.config import Config, HorovodSlot
-from edl.core.facts import (
+from edl.core.event_text import cost, describe
+from edl.core.records import (
     Event,
     Generation,
     Host,
@@ -33,11 +34,10 @@ from edl.core.facts import (
     Snapshot,
     Stage,
 )
-from edl.core.steprecord import SwitchTimes
+from edl.core.step.step_record import SwitchTimes
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.command import check_command, python_script, title
-from edl.launch.story import cost, tell
 
 SWITCH = Event(
     time=0.5,
@@ -210,10 +210,10 @@ def test_worker_numbers() -> None:
 
 def test_a_name_of_this_host_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "no such host")
-    monkeypatch.setattr("edl.marker.applied", frozenset)
+    monkeypatch.setattr("edl.horovod_build.applied", frozenset)
     with pytest.raises(UsageError, match=r"name, no such host, does not resolve.*build-horovod"):
         check_own_name()
-    monkeypatch.setattr("edl.marker.applied", lambda: {"ring-at-the-address"})
+    monkeypatch.setattr("edl.horovod_build.applied", lambda: {"ring-at-the-address"})
     check_own_name()
 
 
@@ -353,7 +353,7 @@ def test_events() -> None:
     assert values["workers"]["w2"]["stall_s"] == 0.125
     assert "gen 2    step 40       switch             w2 joined" in aligned(SWITCH)
     assert aligned(SWITCH).endswith("[stall w2 125 ms, w10 250 ms]")
-    assert tell(SWITCH) == (
+    assert describe(SWITCH) == (
         "generation 2 step 40: switch: w2 joined: 2 -> 3 workers, 3 wanted "
         "(stall w2 125 ms, w10 250 ms)"
     )
@@ -362,4 +362,4 @@ def test_events() -> None:
         "w2: detect 15, election 40, roll-call 20, init 50, broadcast 10 ms"
     )
     plain = Event(0.0, "leader", 0, 0, "w0 leads in term 1")
-    assert tell(plain) == "generation 0 step 0: leader: w0 leads in term 1"
+    assert describe(plain) == "generation 0 step 0: leader: w0 leads in term 1"

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.launch.discovery import _file
-from edl.launch.horovodrun import find_launcher
+from edl.launch.horovodrun.discovery import _file
+from edl.launch.horovodrun.launcher import find_launcher
 
 
 def test_the_last_answer_of_edl_discover_is_found_when_the_clock_was_set(

@@ -10,7 +10,7 @@ import pytest
 
 from edl.config import HorovodSlot
 from edl.errors import RendezvousFailed
-from edl.launch.driver import ASKED, IDENTITY, Driver
+from edl.launch.horovodrun.driver import ASKED, IDENTITY, Driver
 
 SLOT = HorovodSlot("10.0.0.1", 1, "a", 1, 1, 2, 2, "lo")
 THE_JOB = {"job": "digits", "secret": "s", "zookeeper": "zk:2181"}
@@ -44,10 +44,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
             return 200, b"1,3,1,3,0,1"
         return (200, held[path]) if path in held else (404, b"")
 
-    monkeypatch.setattr("edl.launch.driver.POLL_S", 0.001)
-    monkeypatch.setattr("edl.launch.driver.POLLS_PER_S", 10_000)
-    monkeypatch.setattr("edl.launch.driver.put", put)
-    monkeypatch.setattr("edl.launch.driver.fetch", fetch)
+    monkeypatch.setattr("edl.launch.horovodrun.driver.POLL_S", 0.001)
+    monkeypatch.setattr("edl.launch.horovodrun.driver.POLLS_PER_S", 10_000)
+    monkeypatch.setattr("edl.launch.horovodrun.driver.put", put)
+    monkeypatch.setattr("edl.launch.horovodrun.driver.fetch", fetch)
     return held
 
 
@@ -121,7 +121,7 @@ def test_the_end_of_the_driver_is_seen_after_its_last_answer_too(
     answered: bool, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an answer the identity has to be told again, which nobody takes any more."""
-    monkeypatch.setattr("edl.launch.driver.GONE_S", 0.01)
+    monkeypatch.setattr("edl.launch.horovodrun.driver.GONE_S", 0.01)
     driver = Driver(SLOT)
     driver.identify(THE_JOB)
     if answered:

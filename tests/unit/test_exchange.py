@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from edl.config import Config
-from edl.core.decision import Ages, Limits
-from edl.core.facts import Broken, Generation, Job, Member, Seat, Snapshot, Stage
-from edl.core.membership import decide
-from edl.core.steprecord import StepRecord, SwitchTimes
-from edl.core.topology import place
-from edl.daemon.position import Receive
-from edl.daemon.shard import Source
+from edl.core.job.decision import Ages, Limits
+from edl.core.job.membership import decide
+from edl.core.job.topology import place
+from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
+from edl.core.step.source import Source
+from edl.core.step.step_record import StepRecord, SwitchTimes
+from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 
@@ -59,7 +59,7 @@ class World:
     failed: dict[tuple[int, str, int], Fault] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)  # generations
     dead: set[int] = field(default_factory=set)
-    reports: dict[int, Broken] = field(default_factory=dict)
+    reports: dict[int, RingFailure] = field(default_factory=dict)
     headers: dict[int, dict[str, Any]] = field(default_factory=dict)
     complete: int = 0  # collectives
 
@@ -94,7 +94,7 @@ class World:
                 raise RingBroken(generation.number, f"in {name}")
             return [rows[member] for member in generation.members]
 
-    def repair(self, worker: int, report: Broken) -> Generation:
+    def repair(self, worker: int, report: RingFailure) -> Generation:
         """Report, and wait for what the leader makes of all reports."""
         with self.lock:
             self.broken.add(report.generation)
@@ -184,8 +184,8 @@ class MemorySwitching:
         return self._ring.generation
 
     def repair(self, _error: Exception, _since: float) -> None:
-        position, world = self._mine._position, self._ring.world
-        report = Broken(self.generation.number, position.step, position.exchanges)
+        position, world = self._mine._progress, self._ring.world
+        report = RingFailure(self.generation.number, position.step, position.exchanges)
         now = self._ring.generation = world.repair(self.worker, report)
         position.adopt(now.members)
         header = world.header(now, self.worker, {**position.header(), "model": self.model})
@@ -201,8 +201,8 @@ def worker_in(world: World, number: int) -> Worker:
     worker.ring = ring  # type: ignore[assignment]
     worker._switching = MemorySwitching(worker, ring)  # type: ignore[assignment]
     worker.attach_source(Source(1000, 4, True, 7, 0))
-    worker._position.adopt(world.generation.members)
-    worker._position.has_state = True
+    worker._progress.adopt(world.generation.members)
+    worker._progress.has_state = True
     return worker
 
 
@@ -212,7 +212,7 @@ def train(worker: Worker) -> list[list[list[float]]]:
     switching: Any = worker._switching
     ring: Any = worker.ring
     while worker.step < STEPS:
-        batch = worker.shard.form(worker.ledger)
+        batch = worker.sampler.form(worker.ledger)
         assert batch is not None
         worker.begin_step(batch)
         while True:
@@ -292,11 +292,11 @@ def test_one_dies_after_the_other(later: int, late: frozenset[int]) -> None:
 def test_it_takes_place_between_two_steps_of_the_training() -> None:
     seats = (Seat(0, "a", 0, "127.0.0.1", 9000),)
     worker = worker_in(World([], Generation(1, 1, seats, 0, (), (), "alone")), 0)
-    worker._position.has_state = False
+    worker._progress.has_state = False
     with pytest.raises(UsageError, match=r"call edl\.mean\(\) after .*: training has not begun"):
         worker.exchange([1.0])
-    worker._position.has_state = True
-    batch = worker.shard.form(worker.ledger)
+    worker._progress.has_state = True
+    batch = worker.sampler.form(worker.ledger)
     assert batch is not None
     worker.begin_step(batch)
     with pytest.raises(UsageError, match="this batch is not trained yet"):

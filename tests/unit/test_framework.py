@@ -8,9 +8,9 @@ import time
 import pytest
 
 from edl.errors import UsageError
+from edl.framework.broadcast import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
+from edl.framework.horovod_errors import is_refusal
 from edl.framework.interrupt import raise_in
-from edl.framework.message import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
-from edl.framework.refusal import is_refusal
 from edl.framework.state import (
     LARGE_BYTES,
     Reference,

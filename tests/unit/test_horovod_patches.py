@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from edl.errors import REFUSED_EXIT, BuildError
+from edl.horovod_build import ADDRESS, EDL_CALLS, MARKER
 from edl.install import horovod_patches, horovod_wheel
 from edl.install.horovod_patches import NO_XLA_OPS, Patch, patches
 from edl.install.horovod_wheel import Recipe
-from edl.marker import ADDRESS, EDL_CALLS, MARKER
 
 RECIPE = Recipe("cpython-311", "x86_64", "2.13.0", "2.21.0", ())
 NAMES = [patch.name for patch in patches()]

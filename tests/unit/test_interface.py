@@ -33,7 +33,7 @@ def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_ring_is_on_the_interface_that_has_the_address(
     monkeypatch: pytest.MonkeyPatch, edits: frozenset[str], second: str
 ) -> None:
-    monkeypatch.setattr("edl.marker.applied", lambda: edits)
+    monkeypatch.setattr("edl.horovod_build.applied", lambda: edits)
     assert _interface_for("127.0.0.1") == "lo"
     assert _interface_for("10.0.0.5") == "eth0"
     assert _interface_for("10.0.0.7") == second

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl.core.ledger import (
+from edl.core.step.ledger import (
     LeasePolicy,
     Ledger,
     complete_step,
@@ -16,7 +16,7 @@ from edl.core.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.steprecord import StepRecord
+from edl.core.step.step_record import StepRecord
 from edl.errors import DataError
 
 POLICY = LeasePolicy(batch_size=4, lease_batches=2)

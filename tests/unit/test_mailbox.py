@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from edl.core.facts import Generation, JobState, Leader, Seat
+from edl.core.records import Generation, JobState, Leader, Seat
 from edl.daemon.mailbox import Mailbox
 from edl.errors import WorkerEvicted
 

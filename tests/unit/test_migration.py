@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edl.core.facts import Event, Generation, Job, Member, Seat, Snapshot, Stage
-from edl.core.migration import Migration, Move, outcome, stall_s, standing
+from edl.core.job.migration import Migration, Move, outcome, stall_s, standing
+from edl.core.records import Event, Generation, Job, Member, Seat, Snapshot, Stage
 
 JOB = Job("digits", ("true",), np=3, min_np=1, max_np=4)
 MOVE = Move("digits", "a", "b", 2, {"a": 1, "b": 2}, since=3)

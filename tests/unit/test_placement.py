@@ -6,8 +6,7 @@ from typing import Any
 import numpy
 import pytest
 
-from edl.core.facts import Generation, Host, Job, Seat, Snapshot
-from edl.core.placement import (
+from edl.core.job.placement import (
     check_limits,
     check_scale,
     drain_host,
@@ -17,7 +16,8 @@ from edl.core.placement import (
     place,
     whole,
 )
-from edl.core.wording import workers
+from edl.core.plural import workers
+from edl.core.records import Generation, Host, Job, Seat, Snapshot
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))

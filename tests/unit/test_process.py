@@ -4,16 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.facts import Generation, Job, JobState, Member, Seat, Snapshot, Stage
-from edl.core.process import (
-    TRAINED_S,
-    UNKNOWN_EXIT,
-    Process,
-    exit_status,
-    exited,
-    how,
-    seen,
-)
+from edl.core.host.process import TRAINED_S, UNKNOWN_EXIT, Process, exit_status, exited, how, seen
+from edl.core.records import Generation, Job, JobState, Member, Seat, Snapshot, Stage
 
 NOW = 1000.0
 JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)

@@ -10,7 +10,7 @@ import pytest
 
 from edl.cli.figure import check_figure, draw
 from edl.cli.profile import table
-from edl.core.profile import Curve, Point, Reading, in_order, measured, sizes
+from edl.core.job.profile import Curve, Point, Reading, in_order, measured, sizes
 from edl.errors import UsageError
 
 CURVE = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl.daemon.position import Receive
+from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, RingBroken, UsageError
 from edl.framework.digest import of_bytes
 from edl.framework.replica import FrameworkReplica, add_tracked

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edl.coordination.access import Access
-from edl.ring import signing
-from edl.ring.signing import NONCE_S, Guard, authorization, http_key
+from edl.http import signing
+from edl.http.signing import NONCE_S, Guard, authorization, http_key
 
 KEY = http_key("0123456789abcdef" * 4, "digits")
 REQUEST = ("POST", "/chaos/expire", b"body")

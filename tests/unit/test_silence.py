@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from edl.config import Config
-from edl.core import death
-from edl.core.death import Liveness
-from edl.core.facts import Generation, Job, Member, Seat, Snapshot, Stage
-from edl.core.stall import Activity
-from edl.daemon import witness
-from edl.daemon.mailbox import Mailbox, Progress
-from edl.daemon.witness import Witness
-from edl.ring.client import Health
+from edl.core.job.liveness import Liveness, LivenessLimits
+from edl.core.job.stall import Activity
+from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.step.progress import Progress
+from edl.daemon.mailbox import Mailbox
+from edl.http.client import Health
+from edl.leader import failure_detector
+from edl.leader.failure_detector import FailureDetector
 
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
 MEMBERS = tuple(
@@ -37,8 +37,7 @@ class Asked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.liveness: dict[int, Liveness] = {}
         self.last: set[int] = set()
-        monkeypatch.setattr(witness, "ask_all", self._ask_all)
-        monkeypatch.setattr(death, "SWITCH_S", 0.0)  # the generation is no news
+        monkeypatch.setattr(failure_detector, "ask_all", self._ask_all)
 
     def _ask_all(self, ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
         self.last = set(ports)
@@ -55,12 +54,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return Asked(monkeypatch)
 
 
-def leader(quiet_s: float) -> Witness:
-    """The witness of w0, whose ring has completed no step for ``quiet_s``."""
+def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
+    """The failure detector of w0, whose ring has completed no step for ``quiet_s``."""
     mailbox = Mailbox(0)
     mailbox.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
-    return Witness(Config(), mailbox, 0, lambda: busy)
+    limits = LivenessLimits(switch_s=0.0, silence_s=silence_s)  # the generation is no news
+    return FailureDetector(Config(), 0, lambda: mailbox.progress, lambda: busy, limits)
 
 
 def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:
@@ -78,10 +78,9 @@ def test_who_was_silent_when_its_session_ends_is_dead_at_once(asked: Asked) -> N
     assert asked.last == {2}
 
 
-def test_silence_long_ago_proves_nothing(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness, "SILENCE_S", 0.0)
+def test_silence_long_ago_proves_nothing(asked: Asked) -> None:
     asked.liveness[1] = Liveness.SILENT
-    eyes = leader(quiet_s=5.0)
+    eyes = leader(quiet_s=5.0, silence_s=0.0)
     assert eyes.dead(WHOLE)[0] == {}
     del asked.liveness[1]
     assert eyes.dead(W1_LEFT)[0] == {}

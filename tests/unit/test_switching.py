@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import MagicMock
 
 from edl.config import Config
-from edl.core.facts import Generation, Seat
+from edl.core.records import Generation, Seat
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.switching import Switching
 from edl.errors import RingBroken, RingError

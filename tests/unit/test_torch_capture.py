@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edl.daemon import checkpoint_file as files
+from edl.checkpoint import format as files
 from edl.errors import CheckpointError
 from edl.torch.capture import Copier, to_tensors
 from edl.torch.replica import TorchReplica

@@ -10,7 +10,7 @@ from tfrecords import framed
 
 import edl.data
 import edl.torch
-from edl.daemon.shard import Source
+from edl.core.step.source import Source
 from edl.daemon.worker import Worker
 
 

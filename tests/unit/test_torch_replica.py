@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edl.daemon.position import Receive
+from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.torch import transfer as module
 from edl.torch.replica import TorchReplica

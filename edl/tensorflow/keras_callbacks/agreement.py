@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.mean import weighted_means
-from edl.core.steprecord import stopping
+from edl.core.step.mean import weighted_means
+from edl.core.step.step_record import stopping
 from edl.errors import UsageError
 
 ROOM = 32  # for metrics in a row; with more of them, as much again

@@ -6,7 +6,7 @@ EDL_TEST_FAULTS holds faults as JSON, one list a group; EDL_TEST_CLAIMS names a 
 each fault is claimed by the one process that it strikes, so that it strikes once in the job.
 A group is armed when all groups before it have struck. A fault:
 
-    point   a name of edl.daemon.points
+    point   a name of edl.failpoints
     role    plain (in the ring, does not lead), leader, any (of these), root (of these, rank 0),
             new (not in the ring yet), first (in edl.init() of a job that starts)
     after   steps since the last strike (since the start for the first one)
@@ -29,7 +29,7 @@ import sys
 import time
 from pathlib import Path
 
-from edl.daemon import points
+from edl import failpoints
 from edl.errors import RingBroken
 from edl.framework import process as edl
 
@@ -44,7 +44,7 @@ def role():
     """The role of this process."""
     if not edl.is_initialized():
         return "first"
-    if edl.is_rehearsing():
+    if edl.is_warming_up():
         return "new"
     return "leader" if edl.is_leader() else "plain"
 
@@ -111,7 +111,7 @@ def watch_exchanges():
 
 
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
-points.subscribe(strike)
+failpoints.subscribe(strike)
 if any(fault["point"] == "told" for group in GROUPS for fault in group):
     watch_exchanges()
 sys.argv[0] = str(COUNTING)

@@ -4,7 +4,7 @@ EDL_TEST_SCRIPT names it, as for faulty.py. EDL_TEST_HISTORIES holds histories a
 one after the other; EDL_TEST_PLACES names a directory for what the workers tell each other. A
 history has the number of a step and, for each rank, a place and what that worker does there:
 
-    ["averaged", 0, "miss"]     at that point of edl.daemon.points, so many steps later
+    ["averaged", 0, "miss"]     at that point of edl.failpoints, so many steps later
 
     pass   it goes on, into whatever it waits for next
     hold   it waits until the ring was cut
@@ -26,7 +26,7 @@ import sys
 import time
 from pathlib import Path
 
-from edl.daemon import points
+from edl import failpoints
 from edl.errors import RingBroken
 from edl.framework import process as edl
 
@@ -68,7 +68,7 @@ class Actor:
         self.done = -1
 
     def pass_(self, name):
-        if not edl.is_initialized() or edl.is_rehearsing() or not edl.current_worker().generation:
+        if not edl.is_initialized() or edl.is_warming_up() or not edl.current_worker().generation:
             return
         if name == "broken" and self.current is not None:
             where = {"point": self.last, "step": edl.step(), "generation": edl.generation()}
@@ -120,7 +120,7 @@ class Actor:
 
 
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
-points.subscribe(Actor().pass_)
+failpoints.subscribe(Actor().pass_)
 sys.argv[0] = str(COUNTING)
 sys.path.insert(0, str(SCRIPTS))
 runpy.run_path(str(COUNTING), run_name="__main__")

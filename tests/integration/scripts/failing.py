@@ -24,7 +24,7 @@ if here("HANGS_IN_SLOT"):
     # Registered before edl's own, as by a library, it comes when the script has ended.
     atexit.register(lambda: time.sleep(300.0))
 
-from edl.daemon import points  # noqa: E402
+from edl import failpoints  # noqa: E402
 from edl.framework import process as edl  # noqa: E402
 
 steps = 0
@@ -46,7 +46,7 @@ def fail(point):
 
 
 if here("FAILS_IN_SLOT"):
-    points.subscribe(fail)
+    failpoints.subscribe(fail)
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(sys.argv[0]).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,0 +1,1 @@
+"""`edl chaos`: faults on the user's own job: what strikes when, the fault, and the recovery."""

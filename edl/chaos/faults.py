@@ -1,0 +1,391 @@
+"""Faults on a running job, for practice: strike one worker, watch the job until it trains again.
+
+Only workers of this host are struck. A worker's pid comes from ZooKeeper, where it may be old, or
+of another machine; so a process is signalled through a handle that was opened before it was seen
+to carry that worker's own launch token in its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from edl.chaos.orders import Action, Order, Plan, Worker, choose
+from edl.coordination.job_store import JobStore
+from edl.core.records import Event, JobState, Member, Snapshot, Stage
+from edl.errors import CoordinationError, EdlError, RingError, UsageError
+from edl.http import client
+from edl.http.signing import http_key
+
+POLL_S = 0.05
+HEALTH_S = 1.0
+STEPS = 2  # so many complete steps after a fault prove that the job trains again
+PARTS_S = 3.0  # how long the event that splits a recovery into its parts is waited for
+DOORS = {Action.EXPIRE: "expire", Action.CUT: "cut"}  # see edl.chaos.door
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault and what it caused. ``details``: kind, generation, parts, for programs."""
+
+    number: int
+    order: Order
+    worker: int
+    led: bool
+    step: int
+    recovered: bool
+    text: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fault": self.number,
+            "action": str(self.order.action),
+            "target": self.order.target,
+            "worker": f"w{self.worker}",
+            "leader": self.led,
+            "step": self.step,
+            "recovered": self.recovered,
+            "outcome": self.text,
+            **self.details,
+        }
+
+    def __str__(self) -> str:
+        who = f"w{self.worker}" + (", the leader," if self.led else "")
+        return f"fault {self.number}: {self.order.action} {who} at step {self.step}: {self.text}"
+
+
+class Chaos:
+    """Carries out one plan on one job. :meth:`run` yields each fault when its outcome is known."""
+
+    def __init__(
+        self, store: JobStore, plan: Plan, limit_s: float, note: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._limit_s = limit_s
+        self._note = note
+        self._random = Random(plan.seed)
+        self._thaws: list[threading.Timer] = []
+        self._faults = 0
+        self._said = ""
+
+    def run(self) -> Iterator[Fault]:
+        """Strike until the plan is done or the job over.
+
+        Raises:
+            UsageError: the job is over already, or lets nobody in for what is asked.
+            CoordinationError: ZooKeeper is away for longer than the limit.
+        """
+        snapshot = self._snapshot()
+        if snapshot.job.state is not JobState.RUNNING:
+            raise UsageError(f"job {snapshot.job.name} is {snapshot.job.state}")
+        doors = [order for order in self._plan.orders if order.action in DOORS]
+        if doors and not snapshot.job.chaos:
+            raise UsageError(
+                f"--{doors[0].action} needs the workers' help; start the job with `edl run --chaos`"
+            )
+        try:
+            yield from self._strikes()
+        finally:
+            for thaw in self._thaws:  # nobody stays frozen
+                thaw.cancel()
+                thaw.function()
+
+    def _strikes(self) -> Iterator[Fault]:
+        plan, began = self._plan, time.monotonic()
+        at_steps, moments = list(plan.at_steps), plan.moments(self._random)
+        due = next(moments, None)
+        while at_steps or due is not None:
+            elapsed = time.monotonic() - began
+            if plan.count is not None and self._faults >= plan.count:
+                return
+            if plan.duration_s is not None and elapsed >= plan.duration_s:
+                return
+            snapshot = self._snapshot()
+            if snapshot.job.state is not JobState.RUNNING:
+                return
+            order: Order | None = None
+            if at_steps and self._step(snapshot) >= (at_steps[0].step or 0):
+                order = at_steps[0]
+            elif due is not None and elapsed >= due[0]:
+                order = due[1]
+            fault = self._strike(order, snapshot) if order is not None else None
+            if fault is None:
+                time.sleep(POLL_S)
+                continue
+            yield fault
+            if not fault.recovered:
+                return
+            if order is not None and order.step is not None:
+                at_steps.pop(0)
+            else:
+                due = next(moments, None)
+
+    # --- one fault
+
+    def _strike(self, order: Order, snapshot: Snapshot) -> Fault | None:
+        """Strike now; None when nobody can be struck now."""
+        members = {member.id: member for member in snapshot.members}
+        led = snapshot.leader.worker if snapshot.leader else None
+        chosen, reason = choose(order, self._workers(snapshot), led, self._random)
+        if chosen is None:
+            self._say(f"{order}: {reason}; waiting")
+            return None
+        step, seen = self._step(snapshot), self._newest_event()
+        generation = snapshot.generation.number if snapshot.generation else 0
+        try:
+            self._do(order.action, members[chosen])
+        except (ProcessLookupError, ConnectionRefusedError, RingError) as error:
+            self._say(f"{order}: w{chosen} could not be struck ({error}); again")
+            return None
+        self._faults += 1
+        struck = time.monotonic()
+        recovered = self._await_recovery(order, chosen, generation, step)
+        text, details = self._outcome(recovered, seen, generation, time.monotonic() - struck)
+        return Fault(
+            self._faults, order, chosen, chosen == led, step, recovered is not None, text, details
+        )
+
+    def _do(self, action: Action, member: Member) -> None:
+        if action in DOORS:
+            status = knock(self._store, member, action)
+            if status != 200:
+                raise EdlError(
+                    f"w{member.id} refused --{action} with HTTP {status}; "
+                    "start the job with `edl run --chaos`"
+                )
+            return
+        number = {Action.KILL: signal.SIGKILL, Action.TERM: signal.SIGTERM}.get(
+            action, signal.SIGSTOP
+        )
+        send(member, number)
+        if number is signal.SIGSTOP:
+
+            def thaw() -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    send(member, signal.SIGCONT)
+
+            timer = threading.Timer(self._plan.freeze_s, thaw)
+            timer.daemon = True
+            timer.start()
+            self._thaws = [t for t in self._thaws if t.is_alive()] + [timer]
+
+    def _await_recovery(
+        self, order: Order, worker: int, generation: int, step: int
+    ) -> Snapshot | None:
+        """The facts as soon as the job trains again, or has finished; None at the limit."""
+        deadline = time.monotonic() + self._limit_s
+        base: tuple[int, int] | None = None  # generation and step when the ring was whole again
+        while time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            snapshot = self._snapshot()
+            if snapshot.job.state is not JobState.RUNNING:
+                return None if snapshot.job.state is JobState.FAILED else snapshot
+            if not _settled(snapshot, order.action, worker, generation):
+                base = None
+                continue
+            assert snapshot.generation is not None
+            now = (snapshot.generation.number, self._step(snapshot))
+            if base is None or base[0] != now[0]:
+                base = now
+            elif now[1] >= max(base[1], step) + STEPS:
+                return snapshot
+        return None
+
+    def _outcome(
+        self, recovered: Snapshot | None, seen: int, generation: int, took_s: float
+    ) -> tuple[str, dict[str, Any]]:
+        """What the event log says of it."""
+        if recovered is None:
+            snapshot = self._snapshot()
+            why = (
+                snapshot.status.get("reason", "") if snapshot.job.state is JobState.RUNNING else ""
+            )
+            text = (
+                f"NOT recovered after {took_s:.1f} s; job {snapshot.job.name} is "
+                f"{snapshot.job.state}: {snapshot.job.reason or why or 'no reason given'}"
+            )
+            return text, {"events": [e.reason for _, e in self._store.events(seen)]}
+        if recovered.job.state is not JobState.RUNNING:
+            return f"the job {recovered.job.state}: {recovered.job.reason}", {}
+        number = recovered.generation.number if recovered.generation else generation
+        if number == generation:
+            return "the ring goes on, no change of membership", {"generation": number}
+        events = self._events_of(number, seen)
+        reasons = [e.reason for e in events if e.kind == "generation"]
+        parts = slowest_parts([e for e in events if e.kind == "switch" and e.generation == number])
+        details: dict[str, Any] = {"generation": number, "reasons": reasons, "parts": parts}
+        text = f"generation {number}: {reasons[-1] if reasons else 'no reason logged'}"
+        if parts:
+            stall = parts.pop("stall_s")
+            told = ", ".join(f"{n.removesuffix('_s')} {s:.2f}" for n, s in parts.items() if s)
+            details["stall_s"] = stall
+            text += f"; it stood still for {stall:.2f} s ({told})"
+        return text, details
+
+    def _events_of(self, generation: int, seen: int) -> list[Event]:
+        """The events since ``seen``; that of the switch comes two steps after it."""
+        deadline = time.monotonic() + PARTS_S
+        while True:
+            events = [event for _, event in self._store.events(seen)]
+            done = any(e.kind == "switch" and e.generation >= generation for e in events)
+            if done or time.monotonic() >= deadline:
+                return events
+            time.sleep(POLL_S)
+
+    # --- facts
+
+    def _workers(self, snapshot: Snapshot) -> list[Worker]:
+        seats = snapshot.generation.members if snapshot.generation else ()
+        number = snapshot.generation.number if snapshot.generation else 0
+        workers = []
+        for member in snapshot.members:
+            in_ring = member.id in seats and member.generation > 0
+            told = health(member) if in_ring else {}
+            broken = member.broken is not None and member.broken.generation >= number
+            trained = told.get("generation") == number and not broken
+            here = is_process_of(member) and member.stage is not Stage.FINISHED
+            workers.append(Worker(member.id, in_ring, here, trained))
+        return workers
+
+    def _step(self, snapshot: Snapshot) -> int:
+        """The newest step that anybody of the ring tells, or the status."""
+        told = int(snapshot.status.get("step", 0))
+        seats = snapshot.generation.members if snapshot.generation else ()
+        for member in snapshot.members:
+            if member.id in seats:
+                return max(told, int(health(member).get("step", 0)))
+        return told
+
+    def _newest_event(self) -> int:
+        return max((number for number, _ in self._store.events()), default=-1)
+
+    def _snapshot(self) -> Snapshot:
+        deadline = time.monotonic() + self._limit_s
+        while True:
+            try:
+                return self._store.snapshot()
+            except CoordinationError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(POLL_S)
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._note(text)
+
+
+def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
+    """Whether the ring is whole: as decided, entered by all, and without the one that is gone."""
+    current = snapshot.generation
+    if current is None or not current.seats:
+        return False
+    members = {member.id: member for member in snapshot.members}
+    entered = all(w in members and members[w].generation >= current.number for w in current.members)
+    if not entered:
+        return False
+    if action is Action.CUT:
+        return current.number > generation
+    if action in (Action.KILL, Action.TERM):
+        return worker not in current.members
+    return True
+
+
+def knock(store: JobStore, member: Member, action: Action) -> int:
+    """Have a worker do ``action`` (one of DOORS) to itself; the HTTP status of its answer.
+
+    Raises:
+        ConnectionRefusedError, RendezvousFailed: it is gone, or does not answer.
+    """
+    access = store.session.access
+    assert access is not None
+    key, path = http_key(access.secret, access.job), f"/chaos/{DOORS[action]}"
+    return client.change(key, member.id, "POST", member.address, member.port, path, HEALTH_S)[0]
+
+
+def send(member: Member, number: signal.Signals) -> None:
+    """Send a signal to the process of a worker, and to no other one.
+
+    Raises:
+        ProcessLookupError: it is gone, or not on this machine.
+    """
+    with _opened(member) as handle:
+        signal.pidfd_send_signal(handle, number)
+
+
+def is_process_of(member: Member) -> bool:
+    """Whether the process of a worker lives on this machine."""
+    try:
+        with _opened(member):
+            return True
+    except ProcessLookupError:
+        return False
+
+
+@contextmanager
+def _opened(member: Member) -> Iterator[int]:
+    handle = os.pidfd_open(member.pid)  # from now on the number cannot mean somebody else
+    try:
+        words = Path(f"/proc/{member.pid}/environ").read_bytes().split(b"\0")
+        if not member.launch or f"EDL_LAUNCH={member.launch}".encode() not in words:
+            raise ProcessLookupError(f"process {member.pid} is not w{member.id}")
+        yield handle
+    except (FileNotFoundError, PermissionError) as error:
+        raise ProcessLookupError(f"process {member.pid} is not w{member.id}") from error
+    finally:
+        os.close(handle)
+
+
+def slowest_parts(events: list[Event]) -> dict[str, float]:
+    """Part of a switch -> seconds, of the worker of the old ring that stood still longest."""
+    slowest: dict[str, float] = {}
+    for event in events:
+        told = event.details.get("workers")
+        workers = told if isinstance(told, Mapping) else {}
+        for parts in workers.values():
+            if parts.get("role") == "new" and len(workers) > 1:
+                continue
+            if float(parts.get("stall_s", 0.0)) >= slowest.get("stall_s", 0.0):
+                slowest = {
+                    name: float(value)
+                    for name, value in parts.items()
+                    if name.endswith("_s") and name != "median_step_s"
+                }
+    return slowest
+
+
+def summary(faults: list[Fault], seed: int) -> str:
+    """All faults in one sentence."""
+    if not faults:
+        return "no fault was made"
+    count = {action: sum(f.order.action is action for f in faults) for action in Action}
+    kinds = ", ".join(f"{number} {action}" for action, number in count.items() if number)
+    told = f"{len(faults)} faults ({kinds}), {sum(f.recovered for f in faults)} recovered"
+    stalls = sorted(float(f.details["stall_s"]) for f in faults if "stall_s" in f.details)
+    if stalls:
+        told += f"; the job stood still {statistics.median(stalls):.2f} s in the median, "
+        told += f"{stalls[-1]:.2f} s at most"
+    return f"{told}; seed {seed}"
+
+
+def health(member: Member) -> dict[str, Any]:
+    """What a worker says of itself; nothing when it does not answer."""
+    try:
+        _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
+        told = json.loads(body)
+    except (OSError, RingError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -1,0 +1,306 @@
+"""The job's durable state: saved by rank 0 every so often, restored by a sync root without state.
+
+Rules:
+
+1. All replicas are equal between two steps, so one worker saves: rank 0, at a boundary. The
+   training thread copies the state; a thread beside it writes the file.
+2. A directory belongs to one training. A start of the job (*run*) reads the files that it wrote
+   itself, and all of them when it was told to resume. Otherwise files of another run are a
+   reason to refuse: they are never continued silently, and never written over.
+3. The newest file is the one of the highest step. One that is torn, damaged or foreign is
+   refused, which is said, and the one before is used.
+4. A failed save is said and costs nothing else; the next one is tried in time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from edl.checkpoint import format as files
+from edl.checkpoint.format import Checkpoint, Manifest, Packed
+from edl.core.step.ledger import Ledger
+from edl.core.step.source import NO_FINGERPRINT, Source
+from edl.errors import CheckpointError, DataError, EdlError
+
+logger = logging.getLogger(__name__)
+
+LogEvent = Callable[[str, int, str, Mapping[str, object]], None]  # kind, step, reason, details
+
+
+class Durable(Protocol):
+    """The framework's copy of model, optimizer and tracked objects, as far as files need it."""
+
+    framework: str
+
+    def capture(self) -> Any:
+        """A copy of the state that later steps do not change; see checkpoint_file for its form."""
+
+    def restore(self, state: Any) -> None:
+        """Take over what :meth:`capture` returned.
+
+        Raises:
+            CheckpointError: it does not fit the script's model, optimizer or tracked objects.
+        """
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where a job keeps its checkpoints, and which of them this start of it may read.
+
+    ``resume_from``: a directory to continue from; None: not asked to.
+    """
+
+    directory: Path
+    every_s: float
+    keep: int
+    job: str
+    run: str
+    resume_from: Path | None = None
+
+
+class Checkpoints:
+    """Saves and restores one worker's state. Used by the training thread only.
+
+    ``tell`` and ``saved`` (directory, step) are called from the writing thread, too.
+    """
+
+    def __init__(
+        self, config: CheckpointConfig, log: LogEvent, saved: Callable[[str, int], None]
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._saved = saved
+        self._last_step = -1  # of the last good file of this worker
+        self._due_at: float | None = None
+        self._writing: threading.Thread | None = None
+
+    def check_directory(self) -> None:
+        """Make the directory, and make sure that files can be written there.
+
+        Raises:
+            CheckpointError: they cannot.
+        """
+        directory = self._config.directory
+        probe = directory / f".{id(self)}-{time.monotonic_ns()}.probe"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"edl.checkpoint: cannot write into {directory}: {error.strerror}; it must be a "
+                "directory that all hosts of the job share"
+            ) from error
+
+    # --- restoring
+
+    def restore(
+        self,
+        source: Source,
+        replica: Durable,
+        resume: Callable[[int, Mapping[str, Any]], None],
+    ) -> Checkpoint | None:
+        """Bring ``replica`` to the newest good checkpoint that rule 2 allows.
+
+        ``resume(step, ledger)`` is called with the place in the data that belongs to it.
+
+        Returns:
+            None for a fresh start: nothing may be read, and nothing is in the way.
+
+        Raises:
+            CheckpointError: nothing to resume from, files of another run, or a checkpoint of
+                another model, dataset or order of it.
+        """
+        found = self._find()
+        if found is None:
+            return None
+        if found.manifest.framework != replica.framework:
+            raise CheckpointError(
+                f"{found.path} is of a {found.manifest.framework} job, and this is a "
+                f"{replica.framework} script"
+            )
+        _check_source(found, source)
+        try:
+            replica.restore(found.state)
+            resume(found.manifest.step, found.manifest.ledger)
+        except DataError as error:
+            raise CheckpointError(f"{found.path} cannot be used: {error}") from error
+        if found.path.parent == self._config.directory:
+            self._last_step = found.manifest.step
+        self._saved(str(found.path.parent), found.manifest.step)
+        return found
+
+    def _find(self) -> Checkpoint | None:
+        config = self._config
+        resumes_here = config.resume_from == config.directory
+        found, refused, others = self._newest(config.directory, own_only=not resumes_here)
+        if found is not None:
+            return found
+        if others and not resumes_here:
+            hint = "`edl run --resume` (or EDL_RESUME=1) continues it"
+            if config.resume_from is not None:
+                hint = f"you resume from {config.resume_from}, which starts another one"
+            raise CheckpointError(
+                f"{config.directory} has checkpoints of another run ({others[0]}): {hint}; to "
+                "start afresh choose another directory, or remove it"
+            )
+        if config.resume_from is not None and not resumes_here:
+            if not config.resume_from.is_dir():
+                raise CheckpointError(f"cannot resume: there is no directory {config.resume_from}")
+            found, refused, _ = self._newest(config.resume_from, own_only=False)
+        if found is None and config.resume_from is not None:
+            told = f"; refused: {'; '.join(refused)}" if refused else ""
+            raise CheckpointError(
+                f"cannot resume: there is no checkpoint in {config.resume_from}{told}; start "
+                "without --resume to begin afresh"
+            )
+        if found is None and refused:
+            raise CheckpointError(
+                f"{config.directory} has files in the way: {'; '.join(refused)}; remove them"
+            )
+        return found
+
+    def _newest(
+        self, directory: Path, own_only: bool
+    ) -> tuple[Checkpoint | None, list[str], list[str]]:
+        """The newest good checkpoint; why others were refused; what belongs to another run."""
+        refused: list[str] = []
+        others: list[str] = []
+        for path in files.listed(directory):
+            try:
+                manifest = files.read_manifest(path)
+                if own_only and manifest.run != self._config.run:
+                    others.append(f"job {manifest.job}, step {manifest.step}")
+                    continue
+                return files.read(path), refused, others
+            except CheckpointError as error:
+                logger.warning("%s", error)
+                self._log("checkpoint_refused", 0, str(error), {"path": str(path)})
+                refused.append(str(error))
+        return None, refused, others
+
+    # --- saving
+
+    def save_if_due(self, step: int, source: Source, ledger: Ledger, replica: Durable) -> None:
+        """Called by rank 0 at each boundary: the first step's state at once, then every so often.
+
+        A save that is due while the one before is still being written waits for it.
+        """
+        now = time.monotonic()
+        if self._due_at is None:
+            fresh = step == 0 and self._last_step < 0
+            self._due_at = now if fresh else now + self._config.every_s
+            if fresh:
+                files.remove_leftovers(self._config.directory)
+        if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
+            return
+        self._due_at = now + self._config.every_s
+        self._save(step, source, ledger, replica)
+
+    def save_last(
+        self, step: int, source: Source, ledger: Ledger, replica: Durable, timeout_s: float
+    ) -> None:
+        """Save before the end, and wait until it is written, at most ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        if not self.settle(timeout_s):
+            return
+        if self._last_step != step:
+            self._save(step, source, ledger, replica)
+            self.settle(deadline - time.monotonic())
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing is being written any more; False at the time-out."""
+        if self._writing is not None:
+            self._writing.join(max(0.0, timeout_s))
+            if self._writing.is_alive():
+                logger.warning("a checkpoint is still being written after %.1f s", timeout_s)
+                return False
+        return True
+
+    def _save(self, step: int, source: Source, ledger: Ledger, replica: Durable) -> None:
+        began = time.monotonic()
+        config = self._config
+        manifest = Manifest(
+            job=config.job,
+            run=config.run,
+            step=step,
+            epoch=ledger.epoch,
+            framework=replica.framework,
+            source={
+                "total": source.total,
+                "seed": source.seed,
+                "shuffle": source.shuffle,
+                "batch_size": source.batch_size,
+                "fingerprint": source.fingerprint,
+            },
+            ledger=ledger.snapshot(),
+            saved_at=time.time(),
+        )
+        try:
+            state = files.pack(replica.capture())
+        except CheckpointError as error:
+            if step == 0:
+                raise
+            self._failed(manifest, error)
+            return
+        capture_s = time.monotonic() - began
+        self._writing = threading.Thread(
+            target=self._write,
+            args=(manifest, state, capture_s),
+            name="edl-checkpoint",
+            daemon=True,
+        )
+        self._writing.start()
+
+    def _failed(self, manifest: Manifest, error: Exception) -> None:
+        reason = f"the checkpoint of step {manifest.step} was not written: {error}"
+        logger.warning("%s", reason)
+        self._log("checkpoint_failed", manifest.step, reason, {})
+
+    def _write(self, manifest: Manifest, state: Packed, capture_s: float) -> None:
+        began = time.monotonic()
+        directory, step = self._config.directory, manifest.step
+        path = files.path_of(directory, step)
+        try:
+            size = files.write(path, manifest, state)
+            write_s = time.monotonic() - began
+            self._last_step = step
+            self._saved(str(directory), step)
+            files.prune(directory, step, self._config.keep)
+        except (EdlError, OSError) as error:
+            self._failed(manifest, error)
+            return
+        reason = (
+            f"step {step} is in {path}: {size / 1e6:.1f} MB, training paused "
+            f"{1000 * capture_s:.0f} ms, written in {write_s:.2f} s"
+        )
+        logger.info("%s", reason)
+        told = {"bytes": size, "capture_s": capture_s, "write_s": write_s, "path": str(path)}
+        self._log("checkpoint", step, reason, told)
+
+
+_OTHER = {"total": "dataset of other size", "fingerprint": "dataset of other files"}
+
+
+def _check_source(found: Checkpoint, source: Source) -> None:
+    """The checkpoint's ledger must mean the same samples here; the batch size may differ."""
+    for name, mine in (
+        ("total", source.total),
+        ("seed", source.seed),
+        ("shuffle", source.shuffle),
+        ("fingerprint", source.fingerprint),
+    ):
+        theirs = found.manifest.source.get(name, "")
+        if theirs != mine:
+            what = _OTHER.get(name, f"other {name}")
+            theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
+            raise CheckpointError(
+                f"{found.path} was trained on a {what}: {theirs} there, {mine} in this script; "
+                "a checkpoint continues with the same samples in the same order only"
+            )

@@ -1,0 +1,1 @@
+"""What one host decides: its worker processes, its slots under horovodrun, host discovery."""

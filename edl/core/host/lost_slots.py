@@ -1,0 +1,68 @@
+"""Which edl-workers of a job have died, as each of the others sees it."""
+
+from __future__ import annotations
+
+from edl.core.host.horovodrun_slot import (
+    ABANDONED_S,
+    OVERDUE_S,
+    AfterLoss,
+    abandoned,
+    after_loss,
+    kept,
+    planned,
+)
+from edl.core.records import Snapshot
+
+TURN_S = 1.0  # between two edl-workers that would do the same for all
+
+
+class LostSlots:
+    """Watched by the edl-worker of ``slot`` on ``host``.
+
+    ``lost``: slots whose edl-worker has died, as (host, slot). ``best``: what is to be done.
+    ``barred``: hosts on which one has died, and none has come back.
+    """
+
+    def __init__(self, host: str, slot: int) -> None:
+        self.lost: frozenset[tuple[str, int]] = frozenset()
+        self.best = AfterLoss.NOTHING
+        self.barred: frozenset[str] = frozenset()
+        self._own = (host, slot)
+        self._planned: dict[tuple[str, int], float] = {}  # slots of the plan, since when
+        self._seen: frozenset[tuple[str, int]] = frozenset()  # that an edl-worker has kept, or none
+        self._missing: frozenset[tuple[str, int]] = frozenset()  # of these, without one now
+        self._missing_since = 0.0
+        self._asked_for: frozenset[tuple[str, int]] = frozenset()
+
+    def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
+        """Look again; whether the driver is to be asked to place the slots anew, by us and now.
+
+        ``answered``: when the driver last did so; the plan needs a moment to follow.
+        """
+        # A slot that the plan has again is another edl-worker's, which may be on its way.
+        self._planned = {slot: self._planned.get(slot, now) for slot in planned(snapshot)}
+        overdue = {s for s, since in self._planned.items() if now - since >= OVERDUE_S}
+        self._seen = planned(snapshot) & (self._seen | kept(snapshot) | overdue)
+        missing = abandoned(snapshot, self._seen)
+        if missing != self._missing:
+            self._missing, self._missing_since = missing, now
+        waited = now - max(self._missing_since, answered)
+        self.lost = missing if waited >= ABANDONED_S else self.lost & missing
+        if not self.lost:
+            self._asked_for = self.lost  # the same slots may be lost again
+        back = {one.host for one in snapshot.slots if one.slot < snapshot.plan.get(one.host, 0)}
+        self.barred = (self.barred - back) | {host for host, _ in self.lost}
+        self.best = after_loss(snapshot.plan, snapshot.job.min_np, self.lost)
+        ask = self.best is AfterLoss.PLACE_ANEW and self.lost != self._asked_for
+        if not ask or waited < ABANDONED_S + self.turn(snapshot) * TURN_S:
+            return False
+        self._asked_for = self.lost
+        return True
+
+    def turn(self, snapshot: Snapshot) -> int:
+        """Whoever has turn 0 acts for all edl-workers; the next one, if that does not."""
+        here = sorted(kept(snapshot))
+        return here.index(self._own) if self._own in here else 0
+
+    def __str__(self) -> str:
+        return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))

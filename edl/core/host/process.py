@@ -1,0 +1,224 @@
+"""One start of one worker process, as its launcher sees it: how it ended, and by whose doing.
+
+Every end is told once, as an event. It is a *failure* when the process ended with an error, or
+without ever joining, by itself. It is not when the launcher ended it, or when it obeyed the leader
+that gave it up. Of the proof that a process is gone the leader learns first, often while that
+process is still on its way out: so to be given up for that is no explanation of an end, and such a
+process is left to end with its own exit code.
+
+Failures in a row make the pause before the next start of a slot longer; more of them than
+``max_restarts`` use the slot up.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edl.core.job.liveness import GONE
+from edl.core.records import Generation, JobState, Member, Snapshot, Stage
+
+UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
+UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
+ENDED = "edl-ended"  # the name of a process whose script has ended, before ":" and its exit code
+BACKOFF_MAX_S = 30.0
+TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
+EXIT_S = 2.0  # for a process to be gone once its script and all that it registered have ended
+GONE_S = 10.0  # the same once the leader has proof that it is gone: its port is closed
+
+_ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One start of one worker process. Times by its launcher's clock."""
+
+    slot: int
+    launch: str
+    started: float
+    failures: int = 0  # failed starts in a row in this slot before this one
+    worker: int | None = None  # id of its member, once it was seen
+    ready: bool = False  # its member has been ready, or further
+    seated: bool = False  # it has had a seat in a generation
+    departing: float | None = None  # since when it leaves, has finished, or was taken out
+    absent: float | None = None  # since when it has no node in ZooKeeper, which it had
+    mute: float | None = None  # since when it has not answered its agent, which had reason to ask
+    evicted: str = ""  # why the leader has given it up, other than for being gone
+    gone: float | None = None  # since when the leader has proof that it is gone
+    told: float | None = None  # since when it is being ended by its launcher
+    why: str = ""  # it is
+    ended: float | None = None  # since when its script has ended: only the interpreter is left
+    ended_code: int = 0  # what it then said that its exit code would be
+    exit_code: int | None = None  # None: it runs; -9: killed by signal 9
+    exited: float | None = None
+    last_line: str = ""  # of its output, that is not noise; known when it has exited
+    used_up: bool = False  # its slot was given up after it
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    @property
+    def failed(self) -> bool:
+        """It ended with an error or without ever joining, by itself."""
+        if self.exit_code is None or self.obeyed:
+            return False
+        return self.exit_code != 0 or self.worker is None
+
+    @property
+    def obeyed(self) -> bool:
+        """It ended because its launcher ended it, or because the leader had given it up."""
+        if self.exit_code is None:
+            return False
+        if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
+            return self.exit_code == UNKNOWN_EXIT and self._told_before
+        return self._told_before or (bool(self.evicted) and self.exit_code <= 1)
+
+    @property
+    def _told_before(self) -> bool:
+        """It was told to end before its script, or it, had ended."""
+        end = self.exited if self.ended is None else self.ended
+        return self.told is not None and (end is None or self.told < end)
+
+    def failed_late(self, finished: float) -> bool:
+        """It ended with an error after the job had ``finished``, or was about to.
+
+        Who died while it trained was replaced, or was not needed any more: that is no failure.
+        """
+        over = self.departing is not None or (self.exited or 0.0) >= finished
+        return self.failed and bool(self.exit_code) and self.seated and over
+
+    @property
+    def name(self) -> str:
+        return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"
+
+    @property
+    def failures_now(self) -> int:
+        """Failures in a row in this slot, this process included. To be given up is one, too."""
+        if not (self.failed or (self.evicted and not self.alive)):
+            return 0 if self.exit_code == 0 else self.failures
+        trained = self.seated and (self.exited or 0.0) - self.started >= TRAINED_S
+        return 1 if trained else self.failures + 1
+
+    def uses_up(self, max_restarts: int) -> bool:
+        """Its slot has been started again as often as it may, and failed again."""
+        blamed = self.failed or bool(self.evicted)
+        return not self.alive and not self.used_up and blamed and self.failures_now > max_restarts
+
+    def pause_s(self, longest_s: float) -> float:
+        """How long its slot waits after it, before the next start."""
+        blamed = self.failed or bool(self.evicted)
+        return backoff_s(self.failures_now, longest_s) if blamed and not self.used_up else 0.0
+
+    def ending_story(self, host: str) -> str:
+        """Its end in words: of a failure also its last line, else whose doing it was."""
+        assert self.exit_code is not None
+        what = f"{self.name} on {host} {how(self.exit_code)}"
+        if self.failed:
+            what += " without calling edl.init()" if self.exit_code == 0 else ""
+            return what + (f"; its last line: {self.last_line}" if self.last_line else "")
+        if self.told is not None:
+            return f"{what}: it was ended by its launcher: {self.why}"
+        if self.evicted:
+            return f"{what}: the leader had given it up: {self.evicted}"
+        return what
+
+
+def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
+    """A ``process`` that the system could not start: it has failed, as one that died at once.
+
+    That is its host's trouble (memory, processes, a disk that is full), not the job's: it is tried
+    again after the pause of its slot, and the others train on.
+    """
+    line = f"cannot start {' '.join(command)}: {error.strerror or error}"
+    return replace(process, exit_code=UNSTARTED_EXIT, exited=process.started, last_line=line)
+
+
+def exited(process: Process, code: int, now: float, last_line: str, job_finished: bool) -> Process:
+    """``process`` when it has ended with ``code``.
+
+    One that its launcher had to kill because the interpreter did not end counts as what its script
+    came to: an error if it said so, and success if it was about to end.
+    """
+    lingered = process.ended is not None and process.told is not None and not process._told_before
+    if code == -signal.SIGKILL and lingered:
+        ends_well = job_finished or process.departing is not None
+        code = process.ended_code or (0 if ends_well else code)
+    return replace(process, exit_code=code, exited=now, last_line=last_line)
+
+
+def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
+    """``process`` with what ZooKeeper says of it."""
+    member = next((m for m in snapshot.members if m.launch == process.launch), None)
+    generation = snapshot.generation
+    worker = process.worker if member is None else member.id
+    in_ring = generation is not None and worker in generation.members
+    seated = process.seated or in_ring or (member is not None and member.generation > 0)
+    stage = member.stage if member else None
+    reason = "" if worker is None else snapshot.evicted.get(worker, "")
+    is_gone = reason.startswith(GONE)
+    leaving = _leaves(member, seated, in_ring, generation) and not is_gone
+    absent = member is None and worker is not None and process.alive
+    since = process.departing if process.departing is not None else now
+    code = process.exit_code
+    if code == UNKNOWN_EXIT and (leaving or snapshot.job.state not in _ENDS_BADLY):
+        code = 0  # it was about to end
+    return replace(
+        process,
+        exit_code=code,
+        worker=worker,
+        seated=seated,
+        ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
+        departing=since if leaving else None,
+        absent=(process.absent if process.absent is not None else now) if absent else None,
+        evicted="" if is_gone else reason or process.evicted,
+        gone=(process.gone if process.gone is not None else now) if is_gone else None,
+    )
+
+
+def _leaves(
+    member: Member | None, seated: bool, in_ring: bool, generation: Generation | None
+) -> bool:
+    stage = member.stage if member else None
+    if stage in (Stage.LEAVING, Stage.FINISHED):
+        return True
+    return seated and generation is not None and not in_ring and stage is not Stage.READY
+
+
+def exit_status(code: int) -> int:
+    """A shell's exit status for a process's exit code: 128 + n for signal n."""
+    if code == UNKNOWN_EXIT:
+        return 1
+    return 128 - code if code < 0 else code
+
+
+def how(code: int) -> str:
+    """An exit code in words."""
+    if code == UNKNOWN_EXIT:
+        return "ended (an earlier agent had started it, so how is not known)"
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"
+
+
+def how_all(processes: Sequence[Process], several: bool) -> str:
+    """How they ended, in words, each code once; ``several``: said of more than one."""
+    codes = sorted({p.exit_code or 0 for p in processes})
+    told = " or ".join(how(code) for code in codes)
+    return told.replace("was killed", "were killed") if several else told
+
+
+def last_words(process: Process) -> str:
+    """The last line of its output, as a clause."""
+    if not process.last_line:
+        return f"{process.name} wrote nothing"
+    return f"the last line of {process.name}: {process.last_line}"
+
+
+def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
+    """How long a slot waits before its next start: 1, 2, 4, ... 30 s."""
+    return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))

@@ -1,0 +1,64 @@
+"""What the leader's decisions about membership are made with, and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl.core.records import Generation, Member, Request, Seat, Snapshot, Stage
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits of the leader's decisions, in seconds."""
+
+    start_s: float  # for `np` workers to come up at the start of the job
+    prepare_s: float  # for a newcomer, from its registration to ready
+    gather_s: float  # how long ready newcomers wait for others that are preparing
+    leave_grace_s: float  # how long a leaver that is needed waits for its replacement
+    notice_s: float  # for a newcomer to take note of a generation that passed it by
+
+
+@dataclass(frozen=True)
+class Ages:
+    """How long things have stood as they are, in seconds by the leader's own clock.
+
+    A new leader starts to count afresh, so limits may stretch but never shrink.
+    """
+
+    leading_s: float = 0.0
+    stage_s: Mapping[int, float] = field(default_factory=dict)  # worker -> time in its stage
+    generation_s: float = 0.0  # since the present generation was first seen
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the leader does now; all of it in one transaction. ``reason`` is always set."""
+
+    reason: str
+    generation: Generation | None = None
+    plan: Mapping[str, int] | None = None
+    evict: Mapping[int, str] = field(default_factory=dict)
+    answers: tuple[Request, ...] = ()
+
+    @property
+    def acts(self) -> bool:
+        return bool(self.generation or self.plan is not None or self.evict or self.answers)
+
+
+def end(now: Snapshot, term: int, reason: str) -> Decision:
+    """A generation without seats: everybody leaves after the same step."""
+    current = now.generation
+    number, members = (current.number, current.members) if current else (0, ())
+    return Decision(reason, Generation(number + 1, term, (), -1, (), members, reason))
+
+
+def seat_of(member: Member) -> Seat:
+    """Its place in a generation."""
+    return Seat(member.id, member.host, member.slot, member.address, member.port)
+
+
+def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
+    """Whether a newcomer has used up its time to prepare."""
+    age = ages.stage_s.get(member.id, 0.0)
+    return member.stage is Stage.PREPARING and age >= limits.prepare_s

@@ -1,0 +1,293 @@
+"""Who is in the ring next, and why: one pure function of what ZooKeeper says.
+
+The leader calls :func:`decide` whenever a fact changes. Its guards, in order; the first that
+applies decides:
+
+1. A stopping job gets a generation without seats: everybody leaves after the same step.
+2. A job without a ring starts with ``np`` ready workers, or with ``min_np`` after a time limit.
+   So does a job whose last ring is proven dead to the last worker.
+3. A broken ring: all its members report or are dead, then the survivors go on from one that has
+   made the most progress, by steps and then by exchanges between steps. Newcomers wait, for the
+   survivors are in the middle of a step. Until a generation is adopted, the ring is the
+   one before it, with those who were to leave.
+4. A generation that was announced is adopted by all its members before the next one. Only the
+   proven death of one of its newcomers replaces it earlier: they hold no state, so nothing is
+   lost. Leavers whose replacement died stay. At a start and after a break there is no ring to go
+   on meanwhile: then the others fail to build theirs, and report it.
+5. A ring that runs is changed as planned (:mod:`edl.core.job.resize`). Workers that are asked to
+   leave, that the plan no longer wants, or that are ready, change places in one switch. Newcomers
+   that come up together are waited for, briefly; those that take the places of others until the
+   last of them is ready, for meanwhile the ring lacks nobody (a migration of several workers is
+   one switch). Nobody is dropped for being absent from ZooKeeper: either it comes back, or the
+   ring breaks. A newcomer gets a seat only while it answers, and has taken note of the generation
+   before: so one that is stuck spoils one switch at most, and is given up when it does not come
+   round.
+
+In a job that horovodrun started, its driver says which slots of a host are used: those below the
+number in the plan. There the plan is never lowered from here, a worker in a slot beyond it leaves,
+and the place of one that was asked to leave is filled again.
+
+Whatever is decided: a generation's number grows by one, old members keep their relative rank
+order, newcomers follow by id (those of a start host by host), nobody is both in and out, and the
+ring never shrinks below what the plan and ``min_np`` ask for by our own decision. A generation with
+newcomers keeps an old member to send them the state; if all old ones are to go, one of them goes
+with the next switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.resize import change
+from edl.core.plural import names, workers
+from edl.core.records import Generation, JobState, Member, Seat, Snapshot, Stage
+
+
+def decide(
+    now: Snapshot,
+    term: int,
+    ages: Ages,
+    limits: Limits,
+    dead: Mapping[int, str] = MappingProxyType({}),
+    silent: frozenset[int] = frozenset(),
+) -> Decision:
+    """The leader's next act, or none, with the reason.
+
+    Args:
+        now: what ZooKeeper says.
+        term: the leader's own term.
+        dead: workers proven dead, whether or not their session still lives, with the proof.
+        silent: workers whose port has not answered just now; that alone proves nothing.
+
+    A dead worker that has a seat is given up at once: then every daemon cuts the ring that it is
+    in, and nobody waits for it. Not so a leaver that has taken back its own node: it has left as
+    agreed, and the others are about to close that ring anyway. Its port refuses then; when it is
+    ``silent`` and nobody has switched yet, it is frozen or cut off, and they would wait for it.
+    """
+    decision = _decide(now, term, ages, limits, frozenset(dead), silent)
+    current = None if now.job.state.over else now.generation
+    seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
+    agreed = set(current.left) - {member.id for member in now.members} if current else set()
+    if current and not _switched(now, current):
+        agreed -= silent
+    lost = {w: dead[w] for w in sorted(dead) if w in seated - agreed and w not in now.evicted}
+    return replace(decision, evict={**decision.evict, **lost}) if lost else decision
+
+
+def _decide(
+    now: Snapshot,
+    term: int,
+    ages: Ages,
+    limits: Limits,
+    dead: frozenset[int],
+    silent: frozenset[int],
+) -> Decision:
+    """The guards of the module's docstring."""
+    alive = {m.id: m for m in now.members if m.id not in dead and m.id not in now.evicted}
+    current = now.generation
+    if now.job.state.over or (current is not None and not current.seats):
+        return Decision("the job has ended")
+    if now.job.state is JobState.STOPPING:
+        why = now.job.reason or "no reason given"
+        return end(now, term, f"the job is asked to stop: {why}")
+    if current is None:
+        return _start(now, now.job.np, alive, term, ages, limits)
+    ring = _ring(now, current)
+    absent = [s.id for s in ring if not (s.id in alive or s.id in dead or s.id in now.evicted)]
+    if not any(seat.id in alive for seat in ring):
+        return _restart(now, current, ring, alive, absent, term, ages, limits)
+    training = {w: m for w, m in alive.items() if m.stage is not Stage.FINISHED}
+    if any(broke(training.get(seat.id), current) for seat in ring):
+        return _recover(current, ring, training, absent, term)
+    if any(seat.id in alive and seat.id not in training for seat in ring):
+        return Decision("the job has trained to its end")
+    waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
+    lost = tuple(w for w in current.joined if w in dead or w in now.evicted)
+    breaking = any(s.id not in (*alive, *absent, *lost) for s in ring)  # it will report
+    if lost and current.previous and not breaking and not _switched(now, current):
+        return _replace_newcomers(now, current, alive, lost, term)
+    if waiting:
+        return Decision(f"generation {current.number} waits for {names(waiting)} to switch")
+    missing = [seat.id for seat in current.seats if seat.id not in alive]
+    if missing:
+        return Decision(
+            f"{names(missing)} of generation {current.number} left ZooKeeper; "
+            "no change until it comes back or the ring breaks"
+        )
+    return change(now, current, alive, term, ages, limits, silent)
+
+
+def _ring(now: Snapshot, current: Generation) -> tuple[Seat, ...]:
+    """The ring that holds the job's state: the one before, until somebody has switched."""
+    return current.seats if _switched(now, current) or not current.previous else current.previous
+
+
+def _switched(now: Snapshot, current: Generation) -> bool:
+    """Whether a member adopted ``current``: then the ring was built, with all its members."""
+    return any(_adopted(m, current) for m in now.members if m.id in current.members)
+
+
+def _start(
+    now: Snapshot,
+    wanted: int,
+    alive: Mapping[int, Member],
+    term: int,
+    ages: Ages,
+    limits: Limits,
+    before: Sequence[str] = (),
+) -> Decision:
+    """``before``: the hosts in the order that they had in the ring before."""
+    ready = [m for m in alive.values() if m.stage is Stage.READY]
+    count, job = len(ready), now.job
+    if count < wanted and not (count >= job.min_np and ages.leading_s >= limits.start_s):
+        stuck = sorted(m.id for m in alive.values() if is_stuck(m, ages, limits))
+        return Decision(
+            f"{count} of {wanted} workers are ready to start",
+            evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
+        )
+    chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[: job.max_np]
+    # Host by host, for a ring's neighbours send each other every gradient.
+    first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
+    first |= {host: place - len(before) for place, host in reversed([*enumerate(before)])}
+    chosen.sort(key=lambda m: (first[m.host], m.id))
+    seats = tuple(seat_of(m) for m in chosen)
+    reason = f"the job starts with {len(seats)} of {workers(wanted)}"
+    members = tuple(seat.id for seat in seats)
+    return Decision(reason, Generation(1, term, seats, seats[0].id, members, (), reason))
+
+
+def _restart(
+    now: Snapshot,
+    current: Generation,
+    ring: Sequence[Seat],
+    alive: Mapping[int, Member],
+    absent: Sequence[int],
+    term: int,
+    ages: Ages,
+    limits: Limits,
+) -> Decision:
+    """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead."""
+    if absent:
+        return Decision(
+            f"all of {names([seat.id for seat in ring])} left ZooKeeper and {names(absent)} "
+            "may be training; no change until they come back or are proven dead"
+        )
+    wanted = max(now.job.min_np, min(now.planned, now.job.max_np))
+    hosts = [seat.host for seat in ring]
+    start = _start(now, wanted, alive, term, ages, limits, before=hosts)
+    lost = f"all {len(ring)} workers of generation {current.number} died"
+    if start.generation is None:
+        return replace(start, reason=f"{lost}; {start.reason}")
+    saved = now.job.saved_step
+    kept = f"the checkpoint of step {saved} is left" if saved >= 0 else "their state is lost"
+    reason = f"{lost}, {kept}; {start.generation.reason}"
+    # A newcomer that had a seat may just have received the state: let it be the root.
+    seated = [w for w in start.generation.members if w in current.members]
+    generation = replace(
+        start.generation,
+        number=current.number + 1,
+        sync_root=(seated or start.generation.members)[0],
+        left=tuple(sorted(seat.id for seat in ring)),
+        reason=reason,
+    )
+    return replace(start, reason=reason, generation=generation)
+
+
+def _recover(
+    current: Generation,
+    ring: Sequence[Seat],
+    training: Mapping[int, Member],
+    absent: Sequence[int],
+    term: int,
+) -> Decision:
+    """Close the roll-call of a broken ring once nobody is left to be heard.
+
+    Newcomers of a generation that was never adopted are not waited for: they hold no state, and
+    may not even know that the others tried to build its ring. Who is ``absent`` from ZooKeeper
+    counts as dead, unless nobody else has the state.
+    """
+    silent = [
+        s.id
+        for s in ring
+        if s.id in training
+        and not broke(training[s.id], current)
+        and not (current.previous and training[s.id].generation == 0)
+    ]
+    if silent:
+        return Decision(
+            f"generation {current.number} is broken; {names(silent)} did not report yet"
+        )
+    members = {seat.id for seat in ring}
+    newcomers = [seat for seat in current.seats if seat.id not in members]
+    survivors = [s for s in (*ring, *newcomers) if broke(training.get(s.id), current)]
+    progress = {s.id: b.progress for s in survivors if (b := training[s.id].broken) is not None}
+    gone = tuple(seat.id for seat in ring if seat.id not in progress)
+    most = max(progress.values())
+    newest, _ = most
+    if newest < 0 and absent:
+        return Decision(
+            f"generation {current.number} is broken and only {names(absent)} may hold the state; "
+            "no change until they come back or are proven dead"
+        )
+    if newest < 0:
+        root, behind = survivors[0].id, tuple(progress)
+    else:
+        root = next(seat.id for seat in survivors if progress[seat.id] == most)
+        behind = tuple(worker for worker, (step, _) in progress.items() if step < newest)
+    lost = f"{names(gone)} went" if gone else "nobody died"
+    reason = (
+        f"generation {current.number} broke and {lost}; {len(survivors)} of {len(ring)} "
+        f"go on from step {newest} of w{root}"
+    )
+    return Decision(
+        reason,
+        Generation(current.number + 1, term, tuple(survivors), root, behind, gone, reason),
+    )
+
+
+def _replace_newcomers(
+    now: Snapshot,
+    current: Generation,
+    alive: Mapping[int, Member],
+    lost: tuple[int, ...],
+    term: int,
+) -> Decision:
+    """The generation again, without the newcomers that died, and with leavers in their stead."""
+    joined = tuple(worker for worker in current.joined if worker not in lost)
+    old = [seat.id for seat in current.seats if seat.id not in current.joined]
+    floor = min(len(current.previous), max(now.planned, now.job.min_np))
+    short = min(len(lost), floor - len(old) - len(joined))
+    leavers = [s.id for s in current.previous if s.id in current.left and s.id in alive]
+    leavers.sort(key=lambda w: alive[w].stage is Stage.LEAVING)
+    back = leavers[: max(0, short)]
+    seats = (
+        *(seat for seat in current.previous if seat.id in old or seat.id in back),
+        *(seat for seat in current.seats if seat.id in joined),
+    )
+    reason = f"{names(lost)} died before joining generation {current.number}"
+    if back:
+        reason += f"; {names(back)} cannot leave yet"
+    root = current.sync_root  # an old member
+    left = tuple(worker for worker in current.left if worker not in back)
+    return Decision(
+        reason,
+        Generation(
+            current.number + 1, term, seats, root, joined, left, reason, previous=current.previous
+        ),
+    )
+
+
+def _adopted(member: Member, generation: Generation) -> bool:
+    return member.generation >= generation.number
+
+
+def broke(member: Member | None, current: Generation) -> bool:
+    """Whether a member reports a broken ring and ``current`` was decided without that report."""
+    if member is None or member.broken is None:
+        return False
+    if member.broken.generation >= current.number:
+        return True
+    return bool(current.previous) and 0 < member.generation <= member.broken.generation

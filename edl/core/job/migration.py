@@ -1,0 +1,138 @@
+"""How far a migration is, and what it was: from what ZooKeeper says of the job, nothing else.
+
+The plan is what carries a migration out: the target's agent starts newcomers, the leader holds
+those who leave the source until the newcomers are ready, and lets all change places in one switch
+(:mod:`edl.core.job.membership`). So whoever asked may go away, and nothing here decides about
+members.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.core.plural import workers
+from edl.core.records import Event, Generation, Snapshot, Stage
+
+
+@dataclass(frozen=True)
+class Move:
+    """What was asked for, and how the job stood then."""
+
+    job: str
+    source: str
+    target: str
+    np: int
+    plan: Mapping[str, int]  # as it was written
+    since: int  # generation
+
+    def __str__(self) -> str:
+        return f"{workers(self.np)} of {self.job} from {self.source} to {self.target}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a migration stands. ``there``: workers in the ring on the target that are new there."""
+
+    done: bool
+    there: int
+    changed: bool  # somebody has changed the plan of the two hosts since
+    arrived: Mapping[str, int]  # host -> workers there, in the ring or on their way into it
+    told: str
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A migration that is over.
+
+    Attributes:
+        stall_s: how long it held up those who stayed, if known.
+        known: ``generations`` are all that there were.
+    """
+
+    move: Move
+    generations: tuple[int, ...]
+    stall_s: float | None
+    known: bool = True
+
+    def __str__(self) -> str:
+        if not self.generations and not self.known:
+            return f"moved {self.move}; in which switch, the event log does not say"
+        if not self.generations:
+            return f"moved {self.move} without a switch: nobody had begun to move away"
+        numbers = ", ".join(str(number) for number in self.generations)
+        count = len(self.generations)
+        how = "one switch (generation" if count == 1 else f"{count} switches (generations"
+        still = "" if self.stall_s is None else f"; the others stood still for {self.stall_s:.1f} s"
+        return f"moved {self.move} in {how} {numbers}){still}"
+
+
+def standing(move: Move, now: Snapshot, plan: Mapping[str, int]) -> Standing:
+    """``plan``: what is wanted on each host now (the wish, in a job of horovodrun)."""
+    generation = now.generation
+    seats = generation.seats if generation is not None else ()
+    number = generation.number if generation is not None else 0
+    ring = Counter(seat.host for seat in seats)
+    adopted = {m.id for m in now.members if m.generation >= number}
+    seated = {seat.id for seat in seats}
+    coming = [m for m in now.members if m.generation == 0 and m.id not in {*seated, *now.evicted}]
+    arrived = ring + Counter(m.host for m in coming)
+    target, source = plan.get(move.target, 0), plan.get(move.source, 0)
+    lacking = target - ring[move.target]
+    asked = move.plan.get(move.target, 0)
+    new = max(0, min(move.np, move.np - asked + ring[move.target]))
+    on_way = [m for m in coming if m.host == move.target]
+    absent = max(0, lacking - len(on_way))
+    ready = ("ready" if m.stage is Stage.READY else "preparing" for m in on_way)
+    parts = [f"{m.name} is {stage}" for m, stage in zip(on_way, ready, strict=True)]
+    parts += [f"{absent} to be started"] if absent and not now.job.state.over else []
+    return Standing(
+        done=lacking <= 0 and ring[move.source] <= source and seated <= adopted,
+        there=new,
+        changed=any(plan.get(h, 0) != move.plan.get(h, 0) for h in (move.source, move.target)),
+        arrived=arrived,
+        told=f"{new} of {move.np} moved" + (f"; {', '.join(parts)}" if parts else ""),
+    )
+
+
+def outcome(
+    move: Move,
+    events: Sequence[Event],
+    hosts: Mapping[str, str],
+    last: int,
+    seen: Iterable[Generation] = (),
+) -> Migration:
+    """What the migration was, by the job's event log and what was seen of it.
+
+    Args:
+        hosts: worker ("w3") -> its host.
+        last: the generation in which the migration was done.
+        seen: generations; the log lacks one whose leader died before it could tell.
+    """
+    told = {e.generation: e.details for e in events if e.kind == "generation"}
+    for one in seen:
+        joined, left = ([f"w{worker}" for worker in ids] for ids in (one.joined, one.left))
+        told[one.number] = {"joined": joined, "left": left, "repair": one.repairs}
+    between = range(move.since + 1, last + 1)
+    numbers = tuple(
+        number
+        for number in between
+        if number in told
+        and not told[number].get("repair")  # those who left died
+        and (
+            any(hosts.get(w) == move.target for w in told[number].get("joined", ()))
+            or any(hosts.get(w) == move.source for w in told[number].get("left", ()))
+        )
+    )
+    stalls = {e.generation: stall_s(e) for e in events if e.kind == "switch"}
+    known = [stalls[number] for number in numbers if number in stalls]
+    whole = numbers and len(known) == len(numbers)
+    return Migration(move, numbers, sum(known) if whole else None, told.keys() >= {*between})
+
+
+def stall_s(switch: Event) -> float:
+    """How long a switch held up the old worker that it held up longest; 0 without any."""
+    told: Mapping[str, Mapping[str, object]] = switch.details.get("workers", {})
+    found = (w.get("stall_s") for w in told.values() if w.get("role") == "old")
+    return max((float(s) for s in found if isinstance(s, int | float)), default=0.0)

@@ -1,0 +1,241 @@
+"""How many workers each host gets: keep what is there, fill hosts by name, take from the last.
+
+Pure: the answer depends on nothing but the arguments, and never on an order of arrival.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import SupportsIndex
+
+from edl.core.plural import counted, verb, workers
+from edl.core.records import Host, Job, Snapshot
+from edl.errors import UsageError
+
+Plan = Mapping[str, int]  # workers by host
+
+
+def check_limits(np: int, min_np: int, max_np: int) -> None:
+    """Refuse a start that contradicts itself.
+
+    Raises:
+        UsageError: a number is below 1, min_np is above max_np, or np lies outside the two.
+    """
+    for name, value in (("np", np), ("min-np", min_np), ("max-np", max_np)):
+        if value < 1:
+            raise UsageError(f"--{name} is {value}; a job needs at least 1 worker")
+    if min_np > max_np:
+        raise UsageError(
+            f"--min-np is {min_np} and --max-np is {max_np}; min must not be above max"
+        )
+    if not min_np <= np <= max_np:
+        raise UsageError(
+            f"-np is {np}; it must lie between --min-np {min_np} and --max-np {max_np}"
+        )
+
+
+def whole(number: SupportsIndex, least: int | None = None) -> int:
+    """A number of workers that a program gives, as an int: NumPy's integers are whole, 2.0 is not.
+
+    Raises:
+        UsageError: it is not whole (in the job's plan it would end every agent), or below least.
+    """
+    try:
+        count = operator.index(number)
+    except TypeError:
+        raise UsageError(f"{number!r} is no whole number; give an int") from None
+    if least is not None and count < least:
+        raise UsageError(f"{count} workers cannot be added or taken away; give {least} or more")
+    return count
+
+
+def check_scale(job: Job, np: int) -> None:
+    """Refuse a number of workers that the job's own limits forbid.
+
+    Raises:
+        UsageError: np is below min_np or above max_np.
+    """
+    refusal = f"cannot scale job {job.name} to {workers(np)}"
+    if np < job.min_np:
+        raise UsageError(
+            f"{refusal}: min_np is {job.min_np}; start it with a lower --min-np, "
+            f"or run `edl stop {job.name}`"
+        )
+    if np > job.max_np:
+        raise UsageError(f"{refusal}: max_np is {job.max_np}; start it with a higher --max-np")
+
+
+def place(job: str, np: int, plan: Mapping[str, int], hosts: Sequence[Host]) -> dict[str, int]:
+    """The plan for ``np`` workers that differs least from ``plan``.
+
+    A host without an agent keeps the workers it has, but gets no new one; when the number
+    falls, such hosts lose theirs first, then the last by name.
+
+    Args:
+        job: name of the job, for the message.
+        np: workers wanted, at least 0.
+        plan: host -> workers now wanted there.
+        hosts: the hosts that have an agent.
+
+    Raises:
+        UsageError: the hosts have fewer than ``np`` slots together.
+    """
+    slots = {host.name: host.slots for host in hosts}
+    new = {name: max(0, wanted) for name, wanted in sorted(plan.items())}
+    lacking = np - sum(new.values())
+    for name in sorted(slots):
+        added = min(max(0, lacking), max(0, slots[name] - new.get(name, 0)))
+        if added or name in new:
+            new[name] = new.get(name, 0) + added
+        lacking -= added
+    if lacking > 0:
+        raise UsageError(_too_few(job, np, plan, slots))
+    for name in sorted(new, key=lambda name: (name not in slots, name), reverse=True):
+        taken = min(max(0, -lacking), new[name])
+        new[name] -= taken
+        lacking += taken
+    return new
+
+
+def move(
+    job: str,
+    np: int | None,
+    source: str,
+    target: str,
+    plan: Mapping[str, int],
+    slots: int | None,
+    driver: bool = False,
+) -> dict[str, int]:
+    """The plan with ``np`` workers of ``source`` (None: all) on ``target`` in its stead.
+
+    Args:
+        job: name of the job, for the message.
+        plan: host -> workers now wanted there.
+        slots: of ``target``; None: nobody offers it.
+        driver: hosts are offered by `edl-discover`, to the driver of horovodrun.
+
+    Raises:
+        UsageError: the hosts are one, ``source`` has not that many workers or none, ``target`` is
+            not known or has not that many free slots.
+    """
+    there, here = plan.get(target, 0), plan.get(source, 0)
+    np = here if np is None else np
+    refusal = f"cannot move {workers(np)} of job {job} from host {source} to host {target}"
+    if source == target:
+        raise UsageError(f"cannot move workers of job {job} from host {source} to itself")
+    if here == 0:
+        used = ", ".join(f"{host}: {wanted}" for host, wanted in sorted(plan.items()) if wanted)
+        raise UsageError(
+            f"cannot move workers of job {job} from host {source}: it has none; the job's workers "
+            f"are on {used or 'no host'}"
+        )
+    if not 1 <= np <= here:
+        raise UsageError(f"{refusal}: --np must lie between 1 and {here}, which {source} has")
+    if slots is None and driver:
+        raise UsageError(f"{refusal}: edl-discover does not offer {target} to horovodrun")
+    if slots is None:
+        raise UsageError(
+            f"{refusal}: no agent offers {target}; start one there with "
+            f"`edl join --job {job} --host {target}`"
+        )
+    if there + np > slots:
+        raise UsageError(
+            f"{refusal}: {target} has {counted(slots, 'slot')} and {there} of them "
+            f"{verb(there)} taken; choose a lower --np, or another host"
+        )
+    return {**plan, source: here - np, target: there + np}
+
+
+def keep_a_host(job: str, now: Mapping[str, int], wish: Mapping[str, int]) -> None:
+    """Refuse to take all its hosts from the driver of horovodrun: it wants to keep one.
+
+    ``now``: host -> workers that it has there; ``wish``: that it shall have.
+
+    Raises:
+        UsageError: no host of ``now`` is left.
+    """
+    if not any(wish.get(host, 0) for host, count in now.items() if count):
+        raise UsageError(
+            f"cannot move all workers of job {job} from the hosts that it is on: the driver of "
+            "horovodrun wants to keep one of them; leave a worker there with a lower --np"
+        )
+
+
+def give_back(plan: Mapping[str, int], host: str, here: Mapping[str, int]) -> dict[str, int]:
+    """The plan in which who was to move to ``host`` and is not there stays on its own host.
+
+    Args:
+        plan: host -> workers wanted there.
+        here: host -> workers that are there. Hosts that have more than the plan wants keep them
+            until their replacements are ready.
+    """
+    new = dict(plan)
+    for name in sorted({*here} - {host}):
+        lacking = max(0, new.get(host, 0) - here.get(host, 0))
+        kept = min(lacking, max(0, here[name] - new.get(name, 0)))
+        if kept:
+            new |= {host: new[host] - kept, name: new.get(name, 0) + kept}
+    return new
+
+
+def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, int]:
+    """The plan without workers on ``host``, and without those on hosts that are gone.
+
+    Else the others would wait for workers of the dead to take over from those who leave. Who was to
+    move to one of these hosts, and is not there, stays.
+
+    Args:
+        plan: newer than that of ``now``, perhaps.
+
+    Raises:
+        UsageError: fewer than min_np workers would be left.
+    """
+    job = now.job
+    here = Counter(seat.host for seat in (now.generation.seats if now.generation else ()))
+    new = dict(plan)
+    for name in (*sorted(set(plan) - now.present_in(plan) - {host}), host):
+        new = {**give_back(new, name, here), name: 0}
+    left = sum(new.values())
+    if left < job.min_np:
+        raise UsageError(
+            f"host {host} cannot leave job {job.name}: {workers(left)} would be left and min_np is "
+            f"{job.min_np}; scale out on other hosts first, or run `edl stop {job.name}`"
+        )
+    return new
+
+
+def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[str, int] | None:
+    """The plan when a slot of ``host`` is given up; None: fewer than min_np would be left.
+
+    It has a worker less there. Where that is too few, one is wanted in a free slot, here or on
+    another host.
+
+    Args:
+        given_up: all such slots of ``host``, the new one included.
+    """
+    job, wanted = now.job, sum(now.plan.values())
+    plan = {**now.plan, host: max(0, now.plan.get(host, 0) - 1)}
+    if sum(plan.values()) >= job.min_np:
+        return plan
+    usable = [
+        replace(one, slots=one.slots - len(given_up if one.name == host else one.given_up))
+        for one in now.hosts
+    ]
+    try:
+        return place(job.name, wanted, plan, usable)
+    except UsageError:
+        return None
+
+
+def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int]) -> str:
+    parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
+    parts += [f"{name}: {plan[name]} without an agent" for name in sorted(set(plan) - set(slots))]
+    capacity = sum(max(count, plan.get(name, 0)) for name, count in slots.items())
+    capacity += sum(count for name, count in plan.items() if name not in slots)
+    return (
+        f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
+        f"({', '.join(parts) or 'no host'}); add a host with `edl join --job {job}`"
+    )

@@ -1,0 +1,175 @@
+"""What a job gains from more workers: the curve of its throughput over its size.
+
+Two readings of one worker, taken by its own clock at the ends of two steps of one ring, give a
+throughput without any error but the noise of the steps themselves::
+
+    throughput(n) = samples of all workers between the readings / time between them
+    speed-up(n)   = throughput(n) / throughput(n0)          n0: the smallest size of the curve
+    efficiency(n) = speed-up(n) · n0 / n                    1: each worker adds all it has
+
+A script that keeps its own place in its data (a Horovod elastic state) tells no samples, but each
+worker trains the same share between two commits: there the work is commits times workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from edl.core.records import Record
+from edl.errors import UsageError
+
+WARM_UP = 5  # steps of a new ring that are not measured
+STEPS = 50
+PATIENCE = 3  # times the steps asked for, until the pauses between epochs are measured, too
+SAMPLES, COMMITS = "samples", "commits"
+
+
+@dataclass(frozen=True)
+class Reading(Record):
+    """How far ``worker`` had counted at the end of a step."""
+
+    worker: int
+    generation: int
+    size: int  # workers of that ring
+    epoch: int
+    step: int
+    samples: int  # of all workers, since this one joined
+    at_s: float  # by its own monotonic clock, which no other worker shares
+
+
+@dataclass(frozen=True)
+class Point(Record):
+    """What was measured with ``np`` workers."""
+
+    np: int
+    throughput: float  # of the curve's unit, a second, all workers together
+    step_s: float
+    steps: int  # that were measured
+    seconds: float  # that they took
+    unit: str = SAMPLES
+
+
+@dataclass(frozen=True)
+class Curve(Record):
+    """The profile of a job, as it is kept in ZooKeeper."""
+
+    job: str
+    taken: float  # wall clock, for people only
+    points: tuple[Point, ...] = ()  # by np
+
+    def with_point(self, point: Point) -> Curve:
+        """The curve with ``point`` in the place of an earlier one of that size."""
+        others = (p for p in self.points if p.np != point.np)
+        points = tuple(sorted((*others, point), key=lambda p: p.np))
+        return Curve(self.job, self.taken, points)
+
+    def speedup(self, point: Point) -> float:
+        """Times the throughput of the smallest size."""
+        least = self.points[0].throughput
+        return point.throughput / least if least else 0.0
+
+    def efficiency(self, point: Point) -> float:
+        """The speed-up for each of the workers, relative to the smallest size."""
+        return self.speedup(point) * self.points[0].np / point.np
+
+    def told(self) -> dict[str, Any]:
+        """All figures, for programs."""
+        return {
+            "job": self.job,
+            "taken": self.taken,
+            "unit": self.unit,
+            "points": [
+                {
+                    "np": point.np,
+                    "throughput": round(point.throughput, 3),
+                    "speedup": round(self.speedup(point), 4),
+                    "efficiency": round(self.efficiency(point), 4),
+                    "step_s": round(point.step_s, 6),
+                    "steps": point.steps,
+                    "seconds": round(point.seconds, 3),
+                }
+                for point in self.points
+            ],
+        }
+
+    @property
+    def unit(self) -> str:
+        """What the throughput counts, a second."""
+        return f"{self.points[0].unit if self.points else SAMPLES}/s"
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """The sizes that "1..4", "1,2,4" or "3" mean, the largest first.
+
+    Raises:
+        UsageError: it means none.
+    """
+    try:
+        first, dots, last = text.partition("..")
+        found = range(int(first), int(last) + 1) if dots else [int(n) for n in text.split(",")]
+    except ValueError:
+        found = []
+    return in_order(found, text)
+
+
+def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
+    """Sizes as a profile steps through them: downwards, each once.
+
+    Raises:
+        UsageError: there is none, or one below 1.
+    """
+    ordered = tuple(sorted(set(found), reverse=True))
+    if not ordered or ordered[-1] < 1:
+        raise UsageError(
+            f"{text or list(ordered)!r} are no numbers of workers; write 1..4, or 1,2,4"
+        )
+    return ordered
+
+
+def measured(
+    readings: Sequence[Reading], np: int, steps: int = STEPS, warm_up: int = WARM_UP
+) -> Point | None:
+    """The throughput of the newest ring, if it has ``np`` workers and was seen for long enough.
+
+    Its first ``warm_up`` steps do not count. Nor do the pauses between two epochs, in which a
+    script evaluates or saves, unless epochs are so short that little else can be seen.
+    """
+    run = _newest(readings)
+    if not run or run[0].size != np:
+        return None
+    warm = [reading for reading in run if reading.step >= run[0].step + warm_up]
+    every = list(pairwise(warm))
+    within = [(a, b) for a, b in every if a.epoch == b.epoch]
+    short = _sum(within, _steps) < steps and _sum(every, _steps) >= PATIENCE * steps
+    pairs = every if short else within
+    count, seconds = _sum(pairs, _steps), _sum(pairs, lambda a, b: b.at_s - a.at_s)
+    if count < steps or seconds <= 0:
+        return None
+    samples = _sum(pairs, lambda a, b: b.samples - a.samples)
+    unit, work = (SAMPLES, samples) if samples else (COMMITS, count * np)
+    return Point(np, work / seconds, seconds / count, int(count), seconds, unit)
+
+
+def _newest(readings: Sequence[Reading]) -> list[Reading]:
+    """The readings of one worker in one ring, back from the last; one a step."""
+    run: list[Reading] = []
+    for reading in reversed(readings):
+        last = readings[-1]
+        if (reading.worker, reading.generation) != (last.worker, last.generation):
+            break
+        if not run or reading.step < run[-1].step:
+            run.append(reading)
+    return run[::-1]
+
+
+def _steps(a: Reading, b: Reading) -> float:
+    return b.step - a.step
+
+
+def _sum(
+    pairs: Iterable[tuple[Reading, Reading]], difference: Callable[[Reading, Reading], float]
+) -> float:
+    return sum(difference(a, b) for a, b in pairs)

@@ -1,0 +1,43 @@
+"""A worker's place in a ring in Horovod's terms, from the seats of its generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.records import Seat
+
+
+@dataclass(frozen=True)
+class Place:
+    """Horovod's six numbers, and the index of the worker's host among the hosts of the ring.
+
+    ``local_*`` count the workers of the same host; ``cross_*`` count the hosts that have a
+    worker with the same local rank.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    host_index: int
+
+
+def place(seats: Sequence[Seat], rank: int) -> Place:
+    """The place of the worker with this rank. Hosts are numbered in order of their first rank."""
+    hosts = list(dict.fromkeys(seat.host for seat in seats))
+    by_host = {host: [r for r, seat in enumerate(seats) if seat.host == host] for host in hosts}
+    mine = by_host[seats[rank].host]
+    local_rank = mine.index(rank)
+    peers = [host for host in hosts if len(by_host[host]) > local_rank]
+    return Place(
+        rank=rank,
+        size=len(seats),
+        local_rank=local_rank,
+        local_size=len(mine),
+        cross_rank=peers.index(seats[rank].host),
+        cross_size=len(peers),
+        host_index=hosts.index(seats[rank].host),
+    )

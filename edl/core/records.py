@@ -1,0 +1,322 @@
+"""The nouns of a job, as everybody reads and writes them: plain values, JSON on the wire.
+
+``coordination`` stores them in ZooKeeper, ``core.membership`` decides about them, the daemon and
+the agent act on them, the CLI shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self, get_args, get_type_hints
+
+from edl.errors import CoordinationError
+
+
+class Stage(StrEnum):
+    """Where a worker stands; it moves down this list only."""
+
+    PREPARING = "preparing"  # starting, warming up
+    READY = "ready"  # may be taken into the next generation
+    ACTIVE = "active"  # in the ring
+    LEAVING = "leaving"  # was asked to leave (SIGTERM), still in the ring until a switch
+    FINISHED = "finished"  # trained to the end
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED)
+
+
+class Record:
+    """Mixin: a frozen dataclass that reads and writes itself as JSON values."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a record; unknown fields are ignored (written by a newer edl).
+
+        Raises:
+            CoordinationError: a field is missing or has the wrong shape.
+        """
+        hints = get_type_hints(cls)
+        known: dict[str, Any] = {}
+        try:
+            for f in fields(cls):  # type: ignore[arg-type]
+                if f.name in values:
+                    known[f.name] = _read(hints[f.name], values[f.name])
+            return cls(**known)
+        except (TypeError, ValueError, KeyError) as error:
+            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Job(Record):
+    """``job``: what ``edl run`` asked for, and where the job stands.
+
+    ``checkpoint`` is the directory of its newest checkpoint and ``saved_step`` the step of that
+    one; -1: there is none, so the job cannot outlive all its workers.
+
+    A job that horovodrun started has a ``driver``, which says how many workers there are on which
+    host. People tell it by ``wish``, which `edl-discover` prints; the plan follows the driver.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    np: int  # workers to start with
+    min_np: int
+    max_np: int
+    state: JobState = JobState.RUNNING
+    reason: str = ""  # of the state
+    created: float = 0.0  # wall clock, for people only
+    cwd: str = ""
+    exit_code: int = 0
+    resume: str = ""  # as Config.resume; "" begins afresh
+    elastic_timeout_s: float = 600.0  # as in Config
+    save_timeout_s: float = 60.0  # as in Config
+    stall_limit_s: float = 0.0  # as in Config; 0: none
+    max_restarts: int = 10  # as in Config
+    checkpoint: str = ""
+    saved_step: int = -1
+    chaos: bool = False  # its workers open the door for `edl chaos`
+    driver: str = ""  # address:port of the driver of horovodrun
+    offer: Mapping[str, int] = field(default_factory=dict)  # slots that the driver may use
+    wish: Mapping[str, int] = field(default_factory=dict)  # workers that the driver shall start
+
+
+@dataclass(frozen=True)
+class Host(Record):
+    """``hosts/<name>``: an agent that can start workers."""
+
+    name: str
+    slots: int
+    address: str
+    pid: int = 0
+    leaving: bool = False  # set by others: its agent is asked to leave the job
+    given_up: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
+
+
+@dataclass(frozen=True)
+class KeptSlot(Record):
+    """``slots/<host>.<slot>``: an `edl-worker` keeps that slot of a job under horovodrun."""
+
+    host: str
+    slot: int
+    pid: int = 0
+    given_up: str = ""  # why no worker is started in it any more
+
+
+@dataclass(frozen=True)
+class RingFailure(Record):
+    """A worker's report that the ring of ``generation`` failed under it."""
+
+    generation: int
+    step: int  # the last step that it completed; -1: it has no state yet
+    exchanges: int = 0  # how many exchanges between steps it has completed
+    error: str = ""  # what Horovod said, in short
+    blamed_rank: int = -1  # the member that the error is about; -1: it does not say
+
+    def __str__(self) -> str:
+        """For people: the error, and who is blamed."""
+        return self.error + (f" (rank {self.blamed_rank})" if self.blamed_rank >= 0 else "")
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it is: all workers make the same steps and exchanges in the same order."""
+        return self.step, self.exchanges
+
+
+@dataclass(frozen=True)
+class Member(Record):
+    """``members/<id>``: a worker process. Written by itself only."""
+
+    id: int
+    host: str
+    slot: int
+    address: str
+    port: int  # of its daemon's HTTP server
+    pid: int
+    launch: str  # token of the start that its agent made
+    stage: Stage = Stage.PREPARING
+    generation: int = 0  # the ring it is in; 0: none yet
+    broken: RingFailure | None = None
+    newest_generation: int = (
+        0  # a newcomer's: it has taken note of this generation, and waits for a later one
+    )
+
+    @property
+    def name(self) -> str:
+        return f"w{self.id}"
+
+
+@dataclass(frozen=True)
+class Seat(Record):
+    """A worker's place in a generation; its index there is its rank."""
+
+    id: int
+    host: str
+    slot: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Generation(Record):
+    """``generation``: the membership of one ring. Only the leader writes it.
+
+    ``joined`` need the state of the job, which ``sync_root`` sends them. Without seats the job
+    ends: everybody leaves after the step in which all know it.
+
+    ``previous`` is the ring that trains until the switch, in rank order. It is empty where there
+    is none, at the start and after a crash; so a worker whose ring broke knows that a generation
+    with ``previous`` was planned without its report, and waits for the next one.
+    """
+
+    number: int
+    term: int
+    seats: tuple[Seat, ...]
+    sync_root: int  # id of a worker
+    joined: tuple[int, ...]
+    left: tuple[int, ...]
+    reason: str
+    scope: str = ""  # unguessable prefix in the rendezvous store of rank 0's daemon
+    previous: tuple[Seat, ...] = ()
+
+    @property
+    def repairs(self) -> bool:
+        """It was not agreed on in a ring that ran: its members come from a broken one, or none."""
+        return not self.previous
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Worker ids in rank order."""
+        return tuple(seat.id for seat in self.seats)
+
+    def rank_of(self, worker: int) -> int | None:
+        """Rank of a worker, None when it has no seat."""
+        return self.members.index(worker) if worker in self.members else None
+
+    def knows(self, worker: int) -> bool:
+        """It has a seat, or had one in the ring before. Nobody waits for any other worker."""
+        return any(seat.id == worker for seat in (*self.seats, *self.previous))
+
+
+@dataclass(frozen=True)
+class Request(Record):
+    """``requests/<number>``: something asked of the leader, which writes the outcome into it."""
+
+    kind: str  # "drain"
+    worker: int = -1
+    number: int = -1
+    done: bool = False
+    accepted: bool = False
+    outcome: str = ""
+
+
+@dataclass(frozen=True)
+class Leader(Record):
+    """``leader``: who leads in which term."""
+
+    term: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Event(Record):
+    """One line of the event log. ``details`` are flattened into the line."""
+
+    time: float
+    kind: str
+    generation: int
+    step: int
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything ZooKeeper knows of a job at about one time."""
+
+    job: Job
+    hosts: tuple[Host, ...] = ()  # by name
+    members: tuple[Member, ...] = ()  # by id
+    plan: Mapping[str, int] = field(default_factory=dict)
+    generation: Generation | None = None
+    leader: Leader | None = None
+    requests: tuple[Request, ...] = ()  # open ones, by number
+    evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
+    status: Mapping[str, Any] = field(default_factory=dict)
+    slots: tuple[KeptSlot, ...] = ()  # by host and slot
+
+    @property
+    def planned(self) -> int:
+        """How many workers are wanted over all hosts."""
+        return sum(self.plan.values())
+
+    def present_in(self, plan: Mapping[str, int]) -> frozenset[str]:
+        """The same when ``plan`` is newer: who got more in it meanwhile has come meanwhile."""
+        return self.present | {name for name, n in plan.items() if n > self.plan.get(name, 0)}
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The hosts that are not gone.
+
+        A host is gone when it has no agent, no worker in ZooKeeper and no seat in the ring: all
+        three, for sessions may end, all at once, while the ring goes on.
+        """
+        seats = self.generation.seats if self.generation else ()
+        return frozenset(
+            (
+                *(h.name for h in self.hosts),
+                *(m.host for m in self.members),
+                *(s.host for s in seats),
+            )
+        )
+
+    def forgettable(self, keep: int) -> tuple[int, ...]:
+        """The evicted that are neither members nor known to the generation, but the newest."""
+        here = {member.id for member in self.members}
+        gone = sorted(
+            worker
+            for worker in self.evicted
+            if worker not in here and not (self.generation and self.generation.knows(worker))
+        )
+        return tuple(gone[: max(0, len(gone) - keep)])
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Give a JSON value the type that its field declares."""
+    text = str(hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(value)
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return hint.from_json(value)
+    if "RingFailure" in text:
+        return None if value is None else RingFailure.from_json(value)
+    if text.startswith("tuple"):
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"{value!r} is not a list")
+        (item, _ellipsis) = get_args(hint)
+        return tuple(_read(item, each) for each in value)
+    if text.startswith("collections.abc.Mapping"):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r} is not a mapping")
+        return value
+    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
+    if allowed and (
+        not isinstance(value, allowed) or isinstance(value, bool) is not (hint is bool)
+    ):
+        raise TypeError(f"{value!r} is not {hint.__name__}")
+    return value

@@ -1,0 +1,1 @@
+"""What every step decides: step records, the ledger, weights, the order of the samples."""

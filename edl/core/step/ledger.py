@@ -1,0 +1,232 @@
+"""The data ledger: which part of an epoch is done, leased to a worker, or free.
+
+An epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record stands at
+each). Rules:
+
+1. Every position is in exactly one place: free, in one worker's leases, or done.
+2. A worker hands out samples from the front of its leases, in the order it was granted them;
+   when a step is complete its n_i samples leave the front and are done. So the count alone says
+   *which* samples were trained, as long as nothing between ledger and model changes the order.
+3. The ledger moves only when a step is complete, by :func:`complete_step` on the step records,
+   which are the same on every worker. An interrupted step leaves no trace.
+4. Leases of a worker that is gone become free again, before everything after them.
+5. Leases shrink toward the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck
+   1987: a share of what is left), so that no worker sits on work while others have none.
+
+Every worker holds the same ledger and grants are made identically by all, in rank order: there
+is no owner to lose. A value is immutable; each function returns a new one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edl.core.step.step_record import StepRecord
+from edl.errors import DataError
+
+Span = tuple[int, int]  # positions start <= p < stop
+
+
+@dataclass(frozen=True)
+class LeasePolicy:
+    """How much is granted at once. Sizes in samples."""
+
+    batch_size: int
+    lease_batches: int = 8  # the longest lease, in batches
+
+    def share(self, free: int, size: int) -> int:
+        """Length of a lease when ``free`` samples are left for ``size`` workers."""
+        guided = self.whole_batches(-(-free // (2 * size)))
+        return max(self.batch_size, min(guided, self.lease_batches * self.batch_size))
+
+    def whole_batches(self, samples: int) -> int:
+        """``samples`` rounded up to whole batches."""
+        return -(-samples // self.batch_size) * self.batch_size
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """State of one epoch. ``leases`` maps worker to its spans, oldest grant first."""
+
+    total: int
+    epoch: int
+    free: tuple[Span, ...]
+    leases: tuple[tuple[int, tuple[Span, ...]], ...] = ()  # sorted by worker, no empty entries
+
+    @property
+    def free_samples(self) -> int:
+        return _length(self.free)
+
+    @property
+    def leased_samples(self) -> int:
+        return sum(_length(spans) for _, spans in self.leases)
+
+    @property
+    def done(self) -> int:
+        """How many samples of this epoch are in the model."""
+        return self.total - self.free_samples - self.leased_samples
+
+    @property
+    def finished(self) -> bool:
+        """All samples of this epoch are in the model."""
+        return not self.free and not self.leases
+
+    def held_by(self, worker: int) -> tuple[Span, ...]:
+        """The spans leased to ``worker``, next sample first."""
+        return dict(self.leases).get(worker, ())
+
+    def held_samples(self, worker: int) -> int:
+        """How many samples ``worker`` holds."""
+        return _length(self.held_by(worker))
+
+    def digest(self) -> int:
+        """A 32-bit fingerprint; equal ledgers have equal ones on every machine."""
+        return zlib.crc32(repr((self.total, self.epoch, self.free, self.leases)).encode())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The ledger as JSON values."""
+        return {
+            "total": self.total,
+            "epoch": self.epoch,
+            "free": [list(span) for span in self.free],
+            "leases": {str(worker): [list(s) for s in spans] for worker, spans in self.leases},
+        }
+
+
+def start_epoch(total: int, epoch: int) -> Ledger:
+    """A ledger in which everything is free.
+
+    Raises:
+        DataError: there is nothing to train on.
+    """
+    if total < 1:
+        raise DataError(f"the dataset has {total} samples; at least one is needed")
+    return Ledger(total, epoch, ((0, total),))
+
+
+def restore(snapshot: Mapping[str, Any]) -> Ledger:
+    """The ledger of a snapshot.
+
+    Raises:
+        DataError: the snapshot is not a ledger, or one that breaks rule 1.
+    """
+    try:
+        ledger = Ledger(
+            int(snapshot["total"]),
+            int(snapshot["epoch"]),
+            tuple((int(a), int(b)) for a, b in snapshot["free"]),
+            _sorted(
+                {
+                    int(worker): tuple((int(a), int(b)) for a, b in spans)
+                    for worker, spans in snapshot["leases"].items()
+                }
+            ),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"this is not a ledger snapshot: {error!r}") from error
+    if ledger.total < 1:
+        raise DataError(f"this is not a ledger snapshot: it has {ledger.total} samples")
+    _check_disjoint(ledger)
+    return ledger
+
+
+def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy) -> Ledger:
+    """Lease free positions to the workers that need them.
+
+    Args:
+        needs: (worker, samples it needs at least), one for every worker, in rank order.
+
+    A worker with a need gets at least that (rounded up to whole batches) and at most its fair
+    part of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
+    """
+    free = list(ledger.free)
+    left = ledger.free_samples
+    leases = dict(ledger.leases)
+    asking = [(worker, need) for worker, need in needs if need > 0]
+    for served, (worker, need) in enumerate(asking):
+        fair = policy.whole_batches(-(-left // (len(asking) - served)))
+        wish = max(policy.whole_batches(need), policy.share(left, len(needs)))
+        taken = _take(free, min(wish, fair))
+        if taken:
+            left -= _length(taken)
+            leases[worker] = _joined(leases.get(worker, ()) + taken)
+    return replace(ledger, free=tuple(free), leases=_sorted(leases))
+
+
+def complete_step(ledger: Ledger, records: Sequence[StepRecord], policy: LeasePolicy) -> Ledger:
+    """The ledger after a step: its samples are done, and the workers' needs are granted.
+
+    Raises:
+        DataError: a worker trained samples other than the next ones of its leases.
+    """
+    leases = dict(ledger.leases)
+    for record in records:
+        if record.samples == 0:
+            continue
+        held = list(leases.get(record.worker, ()))
+        taken = _take(held, record.samples)
+        if _length(taken) != record.samples or taken[0][0] != record.position:
+            raise DataError(
+                f"worker w{record.worker} trained {record.samples} samples from position "
+                f"{record.position} in step {record.step}, but its leases are "
+                f"{leases.get(record.worker, ())}"
+            )
+        leases[record.worker] = tuple(held)
+    moved = replace(ledger, leases=_sorted(leases))
+    return grant(moved, [(record.worker, record.wanted) for record in records], policy)
+
+
+def give_back(ledger: Ledger, members: Iterable[int]) -> Ledger:
+    """Free the leases of everyone who is not among ``members``."""
+    staying = set(members)
+    leases = {worker: spans for worker, spans in ledger.leases if worker in staying}
+    returned = [s for worker, spans in ledger.leases if worker not in staying for s in spans]
+    return replace(
+        ledger, free=_joined(tuple(sorted((*ledger.free, *returned)))), leases=_sorted(leases)
+    )
+
+
+def _take(spans: list[Span], samples: int) -> tuple[Span, ...]:
+    """Remove up to ``samples`` positions from the front of ``spans`` and return them."""
+    taken: list[Span] = []
+    while samples > 0 and spans:
+        start, stop = spans[0]
+        cut = min(stop, start + samples)
+        taken.append((start, cut))
+        samples -= cut - start
+        if cut == stop:
+            spans.pop(0)
+        else:
+            spans[0] = (cut, stop)
+    return tuple(taken)
+
+
+def _joined(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Neighbours that touch become one span; the order stays."""
+    joined: list[Span] = []
+    for start, stop in spans:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
+    return tuple(sorted((worker, spans) for worker, spans in leases.items() if spans))
+
+
+def _length(spans: Iterable[Span]) -> int:
+    return sum(stop - start for start, stop in spans)
+
+
+def _check_disjoint(ledger: Ledger) -> None:
+    spans = sorted([*ledger.free, *(s for _, held in ledger.leases for s in held)])
+    edge = 0
+    for start, stop in spans:
+        if start < edge or stop <= start or stop > ledger.total:
+            raise DataError(f"the ledger's span ({start}, {stop}) overlaps or lies outside")
+        edge = stop

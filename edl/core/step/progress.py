@@ -1,0 +1,29 @@
+"""How far a job's training is, as one worker says it of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edl.core.records import Record
+
+
+@dataclass(frozen=True)
+class Progress(Record):
+    """How far one worker has trained. Written at the end of each step."""
+
+    generation: int = 0
+    size: int = 0
+    step: int = 0
+    epoch: int = 0
+    epoch_done: int = 0
+    epoch_total: int = 0
+    samples_total: int = 0  # over all workers, since this worker joined
+    median_step_s: float = 0.0
+    counted_at: float = 0.0  # when step and samples were as above, by the clock of that worker
+    updated_at: float = 0.0  # on the monotonic clock of that worker's process
+
+    def for_others(self, now_s: float) -> dict[str, Any]:
+        """For other processes, which have another clock: ``quiet_s`` ago in place of a time."""
+        values = self.to_json()
+        return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}

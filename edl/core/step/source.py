@@ -1,0 +1,36 @@
+"""What a job trains on, as its steps need to know it: how many samples, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.step.shuffle import epoch_order
+
+NO_FINGERPRINT = "data of unknown files"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the script trains on, equal on all workers: its size and how it is read.
+
+    ``prefetch_batches``: how many batches the loader forms ahead of the one in training.
+    ``fingerprint``: one line that differs where the data do; empty where nobody can tell.
+    """
+
+    total: int
+    batch_size: int
+    shuffle: bool
+    seed: int
+    prefetch_batches: int
+    fingerprint: str = ""
+
+    @property
+    def need(self) -> int:
+        """Samples that a worker wants to hold, so that its loader never waits for a lease."""
+        return (self.prefetch_batches + 2) * self.batch_size
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        return epoch_order(self.total, self.seed, epoch, self.shuffle)

@@ -1,0 +1,237 @@
+"""The step record: what the workers of a ring tell each other once a step, and what follows.
+
+Each worker contributes one row of int64 to a small allgather that starts when the batch is
+handed out and is awaited before the update is applied. All workers then hold the same table of
+shape ``(size, WIDTH)``, rows in rank order, and run the same functions on it, so they agree on
+the weights of the step, on the ledger and on when to switch, with no further message.
+
+A row is trusted for what it says of its own worker only. Rows of one table that disagree about
+generation, step, epoch or ledger are a bug of ours or a worker that took a wrong turn;
+:func:`check` finds them before a gradient is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.errors import RingError
+
+Table = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchTimes:
+    """The parts of a worker's last switch, in microseconds of its own clock.
+
+    Planned: the old members meet (``wait``), leave the old ring (``shutdown``), build the new one
+    (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a newcomer
+    ``wait`` is before the switch and no part of ``stall``.
+
+    A repair: the worker waits in a call that will fail (``detect``; a bound from above, for a part
+    of it would have been waited in a whole ring too), then learns of a new leader, if the old one
+    is gone (``election``), then of the generation of the survivors (``roll_call``). When several
+    failures followed each other, these three tell of the last. ``wait`` is from the first failure
+    known until the last rebuild begins: election, roll-call, closing the old ring beside them, and
+    rebuilds that failed. ``stall`` does not include ``detect``.
+
+    ``first_step`` is from the end of the switch until the next step is complete; ``median_step``
+    is this worker's usual step before the switch.
+    """
+
+    detect_us: int = 0
+    election_us: int = 0
+    roll_call_us: int = 0
+    wait_us: int = 0
+    shutdown_us: int = 0
+    init_us: int = 0
+    broadcast_us: int = 0
+    stall_us: int = 0
+    first_step_us: int = 0
+    median_step_us: int = 0
+
+    def seconds(self) -> dict[str, float]:
+        """The parts as the event log has them: ``detect_s``, ..."""
+        return {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
+
+
+PARTS = tuple(field.name for field in fields(SwitchTimes))
+
+
+def us(seconds: float) -> int:
+    """Microseconds, for the step record."""
+    return round(seconds * 1e6)
+
+
+def repair_times(waiting_since: float, known: float, led_since: float, heard: float) -> SwitchTimes:
+    """What went before a rebuild, from readings of one worker's clock, in seconds.
+
+    Args:
+        waiting_since: it began to wait in the call that failed.
+        known: it knew that the ring is broken.
+        led_since: it heard of the term of the present leader. That may have been long before the
+            failure, or after the repair was decided in an earlier term.
+        heard: it heard of the generation that repairs; before ``known`` when that made it fail.
+    """
+    heard = max(known, heard)
+    elected = max(known, min(led_since, heard))
+    return SwitchTimes(
+        detect_us=us(known - waiting_since),
+        election_us=us(elected - known),
+        roll_call_us=us(heard - elected),
+    )
+
+
+class Stop(IntEnum):
+    """What a worker's row says about the end of the training."""
+
+    NO = 0
+    WANTED = 1  # its script wants to stop: all do, after this step
+    FINISHED = 2  # it has trained to its end, and is in no step
+
+
+@dataclass(frozen=True)
+class StepRecord(SwitchTimes):
+    """One worker's row. All fields are integers; times in microseconds.
+
+    ``samples`` is how many samples of this worker enter the step, taken from the front of its
+    leases; ``position`` is the epoch position of the first of them (-1 without any: the worker
+    had no data and repeats a batch that counts for nothing).
+    ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
+    ``ledger`` is the digest of its ledger before this step.
+    ``newest_generation`` is the newest one that it knows to be prepared, its own at least.
+    ``stop`` is a :class:`Stop`.
+    ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
+    ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
+    a table together report that switch.
+    """
+
+    generation: int
+    step: int
+    worker: int
+    epoch: int
+    samples: int
+    position: int
+    wanted: int
+    newest_generation: int
+    ledger: int
+    stop: int = Stop.NO
+    state: int = 0
+    compute_us: int = 0
+
+    def encode(self) -> Table:
+        """The row, shape ``(1, WIDTH)``."""
+        return np.array([[getattr(self, name) for name in FIELDS]], dtype=np.int64)
+
+
+FIELDS = (*(f.name for f in fields(StepRecord) if f.name not in PARTS), *PARTS)
+WIDTH = len(FIELDS)
+
+
+def decode(table: Table) -> tuple[StepRecord, ...]:
+    """The records of a table of shape ``(size, WIDTH)``, in rank order."""
+    if table.ndim != 2 or table.shape[1] != WIDTH:
+        raise RingError(f"a step-record table has shape {table.shape}; expected (size, {WIDTH})")
+    return tuple(StepRecord(**dict(zip(FIELDS, row, strict=True))) for row in table.tolist())
+
+
+def check(records: Sequence[StepRecord]) -> None:
+    """Make sure that all workers are in the same step with the same ledger.
+
+    Raises:
+        RingError: naming the workers that disagree, the field and the values.
+    """
+    _check_equal(records, "generation")
+    _check_equal(records, "step")
+    check_together(records)
+    _check_equal(records, "ledger")
+    if len({record.worker for record in records}) != len(records):
+        raise RingError(f"a worker appears twice in the records of step {records[0].step}")
+
+
+def _check_equal(records: Sequence[StepRecord], name: str) -> None:
+    values = {record.worker: getattr(record, name) for record in records}
+    if len(set(values.values())) > 1:
+        told = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values.items()))
+        raise RingError(
+            f"workers disagree about the {name} of step {records[0].step} ({told}); every "
+            "worker must run the same script on the same data and hand out the same batches"
+        )
+
+
+def check_together(records: Sequence[StepRecord]) -> None:
+    """Make sure that nobody has left an epoch, or the training, in which others go on.
+
+    Raises:
+        RingError: naming those that have left and those that go on.
+    """
+    last = max(record.epoch for record in records)
+    finished = any(record.stop == Stop.FINISHED for record in records)
+
+    def ahead(record: StepRecord) -> bool:
+        return record.stop == Stop.FINISHED if finished else record.epoch == last
+
+    left = [record.worker for record in records if ahead(record)]
+    others = [record for record in records if not ahead(record)]
+    if others:
+        raise RingError(
+            f"{_told(left)} left epoch {others[0].epoch} before its end, after {others[0].step} "
+            f"steps of the job, and {_told([record.worker for record in others])} did not; leave "
+            "a loop after the same step on all workers, or on none: a `break` must not depend on "
+            "what one worker sees"
+        )
+
+
+def _told(ids: Sequence[int]) -> str:
+    return " and ".join(f"w{worker}" for worker in sorted(ids))
+
+
+def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
+    """Whether all stop training now, and why, given the ids of the workers that want to."""
+    if not wanting:
+        return False, "no worker wants to stop training"
+    verb = "wants" if len(wanting) == 1 else "want"
+    return True, f"{_told(wanting)} {verb} to stop training"
+
+
+def wanting_to_stop(records: Sequence[StepRecord]) -> list[int]:
+    """The workers whose scripts want to stop after this step."""
+    return [record.worker for record in records if record.stop == Stop.WANTED]
+
+
+def global_samples(records: Sequence[StepRecord]) -> int:
+    """N: how many samples enter the step, over all workers."""
+    return sum(record.samples for record in records)
+
+
+def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
+    """The generation to switch to after this step, or None; and why.
+
+    All rows must know the same newer generation: then each worker knows that every other one
+    switches after the same step. A switch needs no guess about how long a message takes.
+    """
+    current = records[0].generation
+    target = max(record.newest_generation for record in records)
+    if target <= current:
+        return None, f"no worker knows a generation after {current}"
+    behind = [f"w{record.worker}" for record in records if record.newest_generation < target]
+    if behind:
+        return None, f"generation {target} is not yet known to {', '.join(behind)}"
+    return target, f"all {len(records)} workers know generation {target}"
+
+
+def switch_parts(
+    records: Sequence[StepRecord], joined: Sequence[int]
+) -> dict[str, dict[str, str | float]]:
+    """The parts of the last switch for each worker by name; ``joined`` were new in it."""
+    return {
+        f"w{record.worker}": {
+            "role": "new" if record.worker in joined else "old",
+            **record.seconds(),
+        }
+        for record in records
+    }

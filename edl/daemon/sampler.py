@@ -1,0 +1,128 @@
+"""This worker's part of the epoch: batches formed from its leases, in order, ahead of need."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.step.ledger import Ledger, Span
+from edl.core.step.source import Source
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples that enter one step together. ``position`` is the epoch position of the first."""
+
+    position: int
+    indices: npt.NDArray[np.int64]
+
+    @property
+    def samples(self) -> int:
+        return len(self.indices)
+
+
+class BatchSampler:
+    """Forms batches from the front of a worker's leases; remembers those not yet trained.
+
+    The ledger knows only what was trained. Between the two lie the batches formed ahead; their
+    order never changes, so the n samples trained next are always the first n of the leases.
+    """
+
+    def __init__(self, source: Source, worker: int) -> None:
+        self._source = source
+        self._worker = worker
+        self._ahead: deque[Batch] = deque()
+        self._epoch = -1
+        self.restarts = 0  # how often all batches formed ahead were given up
+        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    @property
+    def ahead(self) -> int:
+        """Samples formed into batches and not yet trained."""
+        return sum(batch.samples for batch in self._ahead)
+
+    def enter(self, epoch: int) -> None:
+        """Forget what was formed and read ``epoch`` from now on."""
+        self.restart()
+        self._epoch, self._order = epoch, self._source.order(epoch)
+
+    def restart(self) -> None:
+        """Forget what was formed and not trained."""
+        self._ahead.clear()
+        self.restarts += 1
+
+    def form(self, ledger: Ledger) -> Batch | None:
+        """The next batch, or None when the leases have none to give (now).
+
+        A batch is smaller than the batch size only when nothing is left to be leased.
+        """
+        spans = _skip(ledger.held_by(self._worker), self.ahead)
+        size = self._next_size(spans, ledger)
+        if size == 0:
+            return None
+        batch = self._cut(spans, size)
+        self._ahead.append(batch)
+        return batch
+
+    def has_more(self, ledger: Ledger) -> bool:
+        """Whether :meth:`form` would return a batch now."""
+        return self._next_size(_skip(ledger.held_by(self._worker), self.ahead), ledger) > 0
+
+    def agrees_with(self, ledger: Ledger) -> bool:
+        """Whether the batches formed ahead are the first ones of this worker's leases."""
+        if ledger.epoch != self._epoch:
+            return not self._ahead
+        spans = ledger.held_by(self._worker)
+        if sum(stop - start for start, stop in spans) < self.ahead:
+            return False
+        skipped = 0
+        for batch in self._ahead:
+            again = self._cut(_skip(spans, skipped), batch.samples)
+            if not np.array_equal(again.indices, batch.indices):
+                return False
+            skipped += batch.samples
+        return True
+
+    def warm_up(self) -> Batch:
+        """A batch of the epoch's first samples, which will not be counted."""
+        count = min(self._source.batch_size, self._source.total)
+        return self._cut([(0, count)], count)
+
+    def trained(self, batch: Batch) -> None:
+        """The oldest batch formed is in the model."""
+        oldest = self._ahead.popleft()
+        assert oldest is batch, "batches are trained in the order they were formed"
+
+    def wanted(self, ledger: Ledger) -> int:
+        """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""
+        return max(0, self._source.need - ledger.held_samples(self._worker))
+
+    def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
+        available = sum(stop - start for start, stop in spans)
+        size = self._source.batch_size
+        return 0 if available < size and ledger.free else min(size, available)
+
+    def _cut(self, spans: list[Span], samples: int) -> Batch:
+        positions: list[npt.NDArray[np.int64]] = []
+        position = spans[0][0]
+        for start, stop in spans:
+            cut = min(stop, start + samples)
+            positions.append(self._order[start:cut])
+            samples -= cut - start
+            if samples == 0:
+                break
+        return Batch(position, np.concatenate(positions))
+
+
+def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
+    """``spans`` without their first ``samples`` positions."""
+    rest: list[Span] = []
+    for start, stop in spans:
+        skipped = min(samples, stop - start)
+        samples -= skipped
+        if start + skipped < stop:
+            rest.append((start + skipped, stop))
+    return rest

@@ -1,0 +1,184 @@
+"""One HTTP/1.1 connection of a daemon's port: one request, one answer, closed.
+
+Origin-form or absolute-form target, bodies by Content-Length. Whatever is malformed, too large or
+too slow is answered 4xx and closed; no request can raise in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import httptools
+
+from edl.http.signing import SCHEME
+
+TARGET_BYTES = 8 << 10
+HEADER_BYTES = 32 << 10
+BODY_BYTES = 16 << 20
+REQUEST_S = 30.0  # for a request to arrive completely
+
+_PHRASES = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    410: "Gone",
+    413: "Content Too Large",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A complete HTTP request. ``path`` as sent, without query; nothing is percent-decoded."""
+
+    method: str
+    path: str
+    query: str
+    body: bytes
+    authorization: str = ""
+
+    @property
+    def target(self) -> str:
+        """Path and query."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is sent back; ``nonce``: with a 401, to sign the request with."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/octet-stream"
+    nonce: str = ""
+
+
+class _TooLarge(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class Connection(asyncio.Protocol):
+    """``respond`` gives the answer; ``open_`` holds all that are open. The names on_* are
+    httptools'."""
+
+    def __init__(
+        self,
+        respond: Callable[[Request], Awaitable[Answer]],
+        open_: set[Connection],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._respond = respond
+        self._open = open_
+        self._loop = loop
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._target = b""
+        self._header_bytes = 0
+        self._authorization = b""
+        self._body = bytearray()
+        self._complete = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer = loop.call_later(REQUEST_S, self._too_slow)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._open.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._open.discard(self)
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._complete:
+            return  # more than one request: the first is answered, then we close
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+        if len(self._target) > TARGET_BYTES:
+            raise _TooLarge(414)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > HEADER_BYTES:
+            raise _TooLarge(431)
+        if name.lower() == b"authorization":
+            self._authorization = value
+        if name.lower() == b"content-length" and value.isdigit() and int(value) > BODY_BYTES:
+            raise _TooLarge(413)
+
+    def on_body(self, part: bytes) -> None:
+        self._body += part
+        if len(self._body) > BODY_BYTES:
+            raise _TooLarge(413)
+
+    def on_message_complete(self) -> None:
+        if self._complete:
+            return
+        if not self._parser.get_http_version().startswith("1."):
+            self._refuse(400)
+            return
+        self._complete = True
+        self._timer.cancel()
+        path, _, query = _origin_form(self._target.decode("latin-1")).partition("?")
+        method = self._parser.get_method().decode("latin-1")
+        given = self._authorization.decode("latin-1")
+        request = Request(method, path, query, bytes(self._body), given)
+        self._task = self._loop.create_task(self._answer(request))
+
+    async def _answer(self, request: Request) -> None:
+        self._send(await self._respond(request), head=request.method == "HEAD")
+
+    def _refuse(self, status: int) -> None:
+        if self._task is None:
+            self._complete = True
+            self._send(Answer(status, content_type="text/plain"))
+
+    def _too_slow(self) -> None:
+        self._refuse(408)
+
+    def _send(self, answer: Answer, head: bool = False) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
+        lines = (
+            f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Unknown')}\r\n"
+            f"Content-Length: {len(answer.body)}\r\nContent-Type: {answer.content_type}\r\n"
+            f"{nonce}Connection: close\r\n\r\n"
+        )
+        self._transport.write(lines.encode("latin-1") + (b"" if head else answer.body))
+        self._transport.close()
+
+
+def _origin_form(target: str) -> str:
+    """The path of a target that may be absolute: "http://host:port/path" -> "/path"."""
+    if target.startswith("/"):
+        return target
+    _, scheme, rest = target.partition("://")
+    return "/" + rest.partition("/")[2] if scheme else target

@@ -1,0 +1,239 @@
+"""The one HTTP port of a worker's daemon: health, and what others hang onto it.
+
+Serves, on its own thread with an asyncio loop:
+
+- ``GET /health``: JSON from a callable;
+- further path prefixes, added with :meth:`DaemonServer.add_route`; those that change anything
+  need a signature (see :mod:`edl.http.signing`).
+
+It listens with a deep backlog: all ranks of a ring connect at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from edl.errors import RingError
+from edl.http.connection import Answer, Connection, Request
+from edl.http.signing import Guard
+
+__all__ = ["DaemonServer", "Handler", "Request"]
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s
+CLOSE_S = 5.0  # for the thread to end
+
+
+@dataclass(frozen=True)
+class Route:
+    """Who answers a path prefix, and whether only those may ask who know the job's secret."""
+
+    handler: Handler
+    content_type: str
+    changes: bool
+
+
+Handler = Callable[[Request], tuple[int, bytes]]
+"""Answers a request with status and body. Runs on the loop, so it must not block."""
+
+
+class DaemonServer:
+    """The HTTP server of one worker. A context manager, or ``start()`` and ``close()``."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int = 0,
+        health: Callable[[], Mapping[str, Any]] | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.address = address
+        self._wanted_port = port
+        self._health = health
+        self._guard = guard
+        self._routes: dict[str, Route] = {}
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._connections: set[Connection] = set()
+        if health is not None:
+            self.add_route("/health", self._answer_health, "application/json")
+
+    def start(self) -> None:
+        """Listen on ``address`` only, and serve until :meth:`close`.
+
+        Raises:
+            RingError: the address or the port cannot be listened on.
+        """
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.address, self._wanted_port))
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise RingError(
+                f"cannot listen on {self.address}:{self._wanted_port}: {error.strerror}; "
+                "check EDL_ADDRESS, it must be an address of this machine"
+            ) from error
+        if ipaddress.ip_address(listener.getsockname()[0]).is_unspecified:
+            listener.close()
+            raise RingError(
+                f"{self.address!r} means every network of this machine; set EDL_ADDRESS to the one "
+                "address at which the other workers of the job reach it"
+            )
+        self._socket = listener
+        self._loop = asyncio.new_event_loop()
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._serve, args=(self._loop, listener, ready), name="edl-http", daemon=True
+        )
+        self._thread.start()
+        if not ready.wait(CLOSE_S):
+            raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
+
+    def close(self) -> None:
+        """Tell everyone held that their scope is gone, and stop. Idempotent."""
+        loop, thread, self._thread = self._loop, self._thread, None
+        if loop is None or thread is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(CLOSE_S)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; 0 before start()."""
+        return int(self._socket.getsockname()[1]) if self._socket and self._thread else 0
+
+    def add_route(
+        self,
+        prefix: str,
+        handler: Handler,
+        content_type: str = "application/json",
+        changes: bool = False,
+    ) -> None:
+        """Let ``handler`` answer ``prefix`` and every path below it. The longest prefix wins.
+
+        With ``changes`` each request must be signed; without, the handler sees GET and HEAD only.
+        """
+        route = Route(handler, content_type, changes)
+        self._routes = {**self._routes, prefix.rstrip("/"): route}
+
+    # --- for servers that answer more
+
+    async def answer_other(self, request: Request) -> Answer:
+        """What to send back for a path without a route. On the loop's thread."""
+        return Answer(404)
+
+    def let_go(self) -> None:
+        """Answer all requests that are held, for the server closes. On the loop's thread."""
+
+    def in_loop(self, function: Callable[[], None]) -> None:
+        """Call ``function`` on the loop's thread, soon; not at all when the server has closed."""
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None:
+            try:
+                loop.call_soon_threadsafe(function)
+            except RuntimeError:
+                logger.debug("the HTTP server closed meanwhile")
+
+    # --- on the loop's thread
+
+    def _serve(
+        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, ready: threading.Event
+    ) -> None:
+        asyncio.set_event_loop(loop)
+        server = loop.run_until_complete(
+            loop.create_server(
+                lambda: Connection(self.answer, self._connections, loop),
+                sock=listener,
+                backlog=BACKLOG,
+            )
+        )
+        loop.call_soon(ready.set)
+        try:
+            loop.run_forever()
+        finally:
+            server.close()
+            loop.run_until_complete(self._say_goodbye())
+            loop.close()
+
+    async def _say_goodbye(self) -> None:
+        """Answer those who are held, then drop every connection."""
+        self.let_go()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S / 5)
+        for connection in list(self._connections):
+            connection.close()
+        for _ in range(10):  # closing a transport takes a few turns of the loop
+            await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    async def answer(self, request: Request) -> Answer:
+        """What to send back for a request."""
+        route = self._route(request.path)
+        if route is not None:
+            return self._refusal(route, request) or self._answer_route(route, request)
+        return await self.answer_other(request)
+
+    def _refusal(self, route: Route, request: Request) -> Answer | None:
+        """Why a request does not get to its handler; None: it may."""
+        if not route.changes:
+            return None if request.method in ("GET", "HEAD") else Answer(405)
+        guard = self._guard
+        if guard is None:
+            return Answer(401)
+        given, target = request.authorization, request.target
+        if guard.accepts(given, request.method, target, request.body):
+            return None
+        if given:
+            logger.warning("%s %s was refused: it is not signed", request.method, request.path)
+        return Answer(401, nonce=guard.nonce())
+
+    @staticmethod
+    def _answer_route(route: Route, request: Request) -> Answer:
+        try:
+            status, body = route.handler(request)
+        except Exception:
+            logger.exception("the handler of %s failed", request.path)
+            return Answer(500, content_type=route.content_type)
+        return Answer(status, body, route.content_type)
+
+    def _route(self, path: str) -> Route | None:
+        prefix = path.rstrip("/")
+        while prefix:
+            if prefix in self._routes:
+                return self._routes[prefix]
+            prefix = prefix.rpartition("/")[0]
+        return None
+
+    def _answer_health(self, request: Request) -> tuple[int, bytes]:
+        assert self._health is not None
+        return 200, json.dumps(self._health()).encode() + b"\n"

@@ -1,0 +1,103 @@
+"""Requests that change something in a worker are signed, each for one use.
+
+1. The client sends the request as it is. The server does nothing, and answers 401 with a nonce
+   that it has just made (``WWW-Authenticate: EDL <nonce>``).
+2. The client sends it again with ``Authorization: EDL <nonce>:<mac>``, where mac is the
+   HMAC-SHA256, with a key made from the job's secret, of method, target, worker, nonce and body.
+
+So a signature is good for one request to one worker, once: a recorded one is refused, whatever the
+hosts' clocks say. A nonce proves by itself who made it and when, so asking for nonces fills no
+memory; only those that were used, by somebody who knows the secret, are remembered until they
+are too old to be accepted.
+
+This authenticates and does not encrypt. The answer is not signed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from edl.keys import derived
+
+logger = logging.getLogger(__name__)
+
+SCHEME = "EDL"
+NONCE_S = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
+USED_NONCES = 4096  # remembered at most; beyond that nothing is accepted until some are too old
+
+_NONCE = re.compile(r"([0-9a-f]{1,16}-[0-9a-f]{32})-([0-9a-f]{64})")
+_AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
+
+
+def http_key(secret: str, job: str) -> str:
+    """The key by which requests to the workers of ``job`` are signed."""
+    return derived(secret, "http", job)
+
+
+def authorization(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
+    """The value of the header that signs a request to ``worker``."""
+    return f"{SCHEME} {nonce}:{_mac(key, nonce, worker, method, target, body)}"
+
+
+class Guard:
+    """The server's side: hands out nonces, and accepts each once. For one thread.
+
+    ``worker`` is None until the worker has its number; nothing is accepted before.
+    """
+
+    def __init__(self, key: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.worker: int | None = None
+        self._key = key
+        self._clock = clock
+        self._own_key = secrets.token_hex(32)
+        self._used: OrderedDict[str, float] = OrderedDict()  # nonce -> when it is too old
+
+    def nonce(self) -> str:
+        """A new nonce: when it was made, something random, and the proof that we made it."""
+        made = f"{int(self._clock() * 1000):x}-{secrets.token_hex(16)}"
+        return f"{made}-{self._proof(made)}"
+
+    def accepts(self, given: str, method: str, target: str, body: bytes) -> bool:
+        """Whether ``given`` (the Authorization header) signs this request; True only once."""
+        now = self._clock()
+        while self._used and next(iter(self._used.values())) <= now:
+            self._used.popitem(last=False)
+        match = _AUTHORIZATION.fullmatch(given)
+        if match is None or self.worker is None:
+            return False
+        nonce, mac = match.groups()
+        expected = _mac(self._key, nonce, self.worker, method, target, body)
+        if not hmac.compare_digest(mac, expected):
+            return False
+        if not self._is_fresh(nonce, now) or nonce in self._used:
+            return False
+        if len(self._used) >= USED_NONCES:
+            logger.warning("more than %d signed requests in %g s", USED_NONCES, NONCE_S)
+            return False
+        # Counted from its use: the order of the dictionary is then that of the ends.
+        self._used[nonce] = now + NONCE_S
+        return True
+
+    def _is_fresh(self, nonce: str, now: float) -> bool:
+        match = _NONCE.fullmatch(nonce)
+        if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
+            return False
+        made = int(match[1].partition("-")[0], 16) / 1000
+        return now - made < NONCE_S
+
+    def _proof(self, made: str) -> str:
+        return hmac.new(self._own_key.encode(), made.encode(), hashlib.sha256).hexdigest()
+
+
+def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
+    told = hmac.new(key.encode(), digestmod=hashlib.sha256)
+    for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
+        told.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
+    return told.hexdigest()

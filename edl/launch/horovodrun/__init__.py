@@ -1,0 +1,1 @@
+"""The launcher of elastic `horovodrun`: its driver, host discovery, the process in each slot."""

@@ -1,0 +1,236 @@
+"""The elastic driver of horovodrun, as the process in one of its slots sees it.
+
+The driver counts. When the hosts have changed it tells the process with rank 0, and then waits
+until every slot has asked it for its new rank: only after the last one has asked does it place
+the slots anew, start processes in new ones, and answer. Stock Horovod stops training for that.
+Here it is a thread's business, of processes that do not train.
+
+Whoever was told puts a key into the driver's own key-value store, where all others look. The
+driver empties that store whenever it places the slots anew, so the key means this round and no
+other, for those that were started meanwhile, too. A slot must ask exactly once a round: the
+driver would count a second question as another slot's. (horovod/runner/elastic/driver.py,
+registration.py, rendezvous.py; http/http_server.py.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edl.config import HorovodSlot
+from edl.errors import EdlError
+from edl.http.client import fetch, put
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+POLLS_PER_S = 50  # that all slots together may make: the driver serves each with a thread
+REQUEST_S = 2.0
+GONE_S = 3.0  # nobody listens where the driver did
+REFUSE_S = 5.0  # for a driver that is busy to take note of a refusal
+ANSWER_S = 86400.0  # the driver answers when all have asked, which has no limit of its own
+ASKED = "/edl/asked"
+IDENTITY = "/edl/job"
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The driver's answer: our rank among ``size`` slots.
+
+    ``local_size``: slots of this host that it uses; None: not this one.
+    """
+
+    rank: int
+    local_size: int | None
+    size: int
+
+
+class Driver:
+    """The driver's protocol for ``slot``."""
+
+    def __init__(self, slot: HorovodSlot) -> None:
+        self._slot = slot
+        self._wake: Callable[[], None] = lambda: None
+        self._told = threading.Event()  # the hosts have changed
+        self._may_ask = threading.Event()
+        self._begins = threading.Event()  # a round, when told
+        self._begins.set()
+        self._answering = threading.Lock()  # the newest answer, and whether to ask again after it
+        self._untold = threading.Event()  # the driver's store may not have the identity
+        self._stop = threading.Event()
+        self._identity: dict[str, str] | None = None
+        self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
+        self._refused_since: float | None = None
+        self.answers = True  # it has not left a question of ours without an answer
+        self.newest = Assigned(slot.rank, slot.local_size, slot.size)
+        self.asking = False  # the driver owes an answer, and counts on this process until then
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Listen to the driver from now on; ``wake`` is called when it has answered.
+
+        Raises:
+            EdlError: it does not take our address.
+        """
+        from horovod.runner.elastic.worker import WorkerNotificationManager  # a slow import
+
+        self._wake = wake
+        manager = WorkerNotificationManager()
+        manager.register_listener(self)
+        slot = self._slot
+        try:
+            manager.init(slot.address, slot.port, slot.interface, slot.host, slot.slot)
+        except RuntimeError as error:
+            raise EdlError(f"the driver of horovodrun at {slot.driver}: {error}") from error
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def on_hosts_updated(self, timestamp: int, result: Any) -> None:
+        """Called by Horovod, in a thread of its own. Whole seconds tell nothing: not looked at."""
+        self.ask()
+
+    def ask(self) -> None:
+        """Let all slots ask the driver for a new placement."""
+        self._told.set()
+
+    def begin_no_round(self) -> None:
+        """Tell nobody to ask any more. A round that has begun goes on."""
+        self._begins.clear()
+
+    def allow(self, allowed: bool, answer: Assigned) -> None:
+        """Whether a question may be asked now: what the last answer said must be done first.
+
+        ``answer``: the one that this was decided for; nothing is allowed if it is not the newest.
+        """
+        with self._answering:
+            allowed = allowed and answer is self.newest
+            (self._may_ask.set if allowed else self._may_ask.clear)()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the driver has ended: nobody listens at its port any more."""
+        since = self._refused_since
+        return since is not None and time.monotonic() - since >= GONE_S
+
+    def asked(self) -> bool:
+        """Whether this slot is to ask, or does."""
+        return self.asking or self._get(ASKED) is not None
+
+    # --- which job this driver's is
+
+    def identify(self, identity: Mapping[str, str]) -> None:
+        """Let all other processes of this driver know the job; again and again until it has it."""
+        self._identity = dict(identity)
+        self._untold.set()
+        self._tell()
+
+    def refuse(self, reason: str) -> None:
+        """There will be no job: let nobody wait for it."""
+        if self._identity is not None:
+            return
+        body = json.dumps({"refused": reason}).encode()
+        deadline = time.monotonic() + REFUSE_S
+        while not self._put(IDENTITY, body) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def identity(self, timeout_s: float) -> dict[str, str] | None:
+        """What :meth:`identify` was told in another process; None: nothing in time.
+
+        Raises:
+            EdlError: :meth:`refuse` was called.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            told = _told(self._slot.address, self._slot.port)
+            if "refused" in told:
+                raise EdlError(f"this driver has no job: {told['refused']}")
+            if _is_identity(told):
+                return told
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._stop.wait(max(POLL_S, self._slot.size / POLLS_PER_S)):
+            if not self._tell():
+                continue  # who cannot find the job does not ask: no question would be answered
+            if self._told.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
+                self._told.clear()
+            asked = self._get(ASKED) is not None
+            if asked and self._may_ask.is_set() and self.answers:
+                self.answers = self._ask()  # to ask again would count twice
+
+    def _tell(self) -> bool:
+        """Put the identity into the driver's store unless it is there; whether it is."""
+        if self._untold.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
+            self._untold.clear()
+        return not self._untold.is_set()
+
+    def _ask(self) -> bool:
+        slot = self._slot
+        path = f"/rank_and_size/{slot.host}:{slot.slot}"
+        self.asking = True
+        try:
+            status, body = fetch(slot.address, slot.port, path, ANSWER_S)
+            if status != 200:
+                raise ValueError(f"status {status}")
+            rank, size, _, local_size = (int(word) for word in body.decode().split(",")[:4])
+        except (EdlError, OSError, ValueError) as error:
+            logger.warning("the driver of horovodrun did not answer: %s", error)
+            return False
+        finally:
+            self.asking = False
+        with self._answering:
+            self._may_ask.clear()
+            self.newest = Assigned(rank, local_size if rank >= 0 else None, size)
+        if self._identity is not None:
+            self.identify(self._identity)
+        self._wake()
+        return True
+
+    def _get(self, path: str) -> bytes | None:
+        return self._request(fetch, path)
+
+    def _put(self, path: str, body: bytes) -> bool:
+        return self._request(put, path, body) is not None
+
+    def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
+        """The body of the answer, if that is a success. Every request may show the end."""
+        try:
+            status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
+        except ConnectionRefusedError:
+            if self._refused_since is None:
+                self._refused_since = time.monotonic()
+            return None
+        except (EdlError, OSError):
+            return None  # it is busy, or cut off from here
+        self._refused_since = None
+        return body if status == 200 else None
+
+
+def read_identity(address: str, port: int) -> dict[str, str] | None:
+    """Which job the driver at that port has; None: it has none yet, or is no driver."""
+    told = _told(address, port)
+    return told if _is_identity(told) else None
+
+
+def _is_identity(told: Mapping[str, str]) -> bool:
+    return {"job", "secret", "zookeeper"} <= set(told)
+
+
+def _told(address: str, port: int) -> dict[str, str]:
+    """What stands under IDENTITY; empty when nothing does."""
+    try:
+        status, body = fetch(address, port, IDENTITY, REQUEST_S)
+        told = json.loads(body) if status == 200 else None
+    except (EdlError, OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -1,0 +1,224 @@
+"""What a daemon does while its worker leads: read facts, decide, persist, log.
+
+The decision is :func:`edl.core.job.membership.decide`; nothing is decided here. A leader keeps
+nothing that its successor would miss, except how long things have stood as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from edl import failpoints
+from edl.config import Config
+from edl.coordination.election import Leadership
+from edl.coordination.job_store import JobStore
+from edl.core.job.decision import Ages, Decision, Limits
+from edl.core.job.membership import broke, decide
+from edl.core.job.profile import Reading
+from edl.core.job.stall import Activity
+from edl.core.records import Event, Snapshot, Stage
+from edl.core.step.progress import Progress
+from edl.leader.failure_detector import FailureDetector
+from edl.ring.rendezvous import new_scope
+
+logger = logging.getLogger(__name__)
+
+EVENTS_KEPT = 2000
+EVICTED_KEPT = 20  # that are gone: agents look there for why a process has ended
+
+
+class LeaderTerm:
+    """One term of leadership. :meth:`turn` is called whenever a fact may have changed."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: JobStore,
+        leadership: Leadership,
+        worker: int,
+        progress: Callable[[], Progress],
+        activity: Callable[[], Activity],
+        log: Callable[[Event], None],
+        write_events: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._leadership = leadership
+        self._log = log
+        self._detector = FailureDetector(config, worker, progress, activity, clock=clock)
+        self._write_events = write_events
+        self._stall = ""
+        self._named: set[int] | None = None  # in this stall; None: the ring trains
+        self._clock = clock
+        self._since = clock()
+        self._stages: dict[int, tuple[Stage, float]] = {}
+        self._reason = ""
+        self._status_at = 0.0
+        self._rate = _Rate()
+        self._limits = Limits(
+            start_s=config.start_timeout_s,
+            prepare_s=config.prepare_timeout_s,
+            gather_s=config.gather_timeout_s,
+            leave_grace_s=config.leave_grace_s,
+            notice_s=config.switch_timeout_s,
+        )
+        leads = f"w{worker} leads in term {leadership.term}"
+        log(self._event("leader", leads, worker=f"w{worker}"))
+
+    @property
+    def term(self) -> int:
+        return self._leadership.term
+
+    def turn(self, wake: Callable[[], None]) -> None:
+        """Read, decide, act, once.
+
+        Raises:
+            Deposed: another worker leads; nothing was written.
+            CoordinationError: ZooKeeper is away; the next turn tries again.
+        """
+        self._write_events()
+        snapshot = self._store.snapshot(wake)
+        ages = self._ages(snapshot, self._detector.look(snapshot))
+        dead, silent = self._detector.dead(snapshot)
+        dead = self._look_for_stall(snapshot) | dead
+        decision = decide(snapshot, self.term, ages, self._limits, dead, silent)
+        if decision.acts:
+            decision = self._with_scope(decision)
+            failpoints.reached("deciding")
+            self._leadership.carry_out(decision, snapshot, [*self._events_of(decision, snapshot)])
+            failpoints.reached("decided")
+            wake()
+        if decision.reason != self._reason:
+            self._reason = decision.reason
+            logger.info("term %d: %s", self.term, decision.reason)
+        self._put_status(snapshot)
+
+    def _ages(self, snapshot: Snapshot, generation_s: float) -> Ages:
+        now = self._clock()
+        for member in snapshot.members:
+            if self._stages.get(member.id, (None, 0.0))[0] is not member.stage:
+                self._stages[member.id] = (member.stage, now)
+        alive = {member.id for member in snapshot.members}
+        self._stages = {w: entry for w, entry in self._stages.items() if w in alive}
+        stage_s = {w: now - at for w, (_, at) in self._stages.items()}
+        return Ages(now - self._since, stage_s, generation_s)
+
+    def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
+        """Name, once, who holds up a ring that does not train; whom to give up for it."""
+        stall = self._detector.stall(snapshot)
+        if stall is None:
+            self._stall, self._named = "", None
+            return {}
+        if self._named is None or not self._named.issuperset(stall.culprits):
+            logger.warning("%s", stall.reason)
+            workers = [f"w{worker}" for worker in stall.culprits]
+            self._log(self._event("stalled", stall.reason, workers=workers))
+        self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
+        return dict(stall.give_up)
+
+    @staticmethod
+    def _with_scope(decision: Decision) -> Decision:
+        """Give a new generation a place in the rendezvous store that nobody can guess."""
+        if decision.generation is None:
+            return decision
+        scope = new_scope(decision.generation.number)
+        return replace(decision, generation=replace(decision.generation, scope=scope))
+
+    def _events_of(self, decision: Decision, snapshot: Snapshot) -> Iterator[Event]:
+        """What the event log shall say of a decision."""
+        if decision.generation is not None:
+            new = decision.generation
+            details: dict[str, object] = {}
+            if new.repairs and snapshot.generation is not None:
+                details["failures"] = {
+                    f"w{member.id}": str(member.broken)
+                    for member in snapshot.members
+                    if broke(member, snapshot.generation)
+                }
+            yield self._event(
+                "generation",
+                new.reason,
+                generation=new.number,
+                term=new.term,
+                members=[f"w{worker}" for worker in new.members],
+                joined=[f"w{worker}" for worker in new.joined],
+                left=[f"w{worker}" for worker in new.left],
+                repair=new.repairs,
+                **details,
+            )
+        for worker, reason in sorted(decision.evict.items()):
+            yield self._event("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
+        for answer in decision.answers:
+            yield self._event(
+                answer.kind, answer.outcome, worker=f"w{answer.worker}", accepted=answer.accepted
+            )
+
+    def _event(
+        self, kind: str, reason: str, generation: int | None = None, **details: object
+    ) -> Event:
+        progress = self._detector.heard.progress
+        number = progress.generation if generation is None else generation
+        return Event(time.time(), kind, number, progress.step, reason, details)
+
+    def _put_status(self, snapshot: Snapshot) -> None:
+        now = self._clock()
+        if now - self._status_at < self._config.status_period_s:
+            return
+        self._status_at = now
+        told_by, progress = self._detector.heard.worker, self._detector.heard.progress
+        reason = self._stall or self._reason
+        if progress.generation == 0 and snapshot.status:
+            # A newcomer leads a job whose workers are all dead: how far they were remains true.
+            told = {**snapshot.status, "samples_per_s": 0.0, "reason": reason, "time": time.time()}
+            told.pop("counted", None)  # it is not said again
+            self._leadership.put_status(told)
+            return
+        self._leadership.put_status(
+            {
+                "generation": progress.generation,
+                "world_size": progress.size,
+                "step": progress.step,
+                "epoch": progress.epoch,
+                "epoch_done": progress.epoch_done,
+                "epoch_total": progress.epoch_total,
+                "samples_per_s": round(self._rate.of(told_by, progress.samples_total, now), 1),
+                "median_step_s": round(progress.median_step_s, 6),
+                "counted": Reading(
+                    worker=told_by,
+                    generation=progress.generation,
+                    size=progress.size,
+                    epoch=progress.epoch,
+                    step=progress.step,
+                    samples=progress.samples_total,
+                    at_s=progress.counted_at,
+                ).to_json(),
+                "reason": reason,
+                "time": time.time(),
+            }
+        )
+        self._store.trim_events(EVENTS_KEPT)
+        self._store.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
+
+
+class _Rate:
+    """Samples per second over the last few seconds, as one worker counts them."""
+
+    WINDOW_S = 3.0
+
+    def __init__(self) -> None:
+        self._worker = -1
+        self._points: list[tuple[float, int]] = []
+
+    def of(self, worker: int, total: int, now: float) -> float:
+        if worker != self._worker:
+            self._worker = worker
+            self._points.clear()
+        self._points.append((now, total))
+        while len(self._points) > 2 and now - self._points[0][0] > self.WINDOW_S:
+            self._points.pop(0)
+        (first_at, first), (last_at, last) = self._points[0], self._points[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0

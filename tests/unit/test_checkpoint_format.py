@@ -1,0 +1,182 @@
+"""The file of a checkpoint: everything comes back, and nothing but a whole file is accepted."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edl.checkpoint import format as files
+from edl.checkpoint.format import Blob, Manifest, pack
+from edl.errors import CheckpointError
+
+MANIFEST = Manifest(
+    job="digits",
+    run="r1",
+    step=7,
+    epoch=1,
+    framework="torch",
+    source={"total": 10, "seed": 0, "shuffle": True, "batch_size": 4},
+    ledger={"total": 10, "epoch": 1, "free": [[3, 10]], "leases": {}},
+    saved_at=1.5,
+)
+STATE = {
+    "numbers": [1, -(2**70), 2.5, float("inf"), True, None, np.float32(0.5), np.int64(3)],
+    0: ("a", b"\x00\xff", {}),
+    ("key", 1): OrderedDict(x="y"),
+    "array": np.arange(100, dtype=np.int16).reshape(4, 25),
+    "empty": np.empty((0, 3), dtype=np.float64),
+    "scalar": np.array(1.25),
+    "blob": Blob("torch", "bfloat16", (3,), memoryview(b"abcdef"), "cuda"),
+}
+
+
+def written(directory: Path, step: int = 7) -> Path:
+    path = files.path_of(directory, step)
+    files.write(path, MANIFEST, pack(STATE))
+    return path
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    checkpoint = files.read(path)
+    assert (checkpoint.path, checkpoint.manifest) == (path, MANIFEST)
+    state = checkpoint.state
+    assert state["numbers"] == [1, -(2**70), 2.5, float("inf"), True, None, 0.5, 3]
+    assert state[0] == ("a", b"\x00\xff", {})
+    assert state["key", 1] == {"x": "y"}
+    for name in ("array", "empty", "scalar"):
+        np.testing.assert_array_equal(state[name], STATE[name], strict=True)  # type: ignore[call-overload]
+    blob = state["blob"]
+    assert (blob.kind, blob.dtype, blob.shape, blob.device) == ("torch", "bfloat16", (3,), "cuda")
+    assert bytes(blob.data) == b"abcdef"
+
+
+def test_nothing_else_is_left_in_the_directory(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_file_is_synced_before_its_name_and_the_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(descriptor: int) -> None:
+        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        calls.append("sync directory" if target == tmp_path else f"sync {target.suffix}")
+        fsync(descriptor)
+
+    def replacing(source: Path, target: Path) -> None:
+        assert source.parent == target.parent
+        assert files.read(source).manifest == MANIFEST  # it is complete already
+        calls.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    written(tmp_path)
+    assert calls == ["sync .tmp", "rename", "sync directory"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path)
+    before = path.read_bytes()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        written(tmp_path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_torn_file_is_refused_at_every_length(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="is torn"):
+            files.read_manifest(path)
+    path.write_bytes(whole)
+    assert files.read(path).manifest == MANIFEST
+
+
+def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x04]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError):
+            files.read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"PK\x03\x04 a file of torch.save", "is no checkpoint of edl"),
+        (b"edl-checkpoint x\n", "is no checkpoint of edl"),
+        (b"edl-checkpoint 2\nsomething new", "has format 2; this edl reads format 1"),
+        (b"edl-checkpoint 1\n2 " + b"0" * 64 + b"\n{}", "manifest does not fit its checksum"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = files.path_of(tmp_path, 1)
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=sentence):
+        files.read_manifest(path)
+
+
+def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_bytes(path.read_bytes() + b"!")
+    with pytest.raises(CheckpointError, match="is damaged: it has"):
+        files.read(path)
+
+
+def test_what_is_not_data_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"state\['tracked'\]\[1\] is a builtins\.object"):
+        pack({"tracked": [1, object()]})
+    with pytest.raises(CheckpointError, match=r"numpy.ndarray"):
+        pack({"tracked": np.array([object()])})
+
+
+def test_the_newest_come_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    for step in (5, 100, 20):
+        written(tmp_path, step)
+    (tmp_path / "step-7.edl").touch()
+    (tmp_path / "README").touch()
+    assert files.listed(tmp_path) == [files.path_of(tmp_path, step) for step in (100, 20, 5)]
+
+
+def test_the_newest_are_kept_and_refused_later_ones_do_not_count(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 90, 91):
+        written(tmp_path, step)
+    (tmp_path / "README").touch()
+    files.prune(tmp_path, step=4, keep=2)
+    kept = [files.path_of(tmp_path, step) for step in (91, 90, 4, 3)]
+    assert files.listed(tmp_path) == kept
+    assert (tmp_path / "README").exists()
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    (tmp_path / f".{path.name}.1a2b3c4d.tmp").touch()
+    (tmp_path / ".mine.tmp").touch()
+    files.remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".mine.tmp", path.name]
+
+
+def test_a_directory_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot list"):
+        files.listed(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        files.read(tmp_path / "nothing")

@@ -1,0 +1,50 @@
+"""Events are written in order and once, though ZooKeeper fails; none is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.coordination.job_store import JobStore
+from edl.core.records import Event
+from edl.daemon.event_log import EventLog
+from edl.daemon.mailbox import Mailbox
+from edl.errors import CoordinationError
+
+EVENTS = [Event(float(n), "switch", n, 9, "so", {"workers": {"w0": n}}) for n in range(4)]
+
+
+class Store(JobStore):
+    """Fails at the writes ``lost`` (nothing is written) and ``deaf`` (but it is written)."""
+
+    def __init__(self, lost: set[int], deaf: set[int]) -> None:
+        self.lost, self.deaf = lost, deaf
+        self.calls = 0
+        self.log: list[Event] = []
+
+    def add_event(self, event: Event) -> int:
+        self.calls += 1
+        if self.calls not in self.lost:
+            self.log.append(event)
+        if self.calls in self.lost | self.deaf:
+            raise CoordinationError("ZooKeeper is away")
+        return len(self.log) - 1
+
+    def events(self, after: int = -1) -> list[tuple[int, Event]]:
+        return list(enumerate(self.log))[after + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("lost", "deaf"), [(set(), set()), ({2}, set()), (set(), {1}), ({3}, {2}), ({1, 2}, {3, 4})]
+)
+def test_all_are_written_in_order_and_once(lost: set[int], deaf: set[int]) -> None:
+    store, mailbox = Store(lost, deaf), Mailbox()
+    log = EventLog(store, mailbox)
+    for event in EVENTS:
+        mailbox.log(event)
+    for _ in lost | deaf:
+        with pytest.raises(CoordinationError):
+            log.write()
+        assert mailbox.has_events
+    log.write()
+    assert store.log == EVENTS
+    assert not mailbox.has_events

@@ -1,0 +1,439 @@
+"""What `edl-worker` does next: every rule of core/host/horovodrun_slot.py, by editing one value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.core.host.agent import STUCK_S
+from edl.core.host.horovodrun_slot import (
+    AfterLoss,
+    SlotState,
+    abandoned,
+    after_loss,
+    assigned,
+    awaits_others,
+    decide,
+    forgotten,
+    last_round,
+    may_ask,
+    released,
+    removal_pending,
+    ring_lost,
+    without_barred,
+    would_end_the_job,
+)
+from edl.core.host.lost_slots import LostSlots
+from edl.core.host.process import EXIT_S, Process
+from edl.core.records import Generation, Job, JobState, KeptSlot, Member, Seat, Snapshot, Stage
+
+JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
+SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
+RING = Generation(1, 1, SEATS, 0, (0, 1), (), "start")
+MEMBERS = tuple(
+    Member(worker, "a", worker, "127.0.0.1", 1, 100 + worker, f"l{worker}", Stage.ACTIVE, 1)
+    for worker in (0, 1)
+)
+NOW = Snapshot(JOB, members=MEMBERS, plan={"a": 2}, generation=RING)
+LIVES = Process(1, "l1", 0.0, worker=1, ready=True, seated=True)
+KILLED = replace(LIVES, exit_code=-9, exited=99.0)
+ERROR = replace(LIVES, exit_code=3, exited=99.0)
+OWN = SlotState(1, LIVES, 0.0)
+
+
+def with_job(**changes: Any) -> Snapshot:
+    return replace(NOW, job=replace(JOB, **changes))
+
+
+def told_to_end(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
+    """The signal that the worker gets then."""
+    ending = decide(snapshot, own, at).ending
+    return None if ending is None else "SIGKILL" if ending.kill else "SIGTERM"
+
+
+def test_the_first_start_is_at_once() -> None:
+    decision = decide(NOW, replace(OWN, process=None), 0.0)
+    assert decision.start is not None
+    assert decision.start.slot == 1
+
+
+def test_a_worker_that_runs_is_left_alone() -> None:
+    decision = decide(NOW, OWN, 100.0)
+    assert (decision.start, decision.ending, decision.exit_code) == (None, None, None)
+
+
+def test_a_killed_worker_is_started_again_after_a_pause() -> None:
+    own = replace(OWN, process=KILLED)
+    assert decide(NOW, own, 99.5).start is None
+    start = decide(NOW, own, 100.0).start
+    assert start is not None
+    assert start.failures == 1
+
+
+def test_the_driver_never_sees_the_end_of_a_worker_that_left_while_its_slot_is_wanted() -> None:
+    own = replace(OWN, process=replace(LIVES, exit_code=0, exited=99.0))
+    assert decide(NOW, own, 99.0).exit_code is None
+    assert decide(NOW, own, 100.0).start is not None
+
+
+def test_a_slot_that_the_driver_took_back_ends_with_success() -> None:
+    own = replace(OWN, removed=True)
+    assert decide(NOW, own, 100.0).exit_code is None  # the leader takes the worker out
+    assert decide(NOW, own, 100.0).ending is None
+    assert decide(NOW, replace(own, process=KILLED), 100.0).exit_code == 0
+
+
+def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> None:
+    """The leader does not know it, or has given it up; the driver may soon start another one."""
+    starts = Process(1, "l1", 0.0)
+    prepares = replace(starts, worker=1)
+    for living, evicted in ((starts, {}), (prepares, {}), (LIVES, {1: "frozen"})):
+        now = replace(NOW, evicted=evicted)
+        own = replace(OWN, process=living, removed=True)
+        assert told_to_end(now, own, 100.0) == "SIGTERM"
+        told = replace(own, process=replace(living, told=100.0))
+        assert told_to_end(now, told, 104.0) is None
+        assert told_to_end(now, told, 105.0) == "SIGKILL"
+    joined = replace(LIVES, told=100.0)  # it got its seat meanwhile, and leaves it by itself
+    assert decide(NOW, replace(OWN, process=joined, removed=True), 110.0).ending is None
+
+
+def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
+    """It does so after 5 s, and would take that for the end of the slot's next process."""
+    barred = replace(OWN, removed=True, told=50.0, given_up=True)
+    assert told_to_end(NOW, barred, 50.0) == "SIGTERM"
+    told = replace(barred, process=replace(LIVES, told=50.0))
+    assert told_to_end(NOW, told, 52.9) is None
+    assert told_to_end(NOW, told, 53.0) == "SIGKILL"
+    # Told by a user, or not yet told to whom the slot belongs: it has the time to leave.
+    assert decide(NOW, replace(told, given_up=False), 79.0).ending is None
+    assert decide(NOW, replace(told, removed=False), 79.0).ending is None
+
+
+def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
+    """The plan still has its slot, so that the others see a dead edl-worker, as the driver does."""
+    own = replace(OWN, cut_off=True)
+    assert told_to_end(NOW, own, 50.0) == "SIGTERM"
+    told = replace(own, process=replace(LIVES, told=50.0))
+    assert told_to_end(NOW, told, 79.0) is None
+    assert told_to_end(NOW, told, 80.0) == "SIGKILL"
+    gone, others = replace(own, process=KILLED), (KeptSlot("a", 0), KeptSlot("a", 1))
+    now = replace(NOW, slots=others)
+    assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
+    assert decide(now, gone, 109.0).exit_code == 1
+    last = replace(NOW, slots=others[1:])
+    assert decide(last, gone, 128.9).outcome is None
+    outcome = decide(last, gone, 129.0).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.FAILED
+    stopping = replace(with_job(state=JobState.STOPPING), members=())
+    stopped = decide(stopping, gone, 101.0).outcome
+    assert stopped is not None
+    assert stopped.state is JobState.STOPPED
+
+
+def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
+    own = replace(OWN, told=50.0)
+    ending = decide(NOW, own, 50.0).ending
+    assert ending is not None
+    assert not ending.kill
+    gone = replace(own, process=replace(LIVES, exit_code=0, exited=51.0))
+    assert decide(NOW, gone, 79.0).exit_code is None
+    assert decide(NOW, gone, 80.0).exit_code == 1
+    assert decide(NOW, replace(gone, removed=True), 51.0).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "code"),
+    [(JobState.FINISHED, 0, 0), (JobState.STOPPED, 0, 0), (JobState.FAILED, 7, 7)],
+)
+def test_the_end_of_the_job_is_the_end_for_the_driver(
+    state: JobState, exit_code: int, code: int
+) -> None:
+    now = with_job(state=state, exit_code=exit_code)
+    ended = replace(OWN, process=replace(LIVES, exit_code=0, exited=99.0))
+    assert decide(now, ended, 100.0).exit_code == code
+    assert decide(now, replace(OWN, process=None), 100.0).exit_code == code
+
+
+def test_after_the_end_the_driver_is_waited_for_and_that_is_said() -> None:
+    """A success would count beside the question; a failure takes its place."""
+    job = replace(JOB, state=JobState.FINISHED)
+    assert last_round(job, 1, False, "", 59.0).exit_code is None
+    waits = last_round(job, 1, True, "slot 0 on b", 60.0)
+    assert waits.exit_code is None
+    assert "digits is finished, but horovodrun waits for slot 0 on b" in waits.reason
+    assert "waits for an edl-worker that does not ask" in last_round(job, 1, True, "", 60.0).reason
+    fails = last_round(job, 1, False, "", 60.0)
+    assert fails.exit_code == 1
+    assert "has not answered slot 1" in fails.reason
+
+
+def test_an_error_after_the_job_has_finished_is_passed_on() -> None:
+    now = with_job(state=JobState.FINISHED)
+    assert decide(now, replace(OWN, process=ERROR, state_since=98.0), 100.0).exit_code == 3
+
+
+def test_a_script_may_work_on_after_the_training() -> None:
+    now = with_job(state=JobState.FINISHED)
+    assert decide(now, OWN, 500.0).ending is None
+    assert decide(now, OWN, 700.0).ending is not None
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "worker", "said"),
+    [(0, None, "without calling edl.init"), (3, None, "exited with code 3"), (-9, 1, "SIGKILL")],
+)
+def test_a_job_that_cannot_begin_has_failed(exit_code: int, worker: int | None, said: str) -> None:
+    now = replace(NOW, generation=None, members=())
+    process = Process(1, "l1", 0.0, worker=worker, exit_code=exit_code, exited=1.0)
+    outcome = decide(now, replace(OWN, process=process), 2.0).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.FAILED
+    assert said in outcome.reason
+
+
+def test_one_of_several_that_fails_at_first_is_tried_again() -> None:
+    now = replace(NOW, generation=None, members=MEMBERS[:1])
+    process = Process(1, "l1", 0.0, exit_code=3, exited=1.0)
+    assert decide(now, replace(OWN, process=process), 5.0).start is not None
+
+
+def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
+    lost = replace(NOW, members=())
+    assert ring_lost(lost, KILLED)
+    assert not ring_lost(lost, LIVES)
+    assert not ring_lost(NOW, KILLED)
+    own = replace(OWN, process=KILLED, lost_since=100.0)
+    assert decide(lost, own, 109.0).start is None
+    outcome = decide(lost, own, 110.0).outcome
+    assert outcome is not None
+    assert "no checkpoint" in outcome.reason
+
+
+def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not() -> None:
+    lost = replace(with_job(saved_step=40), members=())
+    own = replace(OWN, lost_since=100.0)
+    assert decide(lost, replace(own, process=KILLED), 110.0).start is not None
+    outcome = decide(lost, replace(own, process=ERROR), 110.0).outcome
+    assert outcome is not None
+    assert outcome.exit_code == 3
+
+
+def test_a_worker_that_was_given_up_is_ended_and_that_is_no_failure() -> None:
+    ending = decide(replace(NOW, evicted={1: "frozen"}), OWN, 100.0).ending
+    assert ending is not None
+    assert not replace(KILLED, told=98.0).failed
+
+
+def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
+    now = with_job(state=JobState.STOPPING)
+    steps = replace(OWN, stepped=100.0)
+    assert decide(now, replace(steps, state_since=90.0), 100.0).ending is None
+    assert told_to_end(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
+    stuck = replace(OWN, state_since=100.0)
+    assert decide(now, stuck, 100.0 + STUCK_S - 0.1).ending is None
+    assert told_to_end(now, stuck, 100.0 + STUCK_S) == "SIGKILL"
+    outcome = decide(replace(now, members=()), replace(OWN, process=KILLED), 100.0).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.STOPPED
+
+
+def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() -> None:
+    failing = replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
+    own = replace(OWN, process=failing)
+    assert decide(with_job(max_restarts=5), own, 200.0).start is not None
+    decision = decide(with_job(max_restarts=4), own, 200.0)
+    assert (decision.give_up, decision.start, decision.exit_code) == (True, None, None)
+    assert decision.reason == (
+        "slot 1 failed 5 times in a row and is given up (EDL_MAX_RESTARTS is 4): "
+        "w1 exited with code 3; the last line of w1: ValueError: boom"
+    )
+    given_up = replace(own, process=replace(failing, used_up=True))
+    idle = decide(with_job(max_restarts=4), given_up, 200.0)
+    assert (idle.give_up, idle.start, idle.exit_code) == (False, None, None)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -> None:
+    own = replace(
+        OWN, process=replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
+    )
+    job = replace(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
+    used = (KeptSlot("a", 0, given_up="it failed"),) if elsewhere else ()
+    decision = decide(replace(NOW, job=job, slots=used), own, 200.0)
+    assert decision.outcome is not None
+    assert (decision.outcome.state, decision.outcome.exit_code) == (JobState.FAILED, 3)
+    assert "without it fewer than" in decision.outcome.reason
+    assert decision.outcome.reason.endswith("the last line of w1: ValueError: boom")
+
+
+def test_a_process_whose_script_has_ended_is_killed_when_it_stays() -> None:
+    over = with_job(state=JobState.FINISHED)
+    own = replace(OWN, process=replace(LIVES, ended=100.0), state_since=100.0)
+    assert decide(over, own, 100.0 + EXIT_S - 0.1).ending is None
+    assert told_to_end(over, own, 100.0 + EXIT_S) == "SIGKILL"
+
+
+def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
+    lost = replace(NOW, members=())
+    own = replace(OWN, process=ERROR, lost_since=99.5)
+    assert decide(lost, own, 100.0).outcome is None
+    assert decide(lost, replace(own, ended=frozenset({0, 1})), 100.0).outcome is not None
+    proven = replace(lost, evicted={0: "its process is gone: port 1 refuses connections"})
+    assert decide(proven, replace(own, ended=frozenset({1})), 100.0).outcome is not None
+    frozen = replace(lost, evicted={0: "it is frozen or cut off"})
+    assert decide(frozen, replace(own, ended=frozenset({1})), 100.0).outcome is None
+
+
+def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
+    ended = replace(NOW, generation=replace(RING, seats=(), reason="horovodrun ends"))
+    told = replace(OWN, told=99.0, process=KILLED)
+    assert decide(ended, told, 100.0).outcome is None  # one of them is still there
+    outcome = decide(replace(ended, members=()), told, 100.0).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == (JobState.STOPPED, "horovodrun ends")
+
+
+def test_who_is_told_to_end_gives_up_a_slot_of_its_host() -> None:
+    assert released({"a": 2, "b": 1}, "a", 1) == {"a": 1, "b": 1}
+    assert released({"a": 2, "b": 1}, "a", 3) == {"a": 2, "b": 1}
+    assert released({"b": 1}, "a", 1) == {"b": 1}
+
+
+def test_the_plan_follows_the_driver() -> None:
+    assert assigned({"a": 2, "b": 1}, "a", 0, 3) == {"a": 3, "b": 1}
+    assert assigned({"a": 3}, "a", 2, None) == {"a": 2}
+    assert assigned({"a": 2}, "a", 2, None) == {"a": 2}  # others of the host know better
+    assert assigned({"a": 3}, "a", 0, None) == {"a": 0}
+
+
+def test_the_driver_is_not_asked_while_a_slot_that_it_took_back_is_in_use() -> None:
+    assert not removal_pending(NOW)
+    assert removal_pending(replace(NOW, plan={"a": 1}))
+    assert removal_pending(replace(NOW, plan={}))
+    assert removal_pending(replace(NOW, slots=(KeptSlot("a", 2),)))  # its edl-worker is to end yet
+    assert not removal_pending(replace(NOW, slots=(KeptSlot("a", 1),)))
+
+
+def test_who_moves_to_another_host_waits_until_the_plan_has_it_there() -> None:
+    plan, lowered = {"a": 2}, {"a": 1}
+    assert awaits_others(plan, lowered, {"a": 1, "b": 1})
+    assert not awaits_others({**plan, "b": 1}, {**lowered, "b": 1}, {"a": 1, "b": 1})
+    assert not awaits_others(plan, lowered, {"a": 1})  # a scale-in
+    assert not awaits_others(plan, {"a": 3}, {"a": 3})  # a scale-out
+    assert not awaits_others(plan, lowered, {})  # another discovery script: nobody knows
+
+
+def test_a_driver_that_missed_a_wish_is_reminded_and_one_that_cannot_is_not() -> None:
+    plan, wish = {"a": 2, "b": 0}, {"a": 2, "b": 2}
+
+    def reminded(now: float, answered: float = 0.0, barred: tuple[str, ...] = ()) -> bool:
+        return forgotten(plan, wish, barred, 100.0, answered, now)
+
+    assert not reminded(114.0)
+    assert reminded(115.0)
+    assert reminded(115.0, answered=101.0)  # that round may have begun before
+    assert not reminded(200.0, answered=115.0)  # it knew the wish
+    assert not reminded(115.0, barred=("b",))
+    assert reminded(115.0, barred=("a",))
+    assert not forgotten(plan, {"a": 2}, (), 100.0, 0.0, 200.0)
+    assert not forgotten(plan, {}, (), 100.0, 0.0, 200.0)  # another discovery script
+
+
+def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> None:
+    kept = tuple(KeptSlot(host, slot) for host in "ab" for slot in (0, 1))
+    lost_slots = LostSlots("a", 0)
+
+    def barred(now: float, plan: dict[str, int], *slots: KeptSlot) -> set[str]:
+        lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+        return set(lost_slots.barred)
+
+    assert barred(100.0, {"a": 2, "b": 2}, *kept) == set()
+    assert barred(101.0, {"a": 2, "b": 1}, *kept[:3]) == set()  # taken back
+    assert barred(102.0, {"a": 2, "b": 2}, *kept) == set()
+    assert barred(103.0, {"a": 2, "b": 2}, *kept[:3]) == set()
+    assert barred(108.0, {"a": 2, "b": 2}, *kept[:3]) == {"b"}
+    assert barred(109.0, {"a": 2, "b": 0}, *kept[:3]) == {"b"}  # its other worker leaves
+    assert barred(110.0, {"a": 2}, *kept[:2]) == {"b"}
+    assert barred(200.0, {"a": 2, "b": 2}, *kept) == set()
+
+
+def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> None:
+    kept = (KeptSlot("a", 0), KeptSlot("b", 0))
+    lost_slots = LostSlots("a", 0)
+
+    def asks(now: float, plan: dict[str, int], *slots: KeptSlot) -> bool:
+        return lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+
+    both = {"a": 1, "b": 1}
+    for began in (100.0, 200.0):  # the host came back after its cool-down
+        assert not asks(began, both, *kept)
+        assert not asks(began + 1, both, *kept[:1])
+        assert asks(began + 7, both, *kept[:1])
+        assert not asks(began + 20, both, *kept[:1])  # once is enough
+    assert not asks(300.0, {"a": 1}, *kept[:1])
+    assert not asks(301.0, both, *kept[:1])  # a new one is to start there, however slowly
+    assert not asks(400.0, both, *kept[:1])
+    assert lost_slots.best is AfterLoss.NOTHING
+    assert not asks(422.0, both, *kept[:1])
+    assert asks(430.0, both, *kept[:1])  # it died on the way
+
+
+def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
+    now = replace(NOW, plan={"a": 2, "b": 1}, slots=(KeptSlot("a", 1),))
+    assert abandoned(now, {("a", 0), ("a", 1)}) == {("a", 0)}
+    assert abandoned(now, {("a", 0), ("a", 2)}) == {("a", 0)}  # the driver took a:2 back
+    assert abandoned(now, set()) == set()  # they are about to start
+
+
+@pytest.mark.parametrize(
+    ("plan", "min_np", "lost", "best"),
+    [
+        ({"a": 2, "b": 2}, 2, [], AfterLoss.NOTHING),
+        ({"a": 2, "b": 2}, 2, [("a", 0)], AfterLoss.PLACE_ANEW),
+        ({"a": 2, "b": 2}, 3, [("a", 0)], AfterLoss.WAIT),  # three train, two would be left
+        ({"a": 2, "b": 2}, 4, [("a", 0)], AfterLoss.PLACE_ANEW),  # too few train in any case
+        ({"a": 2, "b": 2}, 2, [("a", 0), ("b", 1)], AfterLoss.HOLD),
+        ({"a": 4}, 1, [("a", 3)], AfterLoss.HOLD),  # the driver would bar the only host
+        ({"a": 1}, 1, [("a", 0)], AfterLoss.PLACE_ANEW),
+    ],
+)
+def test_the_driver_places_the_slots_anew_where_that_helps(
+    plan: dict[str, int], min_np: int, lost: list[tuple[str, int]], best: AfterLoss
+) -> None:
+    assert after_loss(plan, min_np, lost) is best
+
+
+@pytest.mark.parametrize(
+    ("best", "wish", "ends"),
+    [
+        (AfterLoss.NOTHING, {"a": 1}, False),
+        (AfterLoss.PLACE_ANEW, {"a": 1}, False),
+        (AfterLoss.HOLD, {"a": 9}, True),
+        (AfterLoss.WAIT, {"a": 2, "b": 2}, True),  # b is barred, two would be left
+        (AfterLoss.WAIT, {"a": 2, "b": 2, "c": 1}, False),
+        (AfterLoss.WAIT, {}, False),  # another discovery script: nobody knows
+    ],
+)
+def test_the_driver_is_not_asked_where_it_would_end_the_job(
+    best: AfterLoss, wish: dict[str, int], ends: bool
+) -> None:
+    assert would_end_the_job(best, wish, {"b"}, 3) is ends
+
+
+def test_after_the_job_a_slot_asks_when_its_script_has_ended() -> None:
+    assert may_ask(JobState.RUNNING, runs=True, done=True, fatal=False)
+    assert not may_ask(JobState.RUNNING, runs=True, done=False, fatal=False)
+    assert not may_ask(JobState.RUNNING, runs=True, done=True, fatal=True)
+    assert not may_ask(JobState.FINISHED, runs=True, done=True, fatal=False)
+    assert may_ask(JobState.FINISHED, runs=False, done=False, fatal=True)
+
+
+def test_a_barred_host_leaves_the_plan_when_the_driver_uses_no_more_than_the_others() -> None:
+    plan, lost = {"a": 2, "b": 2}, [("a", 0), ("a", 1)]
+    assert without_barred(plan, lost, 2) == {"b": 2}
+    assert without_barred(plan, lost, 4) == plan  # nobody has asked the driver yet
+    assert without_barred(plan, lost[:1], 2) == plan  # a:1 will say it

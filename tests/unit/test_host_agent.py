@@ -1,0 +1,803 @@
+"""What an agent does, decided from values: no process, no clock, no ZooKeeper."""
+
+from dataclasses import replace
+
+import pytest
+
+from edl.core.host.agent import (
+    ABSENT_S,
+    FINISH_S,
+    FROZEN_S,
+    KILL_S,
+    LEADERLESS_S,
+    LOST_S,
+    RESTARTS,
+    SETTLE_S,
+    STOP_S,
+    STUCK_S,
+    AgentDecision,
+    AgentState,
+    RingDeath,
+    decide,
+    observe,
+    record_ring_death,
+    relevant,
+    to_ask,
+)
+from edl.core.host.process import (
+    EXIT_S,
+    GONE_S,
+    TRAINED_S,
+    UNKNOWN_EXIT,
+    Process,
+    backoff_s,
+    exit_status,
+    how,
+)
+from edl.core.records import Generation, Host, Job, JobState, Leader, Member, Seat, Snapshot, Stage
+from edl.errors import REFUSED_EXIT
+
+NOW = 1000.0
+JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+
+
+def process(slot: int, **changes: object) -> Process:
+    return replace(Process(slot, f"t-{slot}", started=NOW - 10), **changes)  # type: ignore[arg-type]
+
+
+def trainer(slot: int, **changes: object) -> Process:
+    """A process whose worker has the number of its slot and a seat in the ring."""
+    return process(slot, **{"worker": slot, "ready": True, "seated": True, **changes})
+
+
+def died(slot: int, code: int = 1, **changes: object) -> Process:
+    return process(slot, **{"exit_code": code, "exited": NOW, "last_line": "Boom", **changes})
+
+
+def member(worker: int, launch: str, host: str = "a", **changes: object) -> Member:
+    values = Member(worker, host, worker, "127.0.0.1", 1, 1, launch)
+    return replace(values, **changes)  # type: ignore[arg-type]
+
+
+def generation(*workers: int, number: int = 1) -> Generation:
+    seats = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in workers)
+    return Generation(number, 1, seats, workers[0] if workers else -1, workers, (), "")
+
+
+def snapshot(plan: int = 2, ring: Generation | None = None, **changes: object) -> Snapshot:
+    facts = Snapshot(JOB, plan={"a": plan}, generation=ring, leader=Leader(1, 0))
+    return replace(facts, **changes)  # type: ignore[arg-type]
+
+
+def state(state: JobState, reason: str = "why") -> Job:
+    return replace(JOB, state=state, reason=reason)
+
+
+def own(*processes: Process, **changes: object) -> AgentState:
+    values = AgentState(
+        "a", "t", processes, state_since=NOW, start_timeout_s=120.0, script="train.py"
+    )
+    return replace(values, **changes)  # type: ignore[arg-type]
+
+
+def slots(decision: AgentDecision) -> list[int]:
+    return [start.slot for start in decision.starts]
+
+
+def ended(decision: AgentDecision) -> list[tuple[str, bool]]:
+    return [(ending.launch, ending.kill) for ending in decision.endings]
+
+
+# --- as many as the plan says
+
+
+def test_the_first_workers_start_at_once() -> None:
+    decision = decide(snapshot(2), own(), NOW)
+    assert slots(decision) == [0, 1]
+    assert decision.reason == "0 of 2 workers run on a"
+
+
+def test_a_raised_plan_starts_what_is_missing_in_the_lowest_free_slots() -> None:
+    assert slots(decide(snapshot(4), own(process(0), process(2)), NOW)) == [1, 3]
+
+
+def test_a_lowered_plan_ends_nobody() -> None:
+    decision = decide(snapshot(1, generation(0, 1)), own(trainer(0), trainer(1)), NOW)
+    assert (decision.starts, decision.endings) == ((), ())
+
+
+def test_another_hosts_plan_is_not_ours() -> None:
+    assert slots(decide(replace(snapshot(0), plan={"b": 3}), own(), NOW)) == []
+
+
+@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [2])])
+def test_a_departing_worker_is_replaced_only_if_the_plan_stays(
+    since: float, expected: list[int]
+) -> None:
+    leaving = trainer(1, departing=NOW - since)
+    assert slots(decide(snapshot(2, generation(0, 1)), own(trainer(0), leaving), NOW)) == expected
+
+
+def test_the_replacement_shares_the_device_of_who_leaves_when_no_slot_is_free() -> None:
+    now = replace(snapshot(2, generation(0, 1)), hosts=(Host("a", 2, "127.0.0.1"),))
+    (start,) = decide(now, own(trainer(0), trainer(1, departing=NOW - SETTLE_S)), NOW).starts
+    assert (start.slot, start.failures) == (1, 0)
+    assert start.reason == "w1 leaves and the plan wants a worker"
+
+
+def test_after_a_replacement_that_shared_a_device_the_next_one_shares_it_too() -> None:
+    """There is no other device; and the pause is that of the one that died."""
+    now = replace(snapshot(1, generation(0)), hosts=(Host("a", 1, "127.0.0.1"),))
+    leaves = trainer(0, departing=NOW - 60.0)
+    dead = replace(died(0), launch="t-9", started=NOW - 5.0)
+    assert slots(decide(now, own(leaves, dead), NOW)) == []
+    (start,) = decide(now, own(leaves, dead), NOW + 1.0).starts
+    assert (start.slot, start.failures) == (0, 1)
+    other = replace(process(0), launch="t-10")
+    assert slots(decide(replace(now, plan={"a": 2}), own(leaves, dead, other), NOW + 9)) == []
+
+
+@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [1])])
+def test_a_worker_that_exited_with_0_is_replaced_only_if_the_plan_stays(
+    since: float, expected: list[int]
+) -> None:
+    gone = trainer(1, exit_code=0, exited=NOW - since)
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), gone), NOW)) == expected
+
+
+def test_workers_of_an_earlier_agent_count_and_keep_their_slots() -> None:
+    earlier = member(0, "earlier-0", stage=Stage.ACTIVE)
+    assert slots(decide(snapshot(2, members=(earlier,)), own(), NOW)) == [1]
+    leaving = replace(earlier, stage=Stage.LEAVING)
+    assert slots(decide(snapshot(2, members=(leaving,)), own(), NOW)) == [1, 2]
+
+
+def test_adopted_workers_are_its_own() -> None:
+    adopted = [trainer(0, launch="x-0"), trainer(1, launch="x-1")]
+    now = snapshot(3, generation(0, 1), members=(member(0, "x-0"), member(1, "x-1")))
+    decision = decide(now, own(*adopted), NOW)
+    assert slots(decision) == [2]
+    assert decision.reason == "2 of 3 workers run on a"
+
+
+def test_an_adopted_worker_that_vanishes_is_replaced() -> None:
+    gone = trainer(1, launch="x-1", exit_code=UNKNOWN_EXIT, exited=NOW - 5)
+    now = snapshot(2, generation(0, 1), members=(member(0, "x-0"),))
+    seen = observe([trainer(0, launch="x-0"), gone], now, NOW)
+    assert [p.exit_code for p in seen] == [None, UNKNOWN_EXIT]
+    assert slots(decide(now, own(*seen), NOW)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("ring", "job"),
+    [(generation(0), JOB), (generation(0, 1), state(JobState.FINISHED))],
+    ids=["taken out", "finished"],
+)
+def test_an_adopted_worker_that_was_to_end_has_ended_well(ring: Generation, job: Job) -> None:
+    gone = trainer(1, launch="x-1", exit_code=UNKNOWN_EXIT, exited=NOW)
+    (seen,) = observe([gone], snapshot(1, ring, job=job), NOW)
+    assert (seen.exit_code, seen.failed) == (0, False)
+
+
+def test_an_unknown_end_in_words_and_as_a_code() -> None:
+    assert how(UNKNOWN_EXIT) == "ended (an earlier agent had started it, so how is not known)"
+    assert exit_status(UNKNOWN_EXIT) == 1
+
+
+def test_members_on_other_hosts_do_not_count() -> None:
+    there = member(0, "earlier-0", host="b")
+    assert slots(decide(snapshot(2, members=(there,)), own(), NOW)) == [0, 1]
+
+
+# --- failures
+
+
+def patient(**changes: object) -> Snapshot:
+    """Of a job whose slots are never given up."""
+    return snapshot(2, generation(0, 1), job=replace(JOB, max_restarts=1000), **changes)
+
+
+@pytest.mark.parametrize(
+    ("failures", "waited", "starts"),
+    [(0, 0.9, []), (0, 1.0, [1]), (2, 3.9, []), (2, 4.0, [1]), (20, 29.9, []), (20, 30.0, [1])],
+)
+def test_a_failed_slot_waits_for_its_back_off(
+    failures: int, waited: float, starts: list[int]
+) -> None:
+    crashed = trainer(1, exit_code=1, exited=NOW - waited, failures=failures)
+    decision = decide(patient(), own(trainer(0), crashed), NOW)
+    assert slots(decision) == starts
+    assert [start.failures for start in decision.starts] == [failures + 1] * len(starts)
+
+
+def test_back_off() -> None:
+    assert [backoff_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff_s(10_000) == 30
+    assert [backoff_s(n, 3.0) for n in range(5)] == [0, 1, 2, 3, 3]
+
+
+def test_the_longest_back_off_can_be_set() -> None:
+    crashed = trainer(1, exit_code=1, exited=NOW - 1.0, failures=20)
+    facts = patient()
+    assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.0), NOW)) == [1]
+    assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.1), NOW)) == []
+
+
+def test_long_training_forgives_earlier_failures() -> None:
+    long = trainer(1, exit_code=1, exited=NOW, started=NOW - TRAINED_S, failures=5)
+    short = replace(long, started=NOW - TRAINED_S + 1)
+    assert (long.failures_now, short.failures_now) == (1, 6)
+
+
+def test_a_worker_that_ended_without_joining_waits_too() -> None:
+    mute = process(1, exit_code=0, exited=NOW)
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), mute), NOW)) == []
+
+
+def test_a_newcomer_that_we_ended_is_no_failure() -> None:
+    told = trainer(1, exit_code=-15, exited=NOW, told=NOW - 1, seated=False)
+    assert not told.failed
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), told), NOW)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "late"),
+    [
+        ({}, True),
+        ({"exited": NOW - 6, "departing": NOW - 7}, True),  # about to finish
+        ({"exited": NOW - 6}, False),  # it died while it trained
+        ({"seated": False}, False),  # a newcomer that came too late
+        ({"exit_code": 0}, False),
+        ({"told": NOW - 1}, False),
+    ],
+)
+def test_whose_error_counts_although_the_job_has_finished(
+    changes: dict[str, object], late: bool
+) -> None:
+    one = trainer(1, **{"exit_code": 3, "exited": NOW, **changes})
+    assert one.failed_late(finished=NOW - 5) is late
+
+
+def test_the_evicted_are_ended_and_replaced_when_the_plan_wants_it() -> None:
+    facts = snapshot(2, generation(0), evicted={1: "it was not ready after 300 s"})
+    processes = (trainer(0), process(1, worker=1))
+    decision = decide(facts, own(*processes), NOW)
+    assert ended(decision) == [("t-1", False)]
+    assert decision.endings[0].reason == "it was not ready after 300 s"
+    assert slots(decision) == [2]
+    told = replace(processes[1], told=NOW - KILL_S)
+    assert ended(decide(facts, own(trainer(0), told), NOW)) == [("t-1", True)]
+    told = replace(told, told=NOW - KILL_S + 0.1)
+    assert ended(decide(facts, own(trainer(0), told), NOW)) == []
+
+
+# --- a job that cannot begin
+
+
+def test_all_first_starts_died() -> None:
+    decision = decide(snapshot(2), own(died(0, 3), died(1, 3)), NOW)
+    assert decision.outcome is not None
+    assert (decision.outcome.state, decision.outcome.exit_code) == (JobState.FAILED, 3)
+    assert decision.outcome.reason == (
+        "all 2 workers exited with code 3 before joining the job; the last line of slot 0: Boom"
+    )
+    assert not decision.starts
+
+
+def test_all_died_though_one_was_started_again() -> None:
+    again = process(0, started=NOW - 1, failures=1)
+    assert decide(snapshot(2), own(again, died(1)), NOW).outcome is not None
+
+
+def test_one_of_two_died() -> None:
+    decision = decide(snapshot(2), own(died(0), process(1)), NOW)
+    assert decision.outcome is None
+
+
+def test_all_died_but_one_had_been_ready() -> None:
+    assert decide(snapshot(2), own(died(0), died(1, ready=True, worker=1)), NOW).outcome is None
+
+
+def test_all_died_here_but_not_elsewhere() -> None:
+    facts = snapshot(2, members=(member(0, "other-0", host="b"),))
+    assert decide(facts, own(died(0), died(1)), NOW).outcome is None
+
+
+def test_the_only_worker_was_killed() -> None:
+    outcome = decide(snapshot(1), own(died(0, -9, last_line="")), NOW).outcome
+    assert outcome is not None
+    assert outcome.exit_code == 137
+    assert outcome.reason == (
+        "the only worker was killed by SIGKILL before joining the job; slot 0 wrote nothing"
+    )
+
+
+def test_a_script_without_init() -> None:
+    outcome = decide(snapshot(2), own(process(0, exit_code=0, exited=NOW), process(1)), NOW).outcome
+    assert outcome is not None
+    assert outcome.reason == "train.py ended without calling edl.init()"
+    assert outcome.exit_code == 1
+
+
+def test_a_script_that_was_refused_fails_the_job_at_once() -> None:
+    refused = died(0, REFUSED_EXIT, last_line="edl: this script calls horovod's init()")
+    outcome = decide(snapshot(2), own(refused, process(1)), NOW).outcome
+    assert outcome is not None
+    assert (outcome.reason, outcome.exit_code) == (refused.last_line, REFUSED_EXIT)
+
+
+def test_a_silent_script_fails_the_job_only_before_its_first_ring() -> None:
+    silent = process(0, started=NOW - 120)
+    outcome = decide(snapshot(1), own(silent), NOW).outcome
+    assert outcome is not None
+    assert "train.py (slot 0) did not call edl.init() within 120 s" in outcome.reason
+    facts = snapshot(2, generation(1))
+    decision = decide(facts, own(silent, trainer(1)), NOW)
+    assert decision.outcome is None
+    assert decision.warnings == ("train.py in slot 0 runs for 120 s and did not call edl.init()",)
+
+
+def test_enough_other_workers_outweigh_a_silent_one() -> None:
+    silent, here = process(0, started=NOW - 120), process(1, worker=1, started=NOW - 120)
+    assert decide(snapshot(2), own(silent, here), NOW).outcome is None
+
+
+def test_a_slot_that_keeps_failing_ends_a_job_that_cannot_do_without_it() -> None:
+    job = replace(JOB, min_np=2)
+    ready = process(0, worker=0, ready=True, started=NOW - 120)
+    failing = died(1, 7, started=NOW - 1, failures=6)
+    outcome = decide(snapshot(2, job=job), own(ready, failing), NOW).outcome
+    assert outcome is not None
+    assert outcome.exit_code == 7
+    assert outcome.reason.startswith("1 of at least 2 workers came up within 120 s")
+
+
+# --- nobody is left
+
+
+def test_all_workers_failed() -> None:
+    dead = [trainer(slot, exit_code=3, exited=NOW, last_line="Boom") for slot in (0, 1)]
+    outcome = decide(snapshot(2, generation(0, 1)), own(*dead), NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 3)
+    assert outcome.reason == "all workers exited with code 3; the last line of w0: Boom"
+
+
+def test_a_newcomer_does_not_keep_a_dead_ring_alive() -> None:
+    dead, newcomer = trainer(0, exit_code=3, exited=NOW), process(1, worker=1, ready=True)
+    assert decide(snapshot(2, generation(0)), own(dead, newcomer), NOW).outcome is not None
+
+
+def test_a_living_worker_elsewhere_keeps_the_job_alive() -> None:
+    facts = snapshot(1, generation(0, 1), members=(member(1, "other-0", host="b"),))
+    dead = trainer(0, exit_code=3, exited=NOW)
+    assert decide(facts, own(dead), NOW).outcome is None
+
+
+def test_all_workers_exited_with_0_though_the_job_runs() -> None:
+    gone = trainer(0, exit_code=0, exited=NOW)
+    facts = snapshot(1, generation(0))
+    assert decide(facts, own(gone), NOW).outcome is None  # what they wrote last may come yet
+    outcome = decide(facts, own(gone), NOW + SETTLE_S).outcome
+    assert outcome is not None
+    assert outcome.state is JobState.FINISHED
+
+
+# --- all died, and there is a checkpoint
+
+
+SAVED = replace(JOB, checkpoint="/saved", saved_step=40)
+
+
+def killed(
+    *ring_deaths: RingDeath, saved: Job = SAVED, code: int = -9, now: float = NOW
+) -> AgentDecision:
+    dead = [trainer(slot, exit_code=code, exited=NOW, last_line="Boom") for slot in (0, 1)]
+    facts = snapshot(2, generation(0, 1), job=saved)
+    return decide(facts, own(*dead, ring_deaths=ring_deaths), now)
+
+
+def test_after_a_backoff_new_workers_start_from_the_checkpoint() -> None:
+    assert killed(RingDeath(1, 40, NOW)).outcome is None
+    assert slots(killed(RingDeath(1, 40, NOW), now=NOW + backoff_s(1, 30.0))) == [0, 1]
+
+
+def test_without_a_checkpoint_killed_workers_are_the_end() -> None:
+    outcome = killed(RingDeath(1, -1, NOW), saved=JOB).outcome
+    assert outcome is not None
+    assert outcome.reason == (
+        "all workers were killed by SIGKILL; there is no checkpoint to resume from "
+        "(edl.checkpoint); the last line of w0: Boom"
+    )
+
+
+def test_errors_of_the_script_are_the_end_though_there_is_a_checkpoint() -> None:
+    assert killed(RingDeath(1, 40, NOW), code=1).outcome is not None
+
+
+def test_without_progress_a_job_is_not_restarted_for_ever() -> None:
+    ring_deaths = [RingDeath(number, 40, NOW) for number in range(1, RESTARTS + 2)]
+    assert killed(*ring_deaths[:RESTARTS]).outcome is None
+    outcome = killed(*ring_deaths).outcome
+    assert outcome is not None
+    assert "4 times without progress after the checkpoint of step 40" in outcome.reason
+    earlier = [replace(ring_death, saved_step=20) for ring_death in ring_deaths[:-1]]
+    assert killed(*earlier, ring_deaths[-1]).outcome is None
+
+
+def test_new_workers_have_a_time_limit() -> None:
+    assert killed(RingDeath(1, 40, NOW), now=NOW + 240).outcome is None
+    outcome = killed(RingDeath(1, 40, NOW), now=NOW + 241).outcome
+    assert outcome is not None
+    assert "no new ones began within 240 s" in outcome.reason
+
+
+def test_a_loss_is_recorded_once_for_a_generation() -> None:
+    dead = [trainer(slot, exit_code=-9, exited=NOW) for slot in (0, 1)]
+    facts = snapshot(2, generation(0, 1), job=SAVED)
+    ring_deaths = record_ring_death((), dead, facts, "t", NOW)
+    assert ring_deaths == (RingDeath(1, 40, NOW),)
+    assert record_ring_death(ring_deaths, dead, facts, "t", NOW + 1) is ring_deaths
+    later = snapshot(2, generation(0, 1, number=2), job=SAVED)
+    assert record_ring_death(ring_deaths, dead, later, "t", NOW + 2) == (
+        *ring_deaths,
+        RingDeath(2, 40, NOW + 2),
+    )
+    assert record_ring_death((), [*dead[:1], trainer(1)], facts, "t", NOW) == ()
+    elsewhere = replace(facts, members=(member(1, "other-0", host="b"),))
+    assert record_ring_death((), dead[:1], elsewhere, "t", NOW) == ()
+    assert record_ring_death((), dead, snapshot(2), "t", NOW) == ()
+    back = replace(facts, members=(member(1, "t-1"),))
+    assert (
+        record_ring_death(ring_deaths, dead[:1], replace(back, members=elsewhere.members), "t", NOW)
+        == ()
+    )
+
+
+def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
+    """Their nodes are gone with it, and they train on."""
+    facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=-9, exited=NOW)
+    ring_deaths = (RingDeath(1, -1, NOW),)
+    for seconds, ends in ((0.0, False), (LOST_S - 0.1, False), (LOST_S, True)):
+        decision = decide(facts, own(mine, ring_deaths=ring_deaths), NOW + seconds)
+        assert (decision.outcome is not None) == ends
+    earlier = (RingDeath(0, -1, NOW),)
+    assert decide(facts, own(mine, ring_deaths=earlier), NOW + LOST_S).outcome is None
+
+
+def test_those_of_other_hosts_are_dead_when_their_end_was_told_or_proven() -> None:
+    facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=3, exited=NOW)
+    assert decide(facts, own(mine), NOW).outcome is None
+    assert decide(facts, own(mine, ended=frozenset({1})), NOW).outcome is not None
+    proven = replace(facts, evicted={1: "its process is gone: port 1 refuses connections"})
+    assert decide(proven, own(mine), NOW).outcome is not None
+    cut_off = replace(facts, evicted={1: "it is frozen or cut off"})
+    assert decide(cut_off, own(mine), NOW).outcome is None
+
+
+def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
+    ended = trainer(0, exit_code=-15, exited=NOW, told=NOW - 1)
+    failed = trainer(1, exit_code=1, exited=NOW, last_line="Boom")
+    outcome = decide(snapshot(2, generation(0, 1)), own(ended, failed), NOW).outcome
+    assert outcome is not None
+    assert outcome.reason == "all workers exited with code 1; the last line of w1: Boom"
+
+
+# --- a slot that keeps failing
+
+
+def failing(slot: int = 1, **changes: object) -> Process:
+    """Its slot has failed once more than it may."""
+    values = {"exit_code": 3, "exited": NOW, "failures": JOB.max_restarts, "last_line": "Boom"}
+    return trainer(slot, **{**values, **changes})
+
+
+def test_a_slot_that_keeps_failing_is_given_up_and_the_plan_does_not_want_it() -> None:
+    facts = snapshot(2, generation(0))
+    decision = decide(facts, own(trainer(0), failing()), NOW)
+    assert (decision.starts, decision.outcome) == ((), None)
+    assert decision.give_up is not None
+    assert (decision.give_up.launch, decision.give_up.slot) == ("t-1", 1)
+    assert decision.give_up.plan == {"a": 1}
+    assert decision.give_up.reason == (
+        "slot 1 of host a failed 11 times in a row (--max-restarts is 10) and is given up; "
+        "1 worker is wanted now; w1 exited with code 3; the last line of w1: Boom"
+    )
+    once_less = failing(failures=JOB.max_restarts - 1, exited=NOW - 100)
+    assert slots(decide(facts, own(trainer(0), once_less), NOW)) == [1]
+
+
+def test_a_slot_is_not_given_up_where_nobody_is_wanted_or_before_the_job_fails_alike() -> None:
+    assert decide(snapshot(1, generation(0)), own(trainer(0), failing()), NOW).give_up is None
+    never = replace(JOB, max_restarts=0)
+    first = trainer(1, exit_code=3, exited=NOW)
+    assert decide(snapshot(2, generation(0), job=never), own(trainer(0), first), NOW).give_up
+    left = trainer(1, exit_code=0, exited=NOW - 10, failures=50)
+    assert decide(snapshot(2, generation(0)), own(trainer(0), left), NOW).give_up is None
+
+
+def test_who_plans_more_lets_a_slot_that_was_given_up_begin_anew_after_all_others() -> None:
+    used_up = failing(used_up=True)
+    assert slots(decide(snapshot(1, generation(0)), own(trainer(0), used_up), NOW)) == []
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), used_up), NOW)) == [2]
+    small = replace(snapshot(2, generation(0)), hosts=(Host("a", 2, "127.0.0.1"),))
+    (start,) = decide(small, own(trainer(0), used_up), NOW).starts
+    assert (start.slot, start.failures) == (1, 0)
+
+
+def test_below_min_np_a_free_slot_takes_the_place() -> None:
+    needy = replace(JOB, min_np=2)
+    facts = snapshot(2, generation(0), job=needy, hosts=(Host("a", 2, "1.1.1.1"),))
+    now = own(trainer(0), failing())
+    outcome = decide(facts, now, NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 3)
+    assert outcome.reason == (
+        "slot 1 of host a failed 11 times in a row (--max-restarts is 10), and without it fewer "
+        "than 2 (--min-np) are left: w1 exited with code 3; the last line of w1: Boom"
+    )
+    here = replace(facts, hosts=(Host("a", 3, "1.1.1.1"),))
+    give_up = decide(here, now, NOW).give_up
+    assert give_up is not None
+    assert give_up.plan == {"a": 2}
+    there = replace(facts, hosts=(*facts.hosts, Host("b", 1, "1.1.1.2")))
+    give_up = decide(there, now, NOW).give_up
+    assert give_up is not None
+    assert give_up.plan == {"a": 1, "b": 1}
+    spent = Host("b", 1, "1.1.1.2", given_up={"0": "it failed"})
+    assert decide(replace(facts, hosts=(*facts.hosts, spent)), now, NOW).outcome is not None
+
+
+# --- the end of a process
+
+
+def test_who_ends_by_itself_is_not_told_to_and_is_killed_when_it_does_not() -> None:
+    """SIGTERM would hide how it has ended."""
+    proof = "its process is gone: port 1 refuses connections"
+    facts = snapshot(2, generation(0), evicted={1: proof})
+    (seen,) = observe([trainer(1)], facts, NOW)
+    assert seen.gone == NOW
+    assert ended(decide(facts, own(trainer(0), seen), NOW + GONE_S - 0.1)) == []
+    assert ended(decide(facts, own(trainer(0), seen), NOW + GONE_S)) == [("t-1", True)]
+
+
+@pytest.mark.parametrize("job", [JOB, state(JobState.FINISHED), state(JobState.FAILED)])
+def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> None:
+    facts = snapshot(1, generation(0), job=job)
+    lingers = trainer(0, ended=NOW)
+    assert ended(decide(facts, own(lingers), NOW + EXIT_S - 0.1)) == []
+    assert ended(decide(facts, own(lingers), NOW + EXIT_S)) == [("t-0", True)]
+
+
+# --- stopping
+
+
+def test_a_ring_that_saves_has_more_time_to_end() -> None:
+    job = replace(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
+    facts = snapshot(2, generation(0), job=job)
+    for seconds, told in ((STOP_S + 199, []), (STOP_S + 200, [("t-0", False)])):
+        now = NOW + seconds
+        assert ended(decide(facts, own(trainer(0), stepped=now), now)) == told
+    saves = replace(facts, members=(member(0, "t-0", stage=Stage.LEAVING),))
+    assert decide(saves, own(trainer(0)), NOW + STOP_S + 199).endings == ()
+
+
+@pytest.mark.parametrize(
+    ("saved", "usual_s", "limit"),
+    [(JOB, 0.0, STUCK_S), (JOB, 2.0, 10.0), (JOB, 60.0, STOP_S), (SAVED, 0.0, STOP_S)],
+)
+def test_a_ring_that_completes_no_step_is_not_waited_for(
+    saved: Job, usual_s: float, limit: float
+) -> None:
+    job = replace(saved, state=JobState.STOPPING)
+    facts = snapshot(2, generation(0, 1), job=job, status={"median_step_s": usual_s})
+    both = own(trainer(0), trainer(1))
+    assert decide(facts, both, NOW + limit - 0.1).endings == ()
+    assert ended(decide(facts, both, NOW + limit)) == [("t-0", True), ("t-1", True)]
+    steps = replace(both, stepped=NOW + 1.0)
+    if saved is JOB and usual_s < 60.0:
+        assert decide(facts, steps, NOW + limit).endings == ()
+
+
+def test_a_ring_ends_by_its_leader() -> None:
+    facts = snapshot(2, generation(0, 1), job=state(JobState.STOPPING))
+    workers = own(trainer(0), trainer(1))
+    workers = replace(workers, stepped=NOW + STOP_S)
+    assert decide(facts, workers, NOW + STOP_S - 1).endings == ()
+    assert ended(decide(facts, workers, NOW + STOP_S)) == [("t-0", False), ("t-1", False)]
+
+
+def test_nobody_leads_a_job_that_stops() -> None:
+    facts = snapshot(2, generation(0), job=state(JobState.STOPPING), leader=None)
+    mine = own(trainer(0), stepped=NOW + LEADERLESS_S)
+    assert decide(facts, mine, NOW).endings == ()
+    assert ended(decide(facts, mine, NOW + LEADERLESS_S)) == [("t-0", False)]
+
+
+def test_a_job_that_stops_before_it_began() -> None:
+    facts = snapshot(2, job=state(JobState.STOPPING))
+    assert ended(decide(facts, own(process(0)), NOW)) == [("t-0", False)]
+
+
+def test_a_process_that_has_not_joined_is_ended_when_the_job_stops() -> None:
+    facts = snapshot(2, generation(0), job=state(JobState.STOPPING))
+    assert ended(decide(facts, own(trainer(0), process(1)), NOW)) == [("t-1", False)]
+
+
+def test_a_stopping_job_starts_nobody() -> None:
+    assert decide(snapshot(4, job=state(JobState.STOPPING)), own(process(0)), NOW).starts == ()
+
+
+def test_the_last_one_out_says_stopped() -> None:
+    facts = snapshot(2, generation(0, 1), job=state(JobState.STOPPING, "Ctrl-C in edl run"))
+    gone = trainer(0, exit_code=0, exited=NOW)
+    there = member(1, "other-0", host="b")
+    assert decide(replace(facts, members=(there,)), own(gone), NOW).outcome is None
+    outcome = decide(facts, own(gone), NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == (JobState.STOPPED, "Ctrl-C in edl run")
+    assert outcome.exit_code == 0
+    lingering = member(0, "t-0")  # our own, dead; its session has not expired yet
+    assert decide(replace(facts, members=(lingering,)), own(gone), NOW).outcome is not None
+
+
+# --- over
+
+
+@pytest.mark.parametrize(
+    ("over", "limit"),
+    [(JobState.FINISHED, FINISH_S), (JobState.STOPPED, STOP_S), (JobState.FAILED, 0.0)],
+)
+def test_workers_of_a_job_that_is_over_get_time_to_end(over: JobState, limit: float) -> None:
+    facts = snapshot(1, generation(0), job=state(over))
+    if limit:
+        assert decide(facts, own(trainer(0)), NOW + limit - 1).endings == ()
+    assert ended(decide(facts, own(trainer(0)), NOW + limit)) == [("t-0", False)]
+    told = trainer(0, told=NOW)
+    assert ended(decide(facts, own(told), NOW + limit + KILL_S)) == [("t-0", True)]
+    assert not decide(facts, own(trainer(0)), NOW).end
+
+
+def test_newcomers_of_a_job_that_is_over_are_ended_at_once() -> None:
+    facts = snapshot(1, generation(0), job=state(JobState.FINISHED))
+    assert ended(decide(facts, own(trainer(0), process(1, worker=1)), NOW)) == [("t-1", False)]
+
+
+def test_a_long_end_of_a_finished_job_is_mentioned() -> None:
+    facts = snapshot(1, generation(0), job=state(JobState.FINISHED))
+    warnings = decide(facts, own(trainer(0)), NOW + STOP_S).warnings
+    assert warnings == ("w0 still running 30 s after the job has finished",)
+
+
+@pytest.mark.parametrize("over", [JobState.FINISHED, JobState.STOPPED, JobState.FAILED])
+def test_the_agent_ends_after_its_workers(over: JobState) -> None:
+    facts = snapshot(1, generation(0), job=state(over))
+    assert decide(facts, own(trainer(0, exit_code=1, exited=NOW)), NOW).end
+    assert decide(facts, own(), NOW).end
+
+
+def test_a_drained_host_ends_when_it_is_empty() -> None:
+    facts = snapshot(0, generation(0))
+    assert not decide(facts, own(trainer(1), draining=True), NOW).end
+    assert decide(facts, own(trainer(1, exit_code=0, exited=NOW), draining=True), NOW).end
+    assert not decide(facts, own(), NOW).end
+
+
+def test_a_drained_host_ends_what_has_not_joined_yet() -> None:
+    """The leader, which lets the others leave, does not know it."""
+    facts = snapshot(0, generation(0))
+    decision = decide(facts, own(trainer(0), process(1), draining=True), NOW)
+    assert ended(decision) == [("t-1", False)]
+    assert ended(decide(facts, own(trainer(0), process(1)), NOW)) == []
+
+
+# --- a newcomer that nobody hears of
+
+
+def test_a_newcomer_that_left_zookeeper_for_long_is_ended_and_replaced() -> None:
+    facts = snapshot(2, generation(0))
+    frozen = process(1, worker=1, ready=True, absent=NOW - ABSENT_S)
+    now = own(trainer(0), frozen)
+    decision = decide(facts, now, NOW)
+    assert [ending.launch for ending in decision.endings] == ["t-1"]
+    assert decision.endings[0].reason == "it left ZooKeeper 20 s ago"
+    assert slots(decision) == [2]
+    assert ended(decide(facts, now, NOW - 0.1)) == []
+
+
+def test_who_was_ever_in_a_ring_is_not_ended_for_its_absence() -> None:
+    """It may be training."""
+    away = trainer(1, absent=NOW - 10 * ABSENT_S)
+    assert ended(decide(snapshot(2, generation(0, 1)), own(trainer(0), away), NOW)) == []
+
+
+LED = Leader(3, 0)  # by w0
+LONG = NOW - FROZEN_S
+
+
+@pytest.mark.parametrize(
+    ("changes", "leader", "frozen"),
+    [
+        ({}, LED, True),
+        ({"mute": None}, LED, False),  # it trains, and only its session has ended
+        ({"mute": LONG + 0.1}, LED, False),
+        ({"absent": LONG + 0.1}, LED, False),
+        ({"absent": None}, LED, False),  # its leader decides
+        ({"departing": LONG}, LED, False),  # nobody waits for it
+        ({"seated": False}, LED, False),
+        ({}, None, False),  # nobody could go on without it
+        ({}, Leader(3, 1), False),  # it leads itself, as ZooKeeper knows
+    ],
+)
+def test_who_left_zookeeper_and_does_not_answer_is_ended_when_others_can_go_on(
+    changes: dict[str, object], leader: Leader | None, frozen: bool
+) -> None:
+    silent = trainer(1, **({"absent": LONG, "mute": LONG} | changes))
+    facts = snapshot(2, generation(0, 1), leader=leader)
+    decision = decide(facts, own(trainer(0), silent), NOW)
+    assert ended(decision) == ([("t-1", False)] if frozen else [])
+    if frozen:
+        reason = "it is frozen: it left ZooKeeper and does not answer for 10 s"
+        assert decision.endings[0].reason == reason
+
+
+def test_whom_the_agent_asks() -> None:
+    processes = (trainer(0), trainer(1, absent=LONG), trainer(2), died(3, absent=LONG), process(4))
+    facts = snapshot(2, generation(0, 1), evicted={2: "it is frozen"})
+    assert [p.slot for p in to_ask(processes, facts)] == [1, 2]
+
+
+def test_absence_is_counted_from_its_first_sight() -> None:
+    (seen,) = observe([process(0)], snapshot(1), NOW)
+    assert seen.absent is None, "it has not registered yet"
+    (here,) = observe([process(0)], snapshot(1, members=(member(7, "t-0"),)), NOW)
+    (gone,) = observe([here], snapshot(1), NOW + 1)
+    (still,) = observe([gone], snapshot(1), NOW + 5)
+    (back,) = observe([still], snapshot(1, members=(member(7, "t-0"),)), NOW + 6)
+    assert (here.absent, gone.absent, still.absent, back.absent) == (None, NOW + 1, NOW + 1, None)
+
+
+# --- what is seen
+
+
+def test_a_process_is_found_by_its_launch() -> None:
+    facts = snapshot(1, members=(member(7, "t-0"), member(8, "t-1", stage=Stage.READY)))
+    first, second, third = observe([process(0), process(1), process(2)], facts, NOW)
+    assert (first.worker, first.ready, first.name) == (7, False, "w7")
+    assert (second.worker, second.ready, second.seated) == (8, True, False)
+    assert (third.worker, third.name) == (None, "slot 2")
+
+
+def test_a_seat_is_remembered_and_its_loss_is_departing() -> None:
+    (seen,) = observe([process(0, worker=0)], snapshot(1, generation(0)), NOW)
+    assert seen.seated
+    assert seen.departing is None
+    (taken_out,) = observe([seen], snapshot(1, generation(1, number=2)), NOW)
+    assert taken_out.departing == NOW
+    (still,) = observe([taken_out], snapshot(1, generation(1, number=2)), NOW + 5)
+    assert still.departing == NOW
+
+
+def test_a_newcomer_that_waits_for_another_seat_is_not_departing() -> None:
+    facts = snapshot(1, generation(1, number=2), members=(member(0, "t-0", stage=Stage.READY),))
+    assert observe([trainer(0)], facts, NOW)[0].departing is None
+
+
+@pytest.mark.parametrize("stage", [Stage.LEAVING, Stage.FINISHED])
+def test_a_stage_that_is_departing(stage: Stage) -> None:
+    facts = snapshot(1, generation(0), members=(member(0, "t-0", stage=stage),))
+    assert observe([trainer(0)], facts, NOW)[0].departing == NOW
+
+
+def test_an_exit_after_eviction_is_no_failure() -> None:
+    facts = snapshot(1, generation(0), evicted={1: "not wanted"})
+    (seen,) = observe([died(1, worker=1)], facts, NOW)
+    assert not seen.failed
+
+
+def test_only_exits_that_matter_are_kept() -> None:
+    old = died(0, launch="t-old", worker=3, started=NOW - 50)
+    seated = died(1, launch="t-seated", worker=0, started=NOW - 50)
+    last = died(2, launch="t-last", started=NOW - 50)
+    kept = relevant([old, seated, last, process(0), process(1)], snapshot(2, generation(0)))
+    assert [p.launch for p in kept] == ["t-seated", "t-last", "t-0", "t-1"]

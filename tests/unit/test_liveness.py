@@ -1,0 +1,142 @@
+"""Whom a leader asks, and which answers prove a death."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.core.job.liveness import (
+    USUAL,
+    Liveness,
+    ProbeResult,
+    RingIdle,
+    proof,
+    whom_to_ask,
+)
+from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
+
+ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
+LONG, SHORT = RingIdle(60.0, 0.1), RingIdle(0.1, 0.1)
+HERE = "h:9002"
+
+
+def worker(number: int, **changes: Any) -> Member:
+    """A worker in the ring of generation 7."""
+    member = Member(number, "h", number, "10.0.0.1", 9000 + number, 1, "launch", Stage.ACTIVE, 7)
+    return replace(member, **changes)
+
+
+def newcomer(number: int) -> Member:
+    return worker(number, stage=Stage.READY, generation=0)
+
+
+def seats(*members: Member) -> tuple[Seat, ...]:
+    return tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
+
+
+A, B, C = worker(0), worker(1), worker(2)
+RING = Generation(7, 1, seats(A, B, C), 0, (), (), "so it began")
+NEXT = Generation(8, 1, seats(A, B, C, newcomer(3)), 0, (3,), (), "", previous=seats(A, B, C))
+
+
+def facts(*members: Member, generation: Generation = RING, **changes: Any) -> Snapshot:
+    return Snapshot(
+        Job("job", ("true",), 3, 1, 4), members=members, generation=generation, **changes
+    )
+
+
+# --- whom it asks ---
+
+
+def asked(now: Snapshot, announced_s: float = 99.0, idle: RingIdle = SHORT) -> set[int]:
+    return set(whom_to_ask(now, 0, announced_s, idle))
+
+
+def test_a_ring_that_trains_is_left_alone() -> None:
+    assert asked(facts(A, B, C)) == set()
+
+
+def test_all_of_a_ring_that_stands_still_are_asked() -> None:
+    assert asked(facts(A, B, C), idle=LONG) == {1, 2}
+
+
+def test_newcomers_that_may_be_taken_in_are_asked() -> None:
+    preparing = worker(4, stage=Stage.PREPARING, generation=0)
+    now = facts(A, B, C, newcomer(3), preparing)
+    assert whom_to_ask(now, 0, 99.0, SHORT) == {3: ("10.0.0.1", 9003)}
+
+
+@pytest.mark.parametrize(
+    "members", [(A, B), (A, B, replace(C, broken=RingFailure(7, 40)))], ids=["absent", "broken"]
+)
+def test_all_are_asked_when_one_is_in_doubt(members: tuple[Member, ...]) -> None:
+    assert asked(facts(*members), 0.0) == {1, 2}
+
+
+def test_the_leader_and_those_given_up_are_not_asked() -> None:
+    assert asked(facts(A, B, evicted={2: "frozen"})) == {1}
+
+
+def test_a_switch_is_not_disturbed_at_first() -> None:
+    now = facts(A, B, C, newcomer(3), newcomer(4), generation=NEXT)
+    assert asked(now, USUAL.switch_s - 0.01) == {4}
+    assert asked(now, USUAL.switch_s) == {1, 2, 3, 4}
+
+
+# --- what proves a death ---
+
+
+def test_a_refused_port_is_proof() -> None:
+    told = proof(2, HERE, ProbeResult(REFUSED), facts(A, B, C), SHORT)
+    assert told == "its process is gone: h:9002 refuses connections"
+
+
+def test_another_worker_on_its_port_is_proof() -> None:
+    told = proof(2, HERE, ProbeResult(ALIVE, "w9"), facts(A, B, C), SHORT)
+    assert told == "its process is gone: on h:9002 w9 answers"
+
+
+@pytest.mark.parametrize("name", ["w2", None])
+def test_who_answers_lives(name: str | None) -> None:
+    assert proof(2, HERE, ProbeResult(ALIVE, name), facts(A, B), LONG) is None
+
+
+def test_frozen_takes_three_proofs() -> None:
+    absent, silent = facts(A, B), ProbeResult(SILENT)
+    assert proof(2, HERE, silent, facts(A, B, C), LONG) is None, "its session lives"
+    assert proof(2, HERE, ProbeResult(ALIVE), absent, LONG) is None, "its port answers"
+    assert proof(2, HERE, silent, absent, SHORT) is None, "steps complete"
+    assert proof(2, HERE, silent, absent, replace(LONG, told="; w0 waits")) == (
+        "it is frozen or cut off: w2 (rank 2, host h) left ZooKeeper, h:9002 does not answer and "
+        "no step completes for 60.0 s; w0 waits"
+    )
+
+
+def test_of_a_newcomer_on_its_way_in_no_step_is_asked() -> None:
+    now, silent = facts(A, B, C, generation=NEXT), ProbeResult(SILENT)
+    assert proof(3, "h:9003", silent, now, SHORT) == (
+        "it is frozen or cut off: w3 (rank 3, host h) left ZooKeeper on its way into its first "
+        "ring, and h:9003 does not answer"
+    )
+    assert proof(3, "h:9003", ProbeResult(ALIVE), now, LONG) is None
+    assert proof(3, "h:9003", silent, replace(now, members=(A, newcomer(3))), LONG) is None
+    in_the_ring = replace(now, members=(replace(A, generation=8), B, C))
+    assert proof(3, "h:9003", silent, in_the_ring, SHORT) is None, "the ring was built with it"
+    assert proof(2, HERE, silent, replace(now, members=(A, B)), SHORT) is None, "an old member"
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "usual_s", "stands"),
+    [
+        (USUAL.frozen_s, 0.0, False),
+        (USUAL.frozen_s + 0.1, 0.0, True),
+        (USUAL.frozen_s + 0.1, 0.2, True),
+        (USUAL.frozen_s + 0.1, 0.3, False),
+        (49.0, 10.0, False),
+        (51.0, 10.0, True),
+    ],
+)
+def test_when_a_ring_stands_still(quiet_s: float, usual_s: float, stands: bool) -> None:
+    assert RingIdle(quiet_s, usual_s).stands is stands

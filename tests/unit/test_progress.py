@@ -1,0 +1,102 @@
+"""Where a worker is in the job: what it takes over, and what it refuses to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from edl.core.step.source import Source
+from edl.daemon.progress import Receive, TrainingProgress
+from edl.errors import DataError
+
+
+def position(worker: int, fingerprint: str = "", total: int = 100) -> TrainingProgress:
+    one = TrainingProgress()
+    one.attach(Source(total, 4, True, 7, 0, fingerprint), worker)
+    return one
+
+
+def test_equal_data_are_taken_over() -> None:
+    root, newcomer = position(0, "100 lines, digest a"), position(3, "100 lines, digest a")
+    root.step = 7
+    newcomer.take_over(root.header(), Receive.ALL)
+    assert newcomer.step == 7
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (
+            "100 lines, digest b",
+            "100 lines, digest a",
+            "of w3 are not .* Here: 100 lines, digest b. The job: 100 lines, digest a$",
+        ),
+        ("", "100 lines, digest a", "Here: data of unknown files. The job: 100 lines"),
+    ],
+)
+def test_other_data_are_refused_before_anything_moves(mine: str, theirs: str, told: str) -> None:
+    root, newcomer = position(0, theirs), position(3, mine)
+    root.step = 7
+    with pytest.raises(DataError, match=told):
+        newcomer.take_over(root.header(), Receive.ALL)
+    assert newcomer.step == 0
+
+
+def test_without_fingerprints_the_size_must_do() -> None:
+    with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
+        position(3, total=99).take_over(position(0).header(), Receive.ALL)
+
+
+def between_epochs() -> tuple[TrainingProgress, TrainingProgress]:
+    """w0 has begun epoch 1, and w1 not yet, when w2 dies; neither has missed a step."""
+    ahead, behind = position(0), position(1)
+    for one in (ahead, behind):
+        one.adopt((0, 1, 2))
+        one._ledger = replace(one.ledger, free=(), leases=())
+    ahead.next_epoch()
+    batch = ahead.sampler.form(ahead.ledger)
+    assert batch is not None
+    ahead.begin(batch, padding=False)
+    for one in (ahead, behind):
+        one.adopt((0, 1))
+    return ahead, behind
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> None:
+    ahead, behind = both = between_epochs()
+    header = both[root].header()
+    for one in both:
+        one.take_over(header, Receive.NOTHING)
+    assert behind.ledger.finished
+    behind.next_epoch()
+    assert (ahead.ledger.epoch, ahead.ledger.digest()) == (1, behind.ledger.digest())
+    batch = behind.sampler.form(behind.ledger)
+    assert batch is not None
+    order = behind.source.order(1)
+    assert list(batch.indices) == list(order[batch.position : batch.position + 4])
+    assert ahead.sampler.agrees_with(ahead.ledger)
+    assert ahead.padding or ahead.batch is not None
+
+
+def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:
+    root, late = position(0), position(1)
+    root.has_state = late.has_state = True
+    root.exchanged([[1.0], [float("inf")]])
+    late.take_over(json.loads(json.dumps(root.header())), Receive.NOTHING)
+    assert (late.exchanges, late.told) == (1, [[1.0], [float("inf")]])
+    newcomer = position(2)
+    newcomer.take_over(late.header(), Receive.ALL)
+    assert newcomer.exchanges == 1
+
+
+def test_nobody_misses_two_exchanges() -> None:
+    """The second needs everybody, after the first."""
+    root, late = position(0), position(1)
+    root.has_state = late.has_state = True
+    root.exchanged([[1.0]])
+    root.exchanged([[2.0]])
+    with pytest.raises(AssertionError):
+        late.take_over(root.header(), Receive.NOTHING)

@@ -1,0 +1,177 @@
+"""What the workers of a ring conclude from one table of step records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edl.core.step.step_record import (
+    FIELDS,
+    PARTS,
+    WIDTH,
+    StepRecord,
+    Stop,
+    SwitchTimes,
+    agreed_generation,
+    check,
+    check_together,
+    decode,
+    global_samples,
+    repair_times,
+    stopping,
+    wanting_to_stop,
+)
+from edl.errors import RingError
+
+ROW = StepRecord(
+    generation=3,
+    step=41,
+    worker=0,
+    epoch=1,
+    samples=32,
+    position=96,
+    wanted=64,
+    newest_generation=3,
+    ledger=7,
+)
+TABLE = tuple(replace(ROW, worker=worker) for worker in (4, 0, 2))  # rank order, not id order
+
+
+def test_a_row_is_one_line_of_int64() -> None:
+    row = ROW.encode()
+    assert row.shape == (1, WIDTH)
+    assert row.dtype == np.int64
+    assert row[0, :9].tolist() == [3, 41, 0, 1, 32, 96, 64, 3, 7]
+    assert not row[0, 9:].any()
+
+
+def test_a_row_ends_with_the_parts_of_the_last_switch() -> None:
+    times = SwitchTimes(detect_us=1, median_step_us=2_500_000)
+    assert FIELDS[-len(PARTS) :] == PARTS
+    row = replace(ROW, **vars(times)).encode()
+    assert row[0, -len(PARTS) :].tolist() == [1, *[0] * (len(PARTS) - 2), 2_500_000]
+    told = times.seconds()
+    assert (told["detect_s"], told["roll_call_s"], told["median_step_s"]) == (1e-6, 0.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("led_since", "heard", "parts"),
+    [
+        pytest.param(3.0, 10.5, (2.0, 0.0, 0.5), id="the leader lives"),
+        pytest.param(10.25, 10.5, (2.0, 0.25, 0.25), id="a new one since the failure"),
+        pytest.param(10.5, 10.5, (2.0, 0.5, 0.0), id="both heard of in one look"),
+        pytest.param(11.0, 10.5, (2.0, 0.5, 0.0), id="a new one after the repair was decided"),
+        pytest.param(9.0, 9.5, (2.0, 0.0, 0.0), id="the news broke the ring"),
+    ],
+)
+def test_what_went_before_a_rebuild(
+    led_since: float, heard: float, parts: tuple[float, float, float]
+) -> None:
+    """It waited from 8.0 and knew at 10.0 that the ring is broken."""
+    times = repair_times(8.0, 10.0, led_since, heard)
+    told = times.seconds()
+    assert (told["detect_s"], told["election_s"], told["roll_call_s"]) == parts
+
+
+def test_a_table_is_read_in_rank_order() -> None:
+    table = np.concatenate([record.encode() for record in TABLE])
+    assert decode(table) == TABLE
+    assert [record.worker for record in decode(table)] == [4, 0, 2]
+
+
+@pytest.mark.parametrize("shape", [(WIDTH,), (2, WIDTH - 1), (1, 2, WIDTH)])
+def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RingError, match=f"expected \\(size, {WIDTH}\\)"):
+        decode(np.zeros(shape, dtype=np.int64))
+
+
+def test_rows_of_one_step_agree() -> None:
+    check(TABLE)
+    check(TABLE[:1])
+
+
+@pytest.mark.parametrize("name", ["generation", "step", "ledger"])
+def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
+    rows = (TABLE[0], replace(TABLE[1], **{name: 99}), TABLE[2])
+    with pytest.raises(RingError) as caught:
+        check(rows)
+    own = getattr(ROW, name)
+    assert f"the {name} of step 41 (w0: 99, w2: {own}, w4: {own})" in str(caught.value)
+
+
+def test_rows_may_differ_in_what_is_a_workers_own() -> None:
+    own = {"samples", "position", "wanted", "newest_generation", "state"} | {
+        n for n in FIELDS if n.endswith("_us")
+    }
+    assert set(FIELDS) - own == {"generation", "step", "worker", "epoch", "ledger", "stop"}
+    for name in sorted(own):
+        check((TABLE[0], replace(TABLE[1], **{name: 99})))
+    check((TABLE[0], replace(TABLE[1], stop=Stop.WANTED)))
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        pytest.param({"epoch": 2}, "w0 left epoch 1", id="for the next epoch"),
+        pytest.param({"stop": Stop.FINISHED}, "w0 left epoch 1", id="for good"),
+        pytest.param({"epoch": 0}, "w2 and w4 left epoch 0", id="the others"),
+    ],
+)
+def test_who_leaves_an_epoch_alone_is_named(change: dict[str, int], left: str) -> None:
+    rows = (TABLE[0], replace(TABLE[1], **change), TABLE[2])
+    for look in (check, check_together):
+        with pytest.raises(RingError, match=f"{left} before its end, after 41 steps of the job"):
+            look(rows)
+
+
+def test_all_may_leave_together() -> None:
+    check([replace(row, stop=Stop.FINISHED) for row in TABLE])
+    check_together([replace(row, stop=Stop.FINISHED, ledger=row.worker) for row in TABLE])
+
+
+def test_one_that_wants_to_stop_stops_all() -> None:
+    assert wanting_to_stop(TABLE) == []
+    rows = [replace(row, stop=Stop.WANTED) for row in TABLE]
+    assert wanting_to_stop([TABLE[0], rows[1], TABLE[2]]) == [0]
+    assert wanting_to_stop(rows) == [4, 0, 2]
+    assert stopping([]) == (False, "no worker wants to stop training")
+    assert stopping([2]) == (True, "w2 wants to stop training")
+    assert stopping([4, 0]) == (True, "w0 and w4 want to stop training")
+
+
+def test_nobody_has_two_rows() -> None:
+    with pytest.raises(RingError, match="appears twice in the records of step 41"):
+        check((TABLE[0], TABLE[1], TABLE[1]))
+
+
+def test_the_global_batch_is_the_sum() -> None:
+    rows = (replace(TABLE[0], samples=32), replace(TABLE[1], samples=0), TABLE[2])
+    assert global_samples(rows) == 64
+
+
+def known(*generations: int) -> tuple[StepRecord, ...]:
+    return tuple(replace(ROW, worker=w, newest_generation=g) for w, g in enumerate(generations))
+
+
+def test_no_switch_without_news() -> None:
+    assert agreed_generation(known(3, 3)) == (None, "no worker knows a generation after 3")
+
+
+def test_a_switch_waits_for_the_last_to_know() -> None:
+    assert agreed_generation(known(4, 3, 4)) == (None, "generation 4 is not yet known to w1")
+
+
+def test_all_switch_when_all_know() -> None:
+    assert agreed_generation(known(4, 4, 4)) == (4, "all 3 workers know generation 4")
+
+
+def test_a_generation_that_was_replaced_meanwhile_is_skipped() -> None:
+    assert agreed_generation(known(5, 4)) == (None, "generation 5 is not yet known to w1")
+    assert agreed_generation(known(5, 5))[0] == 5
+
+
+def test_nobody_switches_back() -> None:
+    assert agreed_generation(known(2, 2)) == (None, "no worker knows a generation after 3")
+    assert agreed_generation(known(2, 3))[0] is None
