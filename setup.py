@@ -9,7 +9,7 @@ setup(
     "while the others go on training",
     license="Apache-2.0",
     packages=find_packages(include=["edl", "edl.*"]),
-    package_data={"edl": ["py.typed"]},
+    package_data={"edl": ["py.typed"], "edl.install": ["patches/*.patch"]},
     python_requires=">=3.11",
     install_requires=[
         "kazoo>=2.10,<3",

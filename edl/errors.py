@@ -26,7 +26,7 @@
     │   │   └── StateDiffers    its workers hold different states
     │   ├── JobStopped          somebody asked it to stop
     │   └── WorkerEvicted       the leader has given this worker up
-    ├── BuildError              Horovod could not be built or edited
+    ├── BuildError              Horovod could not be built or patched
     └── IllegalTransition       a step was to go a way that no step goes
 
 Messages say what happened, with the numbers, and what to do next; the CLI prints them as they are.
@@ -187,7 +187,7 @@ class WorkerEvicted(JobError):
 
 
 class BuildError(EdlError):
-    """Horovod could not be built or edited."""
+    """Horovod could not be built or patched."""
 
 
 class IllegalTransition(EdlError):

@@ -1,7 +1,7 @@
 """What the installed Horovod says of itself, read without importing it.
 
-A wheel that `edl build-horovod` has built carries the names of its edits
-(:mod:`edl.install.horovod_edits`), so that an edited Horovod can be told from another one.
+A wheel that `edl build-horovod` has built carries the names of its patches
+(:mod:`edl.install.horovod_patches`), so that a patched Horovod can be told from another one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 MARKER = "edl_edits.json"  # beside horovod/__init__.py, in the wheel
 EDL_CALLS = "edl_calls"  # attribute of HorovodBasics: it is edl that calls init(), not the script
-ADDRESS = "ring-at-the-address"  # the edit that lets a ring be at any address of its host
+ADDRESS = "ring-at-the-address"  # the patch that lets a ring be at any address of its host
 
 
 def applied() -> frozenset[str]:
-    """The names of the edits in the installed Horovod; empty without one or on a stock build."""
+    """The names of the patches in the installed Horovod; empty without one or on a stock build."""
     return frozenset(str(name) for name in installed_marker().get("edits", ()))
 
 

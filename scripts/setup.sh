@@ -19,7 +19,7 @@ die() {
 }
 
 fingerprint() {
-    cat setup.py scripts/setup.sh edl/install/*.py | sha256sum | cut -d' ' -f1
+    cat setup.py scripts/setup.sh edl/install/*.py edl/install/patches/*.patch | sha256sum | cut -d' ' -f1
 }
 
 # Whether everything is there already: quick signs, so that a second call starts at once.
@@ -51,6 +51,7 @@ missing_packages() {
     command -v cmake >/dev/null || echo cmake
     command -v g++ >/dev/null || echo g++
     command -v make >/dev/null || echo make
+    command -v patch >/dev/null || echo patch
     command -v ip >/dev/null || [ -x /usr/sbin/ip ] || [ -x /sbin/ip ] || echo iproute2
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     "$python" -c 'import pathlib, sys, sysconfig

@@ -14,7 +14,7 @@ COLOURS = {State.OK: "green", State.LIMITED: "yellow", State.FAILED: "red"}
 
 
 def doctor() -> None:
-    """Check this machine: Python, frameworks, Horovod and its edits, ZooKeeper.
+    """Check this machine: Python, frameworks, Horovod and its patches, ZooKeeper.
 
     Ends with 0 when edl can be used, 1 otherwise.
     """

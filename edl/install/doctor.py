@@ -20,7 +20,7 @@ from pathlib import Path
 import edl
 from edl import config, horovod_build
 from edl.errors import ConfigError
-from edl.install import horovod_edits, horovod_wheel, toolchain
+from edl.install import horovod_patches, horovod_wheel, toolchain
 
 DISTRIBUTION = "edl-horovod"
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
@@ -55,7 +55,7 @@ def checks() -> Iterator[Check]:
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
     yield from _frameworks(versions)
     yield from _horovod(versions)
-    yield from _compilers(bool(horovod_build.applied()))
+    yield from _build_tools(bool(horovod_build.applied()))
     yield from _zookeeper()
 
 
@@ -136,7 +136,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
             yield Check(name, worst, found, BUILD)
         else:
             yield Check(name, worst, f"import fails: {failures[module]}", f"{BUILD} --force")
-    yield from _edits(horovod_build.applied())
+    yield from _patches(horovod_build.applied())
 
 
 def _import_failure(module: str) -> str:
@@ -154,20 +154,18 @@ def _import_failure(module: str) -> str:
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def _edits(applied: frozenset[str]) -> Iterator[Check]:
-    """One row for each edit whose absence costs something at run time."""
+def _patches(applied: frozenset[str]) -> Iterator[Check]:
+    """One row for each patch whose absence costs something at run time."""
     missing = [
-        (name, lost)
-        for name, lost in horovod_edits.LOST_WITHOUT.items()
-        if lost and name not in applied
+        patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied
     ]
-    for name, lost in missing:
-        yield Check(f"Horovod edit {name}", State.LIMITED, f"missing: {lost}", BUILD)
+    for patch in missing:
+        yield Check(f"Horovod patch {patch.name}", State.LIMITED, f"missing: {patch.lost}", BUILD)
     if not missing:
-        yield Check("Horovod edits", State.OK, "all present")
+        yield Check("Horovod patches", State.OK, "all present")
 
 
-def _compilers(needless: bool) -> Iterator[Check]:
+def _build_tools(needless: bool) -> Iterator[Check]:
     """What compiling Horovod takes. ``needless``: it is there already, so nothing fails."""
     worst = State.OK if needless else State.FAILED
     for tool in toolchain.tools():

@@ -1,6 +1,6 @@
 """Builds Horovod 0.28.1 for the frameworks of the running interpreter, once, into a cache.
 
-A wheel is found again by everything that decides its content: Horovod's version, the edits,
+A wheel is found again by everything that decides its content: Horovod's version, the patches,
 Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
 (:class:`Recipe`). A cache entry appears in one rename, so it is whole or not there; builds of
 the same wheel wait for each other.
@@ -30,7 +30,7 @@ from rich.console import Console
 from edl import config
 from edl.errors import BuildError
 from edl.horovod_build import installed_marker
-from edl.install import horovod_edits, progress, toolchain
+from edl.install import horovod_patches, progress, toolchain
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's sdist
@@ -78,8 +78,8 @@ class Recipe:
     @property
     def key(self) -> str:
         """The name of the cache entry: readable, and different wherever the content may be."""
-        edits = horovod_edits.fingerprint()
-        parts = [VERSION, edits, self.python, self.machine]
+        patches = horovod_patches.fingerprint()
+        parts = [VERSION, patches, self.python, self.machine]
         parts.append(f"torch{self.torch}" if self.torch else "notorch")
         parts.append(f"tensorflow{self.tensorflow}" if self.tensorflow else "notensorflow")
         if self.variables:
@@ -150,7 +150,7 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
     """The wheel of this recipe: from the cache, or built (minutes) and put there.
 
     Raises:
-        BuildError: a tool lacks, the download or the build failed, or an edit does not fit.
+        BuildError: a tool lacks, the download or the build failed, or a patch does not fit.
             The message names the log.
     """
     if not force and (wheel := cached(wanted)):
@@ -255,9 +255,9 @@ class _Build:
         self._pip(*pip_install, what="fetching build tools", env=config.environment())
         env = self._environment(tools)
         source = self._source(work, env)
-        edits = horovod_edits.wanted(source, self._tensorflow_include())
-        horovod_edits.apply(source, edits)
-        horovod_edits.write_marker(source, edits, self.recipe.key)
+        patches = horovod_patches.wanted(source, self._tensorflow_include())
+        horovod_patches.apply(source, patches)
+        horovod_patches.write_marker(source, patches, self.recipe.key)
         out = work / "wheel"
         self.console.print("compiling takes about four minutes on two cores", soft_wrap=True)
         names = [f"PyTorch {self.recipe.torch}"] if self.recipe.torch else []

@@ -21,7 +21,7 @@ class Tool:
 
 
 def tools() -> tuple[Tool, ...]:
-    """Compiler, make and Python's headers. CMake is not here: pip brings one where it lacks."""
+    """Compiler, make, patch, Python's headers. CMake is not here: pip brings one where it lacks."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
@@ -31,6 +31,7 @@ def tools() -> tuple[Tool, ...]:
             "install a C++20 compiler (Debian: apt-get install g++)",
         ),
         Tool("make", shutil.which("make") or "", "install make (Debian: apt-get install make)"),
+        Tool("patch", shutil.which("patch") or "", "install patch (Debian: apt-get install patch)"),
         Tool(
             "Python.h",
             str(header) if header.is_file() else "",

@@ -114,7 +114,7 @@ class GlooConnection:
 def _interface_for(address: str) -> str:
     """What makes Gloo use ``address``: the interface that has it as its first one.
 
-    Of an interface with several, Gloo takes the first; to name another one instead needs an edit
+    Of an interface with several, Gloo takes the first; to name another one instead needs a patch
     of Horovod. Without that the ring is at the first address of that interface.
     """
     for name, entries in psutil.net_if_addrs().items():

@@ -13,7 +13,7 @@ So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks 127.
 
 A member may come here before this daemon has heard of its generation: then its request is held
 until that has happened. A scope that was closed, or is of an earlier generation, answers 410 for
-ever, at once to those who are held: our edited Horovod gives up on 410 (edit "gone-is-final"), a
+ever, at once to those who are held: our patched Horovod gives up on 410 (patch gone-is-final), a
 stock one after three tries.
 """
 

@@ -111,7 +111,7 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
 
 @waits(WAITING)
 def average(tensors: Sequence[Any]) -> list[Any]:
-    """The mean of each tensor over the ring, on a Horovod without the edit for gradients.
+    """The mean of each tensor over the ring, on a Horovod without the patch for gradients.
 
     All tensors of a type are one operation: none is reduced before all are there.
     """

@@ -1,10 +1,10 @@
 """Horovod's allreduce as an operation of a graph, one a gradient.
 
 So each gradient is on its way while backward computes the next, as in plain Horovod. What plain
-Horovod's operations cannot do needs an edit of its source ("gradients-outlive-the-ring" in
-:mod:`edl.install.horovod_edits`): when the ring breaks, an operation named ``edl_gradient*`` ends
-without an error that would end the whole graph, and is counted here as failed; and while nothing
-is to be sent it hands on what it got.
+Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring in
+edl/install/patches): when the ring breaks, an operation named ``edl_gradient*`` ends without an
+error that would end the whole graph, and is counted here as failed; and while nothing is to be
+sent it hands on what it got.
 
 Horovod matches what the workers send by name, and knows an operation that runs eagerly by its type
 alone. So Python sends through a graph of its own (:func:`averages`), under the same names: in one
@@ -30,7 +30,7 @@ WIRE_DTYPE = {tf.bfloat16: tf.float32}
 _REASON_BYTES = 1000
 _library = mpi_ops._basics.MPI_LIB_CTYPES
 
-AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has the edit
+AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has the patch
 
 
 def on_wire(gradient: Any) -> Any:

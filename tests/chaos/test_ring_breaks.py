@@ -1,4 +1,4 @@
-"""A ring that breaks at any instant while gradients are sent freezes nobody."""
+"""A ring that breaks while gradients are sent freezes nobody, ends nobody and misleads nobody."""
 
 import pytest
 from ring_breaks import break_rings
@@ -6,6 +6,8 @@ from ring_breaks import break_rings
 pytestmark = [pytest.mark.chaos]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_nobody_freezes(workers: int) -> None:
-    break_rings(60, workers)
+# Without failed-collective-ends-the-ring and event-errors-fail-the-pair it fails within a few rings
+# of three, mostly because a worker aborts.
+@pytest.mark.parametrize(("workers", "runs"), [(2, 60), (3, 200), (4, 60)])
+def test_a_broken_ring_is_an_error_and_no_more(workers: int, runs: int) -> None:
+    break_rings(runs, workers)

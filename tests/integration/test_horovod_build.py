@@ -1,4 +1,4 @@
-"""The edited Horovod: a failed init is an error, it comes in time, and the process can go on."""
+"""The patched Horovod: a failed init is an error, it comes in time, and the process can go on."""
 
 import http.server
 import json
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from edl import horovod_build
-from edl.install import horovod_edits
+from edl.install import horovod_patches
 
 WORKER = Path(__file__).with_name("horovod_init_worker.py")
 GLOO_TIMEOUT_S = 3
@@ -26,6 +26,9 @@ DEADLINE_S = 90
 HALF_WAY_S = 0.3  # somewhere in an allreduce that takes longer
 FULL_S = 0.5
 LARGE = 1 << 26  # floats: what the sockets take at once is a small part of it
+# A message as Gloo writes it (transport/tcp/pair.h): bytes in all, opcode SEND_UNBOUND_BUFFER,
+# slot, offset, length, offset at the receiver, and the 8 bytes themselves.
+MESSAGE = struct.pack("=6Q", 6 * 8 + 8, 1, 4711, 0, 8, 0) + bytes(8)
 ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
 
 pytestmark = pytest.mark.integration
@@ -129,8 +132,8 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
     return dict(json.loads(output.splitlines()[-1]))
 
 
-def test_the_installed_horovod_has_every_edit_that_matters() -> None:
-    needed = {name for name, lost in horovod_edits.LOST_WITHOUT.items() if lost}
+def test_the_installed_horovod_has_every_patch_that_matters() -> None:
+    needed = {patch.name for patch in horovod_patches.patches() if patch.lost}
     assert needed <= horovod_build.applied()
 
 
@@ -185,6 +188,33 @@ def test_a_peer_that_resets_its_connection_before_it_is_accepted_raises(
     workers.append(start_worker(0, 2, store))
 
     result = outcome(workers[0])
+
+    assert result["raised"] == "ValueError"
+    assert result["sum"] == [2.0, 2.0, 2.0]
+
+
+def test_a_message_that_nobody_waits_for_raises(
+    workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store]
+) -> None:
+    """Gloo's event thread throws for it, and nobody catches there."""
+    peers: list[socket.socket] = []
+
+    def connect_and_send(key: str, address: bytes) -> None:
+        """Play rank 1, and send what Gloo sends of a transfer, without its announcement."""
+        if key == "/global/0":
+            (port,) = struct.unpack_from("!H", address, 2)  # of a sockaddr_in
+            workers[0].send_signal(signal.SIGSTOP)  # it finds both at once
+            peers.append(socket.create_connection(("127.0.0.1", port)))
+            peers[0].sendall(MESSAGE)
+            workers[0].send_signal(signal.SIGCONT)
+
+    store = serve(Store(connect_and_send))
+    store.values["/global/rank_1"] = b"a host"
+    store.values["/global/1"] = bytes(ADDRESS_BYTES)  # never used: the pair has failed by then
+    workers.append(start_worker(0, 2, store))
+
+    result = outcome(workers[0])
+    peers[0].close()
 
     assert result["raised"] == "ValueError"
     assert result["sum"] == [2.0, 2.0, 2.0]

@@ -1,6 +1,6 @@
 """A script that still imports horovod, under `edl run`: refused, not trained N times in parallel.
 
-The edit is made in a copy of the installed Horovod, so it is tested whichever build that is.
+The patch is applied to a copy of the installed Horovod, so it is tested whichever build that is.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import pytest
 from cli_shell import Shell, shell
 
 from edl.errors import REFUSED_EXIT
-from edl.install.horovod_edits import EDITS, OWN_INIT
+from edl.install import horovod_patches
 
 pytestmark = [pytest.mark.integration]
 __all__ = ["shell"]
 
+OWN_INIT = "own-init-is-an-error"
 SENTENCE = "edl: this script calls horovod's init() under `edl run`, and each worker would train"
 
 
 @pytest.fixture
-def edited(tmp_path: Path) -> Path:
-    """A directory for PYTHONPATH with the installed Horovod and this one edit, all else linked."""
+def patched(tmp_path: Path) -> Path:
+    """A directory for PYTHONPATH with the installed Horovod and this patch, all else linked."""
     installed = Path(horovod.common.basics.__file__).parents[1]
-    copy = tmp_path / "edited" / "horovod"
+    copy = tmp_path / "patched" / "horovod"
     for folder, left_out in ((Path(), "common"), (Path("common"), "basics.py")):
         (copy / folder).mkdir(parents=True)
         for one in (installed / folder).iterdir():
             if one.name not in (left_out, "__pycache__"):
                 (copy / folder / one.name).symlink_to(one)
     text = (installed / "common" / "basics.py").read_text()
-    (edit,) = (one for one in EDITS if one.name == OWN_INIT)
-    if edit.replacement not in text:
-        assert text.count(edit.anchor) == edit.count
-        text = text.replace(edit.anchor, edit.replacement)
     (copy / "common" / "basics.py").write_text(text)
+    if SENTENCE not in text:
+        (own_init,) = (one for one in horovod_patches.patches() if one.name == OWN_INIT)
+        horovod_patches.apply(copy.parent, [own_init])
     return copy.parent
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["torch", "tensorflow.keras"])
 def test_a_script_that_calls_horovods_init_fails_the_job_with_a_sentence(
-    shell: Shell, edited: Path, module: str
+    shell: Shell, patched: Path, module: str
 ) -> None:
-    shell.environment["PYTHONPATH"] = str(edited)
+    shell.environment["PYTHONPATH"] = str(patched)
     (shell.directory / "train.py").write_text(
         f"import horovod.{module} as hvd\nhvd.init()\nprint('it trains alone')\n"
     )
@@ -59,13 +59,13 @@ def test_a_script_that_calls_horovods_init_fails_the_job_with_a_sentence(
     assert "it trains alone" not in job.output
 
 
-def test_edl_itself_calls_it_and_a_script_may_import_both(tmp_path: Path, edited: Path) -> None:
+def test_edl_itself_calls_it_and_a_script_may_import_both(tmp_path: Path, patched: Path) -> None:
     script = tmp_path / "both.py"
     script.write_text(
         "import horovod.torch as hvd\nimport edl.torch as edl\n"
         "edl.init()\nprint('size', edl.size(), hvd.Sum == edl.Sum, flush=True)\nhvd.init()\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(edited), "EDL_LAUNCH": "t-0"}
+    environment = os.environ | {"PYTHONPATH": str(patched), "EDL_LAUNCH": "t-0"}
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, timeout=120
     )

@@ -20,7 +20,7 @@ import edl.data
 from edl.client import Job
 from edl.config import Config
 from edl.core.events import EventKind
-from edl.install import horovod_edits
+from edl.install import horovod_patches
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -205,9 +205,10 @@ def test_no_page_names_a_function_that_does_not_exist() -> None:
     assert called <= {function for _, _, function in API}
 
 
-@pytest.mark.parametrize("edit", sorted(horovod_edits.LOST_WITHOUT))
-def test_every_edit_of_horovod_is_explained(edit: str) -> None:
-    assert f"`{edit}`" in TEXTS[ROOT / "docs" / "installing.md"]
+@pytest.mark.parametrize("patch", [patch.name for patch in horovod_patches.patches()])
+@pytest.mark.parametrize("page", ["installing.md", "adr/0005-patching-horovod-at-build-time.md"])
+def test_every_patch_of_horovod_is_explained(patch: str, page: str) -> None:
+    assert f"`{patch}`" in TEXTS[ROOT / "docs" / page]
 
 
 def test_every_make_target_in_the_readme_exists() -> None:

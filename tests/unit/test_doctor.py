@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import edl
-from edl.install import doctor, horovod_edits
+from edl.install import doctor
 from edl.install.doctor import Check, State
+from edl.install.horovod_patches import patches
 
 
 def test_only_a_failed_check_makes_the_machine_unusable() -> None:
@@ -41,12 +42,14 @@ def test_one_framework_is_enough() -> None:
     assert all("edl build-horovod" in row.remedy for row in none)
 
 
-def test_an_unedited_horovod_is_limited_and_says_what_is_lost() -> None:
-    rows = tuple(doctor._edits(frozenset()))
+def test_an_unpatched_horovod_is_limited_and_says_what_is_lost() -> None:
+    rows = tuple(doctor._patches(frozenset()))
     assert doctor.usable(rows)
-    assert len(rows) == sum(bool(lost) for lost in horovod_edits.LOST_WITHOUT.values())
+    assert [row.found for row in rows] == [
+        f"missing: {each.lost}" for each in patches() if each.lost
+    ]
     assert all(row.state is State.LIMITED and row.remedy for row in rows)
-    (all_present,) = doctor._edits(frozenset(horovod_edits.LOST_WITHOUT))
+    (all_present,) = doctor._patches(frozenset(each.name for each in patches()))
     assert all_present.state is State.OK
 
 

@@ -1,4 +1,4 @@
-"""What Gloo is told of the address that the ring is to be at, with Horovod's edit and without."""
+"""What Gloo is told of the address that the ring is to be at, with Horovod's patch and without."""
 
 from __future__ import annotations
 

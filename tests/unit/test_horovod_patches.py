@@ -1,0 +1,178 @@
+"""The patches fit exactly or nothing is built; the cache key changes with whatever matters."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edl.errors import REFUSED_EXIT, BuildError
+from edl.horovod_build import ADDRESS, EDL_CALLS, MARKER
+from edl.install import horovod_patches, horovod_wheel
+from edl.install.horovod_patches import NO_XLA_OPS, Patch, patches
+from edl.install.horovod_wheel import Recipe
+
+RECIPE = Recipe("cpython-311", "x86_64", "2.13.0", "2.21.0", ())
+NAMES = [patch.name for patch in patches()]
+LINES = [f"line {number}\n" for number in range(1, 10)]
+DIFF = """Why.
+
+Lost without it: this,
+and that
+
+--- a/horovod/file.cc
++++ b/horovod/file.cc
+@@ -2,7 +2,7 @@
+ line 2
+ line 3
+ line 4
+-line 5
++line five
+ line 6
+ line 7
+ line 8
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A tree with one file and one with TensorFlow's XLA operations."""
+    folder = tmp_path / "source" / "horovod"
+    (folder / "tensorflow").mkdir(parents=True)
+    (folder / "file.cc").write_text("".join(LINES))
+    xla = folder / "tensorflow" / "xla_mpi_ops.cc"
+    xla.write_text('#include <memory>\n#include "tensorflow/core/a.h"\n')
+    return folder.parent
+
+
+@pytest.fixture
+def patch(tmp_path: Path) -> Patch:
+    path = tmp_path / "01-better.patch"
+    path.write_text(DIFF)
+    return horovod_patches._read(path)
+
+
+def test_a_patch_is_applied_and_says_what_is_lost_without_it(source: Path, patch: Patch) -> None:
+    assert (patch.name, patch.lost) == ("better", "this, and that")
+    horovod_patches.apply(source, [patch])
+    assert (source / "horovod/file.cc").read_text() == "".join(LINES).replace("5", "five")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("line 5\n", "line 6\n"), ("line 2\n", "line 3\n"), ("line 5\n", "line five\n"), ("line", "")],
+    ids=["what it replaces", "only its context", "applied before", "all"],
+)
+def test_a_patch_that_does_not_fit_exactly_is_named(
+    source: Path, patch: Patch, old: str, new: str
+) -> None:
+    path = source / "horovod" / "file.cc"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(BuildError, match=r"01-better\.patch does not fit .*horovod/file\.cc"):
+        horovod_patches.apply(source, [patch])
+
+
+def test_a_missing_file_is_a_patch_that_does_not_fit(source: Path, patch: Patch) -> None:
+    (source / "horovod" / "file.cc").unlink()
+    with pytest.raises(BuildError, match=r"01-better\.patch does not fit"):
+        horovod_patches.apply(source, [patch])
+
+
+def test_a_missing_program_is_named(
+    source: Path, patch: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(source))
+    with pytest.raises(BuildError, match=r"the program `patch` did not apply 01-better\.patch"):
+        horovod_patches.apply(source, [patch])
+
+
+def test_the_patches_are_numbered_and_each_has_a_reason() -> None:
+    assert [int(patch.path.name[:2]) for patch in patches()] == list(range(1, len(NAMES) + 1))
+    assert len(set(NAMES)) == len(NAMES)
+    assert all(patch.path.read_text()[0].isalpha() for patch in patches())
+    assert sum(bool(patch.lost) for patch in patches()) == len(NAMES) - 4
+
+
+def test_the_xla_file_is_left_out_only_where_tensorflow_lacks_its_header(source: Path) -> None:
+    include = source / "include"
+    (include / "tensorflow/core").mkdir(parents=True)
+
+    def chosen(folder: Path | None) -> bool:
+        wanted = [patch.name for patch in horovod_patches.wanted(source, folder)]
+        assert wanted == NAMES or [*wanted, NO_XLA_OPS] == NAMES  # the last: lines stay in place
+        return NO_XLA_OPS in wanted
+
+    assert chosen(include)
+    (include / "tensorflow/core/a.h").touch()
+    assert not chosen(include)
+    assert not chosen(None)
+
+
+def test_the_patches_and_edl_agree() -> None:
+    text = {patch.name: patch.path.read_text() for patch in patches()}
+    assert f"'{MARKER}'" in text["marker"]
+    assert f"'{EDL_CALLS}'" in text["own-init-is-an-error"]
+    assert f"SystemExit({REFUSED_EXIT})" in text["own-init-is-an-error"]
+    assert ADDRESS in text
+
+
+def test_the_fingerprint_is_of_names_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fingerprint(folder: Path) -> str:
+        monkeypatch.setattr(horovod_patches, "FOLDER", folder)
+        patches.cache_clear()
+        return horovod_patches.fingerprint()
+
+    here = horovod_patches.FOLDER
+    there, renamed, changed = (tmp_path / name for name in ("there", "renamed", "changed"))
+    for folder in (there, renamed, changed):
+        shutil.copytree(here, folder)
+    (renamed / "01-cxx20.patch").rename(renamed / "01-cxx21.patch")
+    (changed / "01-cxx20.patch").write_bytes((here / "01-cxx20.patch").read_bytes() + b"\n")
+    try:
+        assert fingerprint(here) == fingerprint(there)
+        assert len({fingerprint(folder) for folder in (here, renamed, changed)}) == 3
+    finally:
+        patches.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Recipe("cpython-312", "x86_64", "2.13.0", "2.21.0", ()),
+        Recipe("cpython-311", "aarch64", "2.13.0", "2.21.0", ()),
+        Recipe("cpython-311", "x86_64", "2.12.0", "2.21.0", ()),
+        Recipe("cpython-311", "x86_64", None, "2.21.0", ()),
+        Recipe("cpython-311", "x86_64", "2.13.0", None, ()),
+        Recipe("cpython-311", "x86_64", "2.13.0", "2.21.0", (("HOROVOD_NCCL_HOME", "/n"),)),
+    ],
+)
+def test_another_recipe_has_another_key(other: Recipe) -> None:
+    assert other.key != RECIPE.key
+
+
+def test_frameworks_that_are_not_there_are_built_without() -> None:
+    variables = Recipe("cpython-311", "x86_64", "2.13.0", None, ()).environment
+    assert variables["HOROVOD_WITH_PYTORCH"] == "1"
+    assert variables["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+    assert "HOROVOD_WITH_TENSORFLOW" not in variables
+
+
+def test_gpu_passes_horovods_own_variables_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod_wheel, "framework_version", lambda module: "1.0")
+    environ = {"HOROVOD_NCCL_HOME": "/nccl", "HOROVOD_RANK": "3", "HOROVOD_CUDA_HOME": ""}
+    assert horovod_wheel.recipe(gpu=False, environ=environ).variables == ()
+    assert horovod_wheel.recipe(gpu=True, environ=environ).variables == (
+        ("HOROVOD_GPU_OPERATIONS", "NCCL"),
+        ("HOROVOD_NCCL_HOME", "/nccl"),
+    )
+    one = environ | {"HOROVOD_GPU_ALLREDUCE": "NCCL"}  # Horovod refuses both together
+    assert "HOROVOD_GPU_OPERATIONS" not in dict(
+        horovod_wheel.recipe(gpu=True, environ=one).variables
+    )
+
+
+def test_without_a_framework_there_is_nothing_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod_wheel, "framework_version", lambda module: None)
+    with pytest.raises(BuildError, match="neither torch nor tensorflow"):
+        horovod_wheel.recipe(gpu=False, environ={})
