@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 
 from edl.coordination.job_store import JobStore
-from edl.core.host.agent import Outcome
 from edl.core.host.process import Process
+from edl.core.host.supervision import Outcome
 from edl.core.records import Event, Snapshot
 
 

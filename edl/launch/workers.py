@@ -1,7 +1,8 @@
-"""The worker processes of one agent: started, watched, ended; each leads its own process group.
+"""The worker processes of one launcher: started, watched, ended; each leads its own process group.
 
-No worker depends on its agent: it writes to a log file and is not told when the agent dies. When
-a worker has exited, what is left of its process group is killed, so no helper of it stays behind.
+No worker of an agent depends on it: it writes to a log file and is not told when the agent dies.
+When a worker has exited, what is left of its process group is killed, so no helper of it stays
+behind.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ class Exit:
 
 
 class Workers:
-    """All worker processes that this agent has started, or adopted, and that still run."""
+    """All worker processes that this launcher has started, or adopted, and that still run.
+
+    Args:
+        logs: an existing directory for their output.
+    """
 
     def __init__(
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
@@ -46,19 +51,23 @@ class Workers:
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes] | Found] = {}
 
-    def start(self, launch: str, slot: int) -> Path:
-        """Start the command in ``slot``; the path of its log.
+    def start(self, launch: str, slot: int) -> None:
+        """Start the command in ``slot``.
 
         Raises:
             OSError: the operating system cannot start it, or has no room for the log.
         """
-        path = self.log_of(launch)
         stacks = str(self.stacks_of(launch))
         own = {"EDL_SLOT": str(slot), "EDL_LAUNCH": launch, "EDL_STACKS": stacks}
-        environment = {**self._environment, **own}
-        path.parent.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
-        with path.open("ab") as log:
-            process = subprocess.Popen(
+        self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
+        process = self._spawn(launch, {**self._environment, **own})
+        self._running[launch] = process
+        logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
+
+    def _spawn(self, launch: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the command; its output goes to its log."""
+        with self.log_of(launch).open("ab") as log:
+            return subprocess.Popen(
                 self._command,
                 cwd=self._cwd,
                 env=environment,
@@ -67,9 +76,6 @@ class Workers:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._running[launch] = process
-        logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
-        return path
 
     def adopt(self) -> tuple[Found, ...]:
         """Take over the workers that an earlier agent of this job and host has left."""
