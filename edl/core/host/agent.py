@@ -6,10 +6,10 @@ An agent keeps as many workers on its host as the plan says. Its rules, in order
 2. Who cannot stay in the job is ended, by the rules of :mod:`edl.core.host.upkeep`; so is one that
    has not joined yet when its host leaves the job.
 3. What the plan lacks is started, each slot with a back-off that grows with its failures; not
-   while nobody of the ring is in ZooKeeper who could give it the state. A slot
-   that fails more often than that is given up: the plan is lowered by its worker, and the job
-   goes on with the others. Below ``min_np`` another free slot takes its place; without one the job
-   has FAILED. Whoever raises the plan again lets such a slot begin anew, after all others.
+   while nobody of the ring is in ZooKeeper who could give it the state. A slot that fails more
+   often than that is given up: the plan is lowered by its worker, and the job goes on with the
+   others. Below ``min_np`` another free slot takes its place; without one the job has FAILED.
+   Whoever raises the plan again lets such a slot begin anew, after all others.
 
 An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
 """
@@ -22,7 +22,7 @@ from edl.core.host.job_end import as_the_job_cannot_go_on, as_the_job_ends, ring
 from edl.core.host.process import Process
 from edl.core.host.supervision import Decision, SupervisorLimits, SupervisorState, foreign
 from edl.core.host.upkeep import (
-    end,
+    end_each,
     fills_its_place,
     give_up,
     starts,
@@ -66,7 +66,6 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     to_end = why_to_end(snapshot, own, now)
     if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
         to_end |= {p: "its host leaves the job" for p in own.living if p.worker is None}
-    endings = (one for p, why in to_end.items() for one in end([p], own.limits, now, why))
     counted -= sum(fills_its_place(p, own.limits, now) for p in to_end)
     occupied = {p.slot for p in own.living} | {m.slot for m in others}
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
@@ -81,7 +80,7 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     return Decision(
         f"{counted} of {wanted} workers run on {own.host}",
         starts(places, own, "the plan wants a worker", now),
-        tuple(endings),
+        end_each(to_end, own.limits, now),
         warnings=without_init(own, now),
         exit_code=0 if own.draining and wanted == 0 and not own.living else None,
     )

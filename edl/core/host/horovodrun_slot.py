@@ -36,6 +36,7 @@ from edl.core.host.process import Process, how
 from edl.core.host.supervision import Decision, Outcome, SupervisorLimits, SupervisorState
 from edl.core.host.upkeep import (
     end,
+    end_each,
     fills_its_place,
     give_up,
     starts,
@@ -136,9 +137,9 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
     """Keep one worker in the slot."""
     to_end, last = why_to_end(snapshot, own, now), own.newest
     if own.living:
-        endings = (one for p, why in to_end.items() for one in end([p], own.limits, now, why))
+        endings = end_each(to_end, own.limits, now)
         reason = "; ".join(to_end.values()) or f"{own.living[0].name} runs"
-        return Decision(reason, endings=tuple(endings), warnings=without_init(own, now))
+        return Decision(reason, endings=endings, warnings=without_init(own, now))
     if last is not None and last.used_up:
         return Decision(f"slot {own.slot} was given up")
     if ring_is_away(snapshot, own, now):

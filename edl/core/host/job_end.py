@@ -29,7 +29,7 @@ from edl.core.host.supervision import (
     dead_ring,
     foreign,
 )
-from edl.core.host.upkeep import end, lingers, why_to_end
+from edl.core.host.upkeep import end, end_each, lingers, why_to_end
 from edl.core.job.liveness import GONE
 from edl.core.plural import workers
 from edl.core.records import Generation, Job, JobState, Snapshot, Stage
@@ -48,8 +48,7 @@ def as_the_job_ends(snapshot: Snapshot, own: SupervisorState, now: float) -> Dec
         if not snapshot.members:
             return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
         to_end = why_to_end(snapshot, own, now)
-        endings = (one for p, why in to_end.items() for one in end([p], own.limits, now, why))
-        return Decision(reason, endings=tuple(endings))
+        return Decision(reason, endings=end_each(to_end, own.limits, now))
     return None
 
 

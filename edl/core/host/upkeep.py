@@ -54,6 +54,15 @@ def end(
     return tuple(ending for ending in endings if ending is not None)
 
 
+def end_each(
+    reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
+) -> tuple[Ending, ...]:
+    """How to end processes now, each for its own reason."""
+    return tuple(
+        one for process, why in reasons.items() for one in end([process], limits, now, why)
+    )
+
+
 def _ending_of(
     process: Process, limits: SupervisorLimits, now: float, reason: str, patience_s: float
 ) -> Ending | None:

@@ -55,6 +55,8 @@ class SlotSupervisor(Supervisor[SlotState]):
         stack_signal: makes a worker write down where its threads are; 0: none does.
     """
 
+    _workers: SlotWorkers
+
     def __init__(
         self,
         store: JobStore,
@@ -72,7 +74,6 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._driver = driver
         self._host = host
         self._slot = slot
-        self._tees = workers
         self._slot_given_up = ""  # why no worker is started any more
         self._said = driver.newest  # the driver's latest, which the plan need not say yet
         self._said_since = 0.0
@@ -300,4 +301,4 @@ class SlotSupervisor(Supervisor[SlotState]):
             print(f"edl: {text}", file=sys.stderr, flush=True)
 
     def _last_line(self, launch: str) -> str:
-        return self._tees.last_line(launch)
+        return self._workers.last_line(launch)
