@@ -315,7 +315,7 @@ class Agent(Supervisor[AgentState]):
 
     def _kill(self) -> int:
         """A second signal."""
-        self._workers.kill_all()
+        self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
         name = self._host.name
         try:

@@ -162,9 +162,9 @@ class Supervisor(ABC, Generic[State]):
             if process.ended is None:
                 self._own = self._own.having(replace(process, ended=now, ended_code=code))
         finished = self._own.state is JobState.FINISHED
-        for one in self._workers.reap():
-            process, last_line = self._own.process(one.launch), self._last_line(one.launch)
-            ended = exited(process, one.exit_code, now, last_line, finished)
+        for launch, code in self._workers.reap().items():
+            process, last_line = self._own.process(launch), self._last_line(launch)
+            ended = exited(process, code, now, last_line, finished)
             self._own = self._own.having(ended)
             self._changed.set()  # judge it by what ZooKeeper says now
             if ended.worker is not None:

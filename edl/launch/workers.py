@@ -15,7 +15,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edl.core.host.process import ENDED
@@ -25,14 +24,6 @@ logger = logging.getLogger(__name__)
 
 _KEPT_JOBS = 20  # directories of logs of earlier jobs
 _KEPT_S = 86400.0  # logs written to within a day are kept in any case
-
-
-@dataclass(frozen=True)
-class Exit:
-    """A worker process has ended."""
-
-    launch: str
-    exit_code: int  # -9: killed by signal 9
 
 
 class Workers:
@@ -99,16 +90,16 @@ class Workers:
         process = self._running.get(launch)
         return process.pid if process is not None else None
 
-    def reap(self) -> list[Exit]:
-        """The processes that have ended since the last call."""
-        exits = []
+    def reap(self) -> dict[str, int]:
+        """The launches that have ended since the last call, with their exit codes; -9: SIGKILL."""
+        codes = {}
         for launch, process in list(self._running.items()):
             code = process.poll() if isinstance(process, Found) else exit_code(process)
             if code is not None:
-                exits.append(Exit(launch, code))
+                codes[launch] = code
                 del self._running[launch]
                 _remove_if_empty(self.stacks_of(launch))
-        return exits
+        return codes
 
     def ended_scripts(self) -> dict[str, int]:
         """The launches whose script has ended, though the process has not; and its exit code."""
@@ -121,15 +112,13 @@ class Workers:
         if process is not None and (isinstance(process, subprocess.Popen) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
-    def kill_all(self, timeout_s: float = 5.0) -> list[Exit]:
+    def kill_all(self, timeout_s: float) -> None:
         """Kill every worker at once, and wait until they are gone."""
         for launch in self._running:
             self.end(launch, kill=True)
-        exits, deadline = self.reap(), time.monotonic() + timeout_s
-        while self._running and time.monotonic() < deadline:
+        deadline = time.monotonic() + timeout_s
+        while self.reap() or (self._running and time.monotonic() < deadline):
             time.sleep(0.01)
-            exits += self.reap()
-        return exits
 
     def __len__(self) -> int:
         return len(self._running)
