@@ -22,9 +22,6 @@ from edl.launch.adoption import Found, find
 
 logger = logging.getLogger(__name__)
 
-_KEPT_JOBS = 20  # directories of logs of earlier jobs
-_KEPT_S = 86400.0  # logs written to within a day are kept in any case
-
 
 class Workers:
     """All worker processes that this launcher has started, or adopted, and that still run.
@@ -124,18 +121,23 @@ class Workers:
         return len(self._running)
 
 
-def log_directory(state: Path, job: str, fresh: bool) -> Path:
+def log_directory(
+    state: Path, job: str, fresh: bool, kept_jobs: int = 20, kept_s: float = 86400.0
+) -> Path:
     """Where the logs of ``job`` go, created.
 
-    ``fresh``: the job starts now, so logs of an earlier one of that name are removed, and so are
-    the logs of jobs long ago.
+    Args:
+        fresh: the job starts now, so logs of an earlier one of that name are removed, and so are
+            the logs of jobs long ago.
+        kept_jobs: how many jobs keep their logs,
+        kept_s: and for how long after the last line all do.
     """
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
         for old in (*logs.glob("*.log"), *logs.glob("*.stacks")):
             old.unlink(missing_ok=True)
-        _prune(jobs)
+        _prune(jobs, kept_jobs, kept_s)
     logs.mkdir(parents=True, exist_ok=True)
     return logs
 
@@ -146,14 +148,14 @@ def _remove_if_empty(path: Path) -> None:
             path.unlink()
 
 
-def _prune(jobs: Path) -> None:
+def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
     def newest(directory: Path) -> float:
         times = [path.stat().st_mtime for path in (directory, *directory.glob("logs/*.log"))]
         return max(times)
 
     aged = sorted(((newest(path), path) for path in jobs.glob("*") if path.is_dir()), reverse=True)
-    for modified, path in aged[_KEPT_JOBS:]:
-        if time.time() - modified > _KEPT_S:
+    for modified, path in aged[kept_jobs:]:
+        if time.time() - modified > kept_s:
             shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
 
 
