@@ -115,6 +115,7 @@ def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
     """No thread of it runs: its session ends, its port is silent, SIGTERM does nothing."""
     lock = tmp_path / "lock"
     with trial(tmp_path, zk_hosts, np=2, kind=kind, more=("--lock", str(lock))) as job:
+        job.wait_for_size(2, 180.0)  # horovodrun itself imports TensorFlow
         job.wait_for_step(5)
         name = job.plain()
         victim = job.process(name)
