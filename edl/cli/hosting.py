@@ -94,7 +94,11 @@ def host_agent(
         worker_environment(job, store.session.hosts, here, secret, settings.network_interface),
         log_directory(state, job.name, fresh),
         greeting,
-        AgentLimits(settings.start_timeout_s, settings.backoff_max_s, settings.frozen_s),
+        AgentLimits(
+            start_timeout_s=settings.start_timeout_s,
+            backoff_max_s=settings.backoff_max_s,
+            frozen_s=settings.frozen_s,
+        ),
         np=np,
         guest=guest,
         ends_last=ends_last,

@@ -96,7 +96,11 @@ def _serve(
         driver.identify(found)
         environment = worker_environment(job, hosts, here, secret, settings.network_interface)
         workers = SlotWorkers(command, Path.cwd(), environment, logs)
-        limits = SlotLimits(settings.start_timeout_s, settings.backoff_max_s, settings.frozen_s)
+        limits = SlotLimits(
+            start_timeout_s=settings.start_timeout_s,
+            backoff_max_s=settings.backoff_max_s,
+            frozen_s=settings.frozen_s,
+        )
         supervisor = SlotSupervisor(
             store, driver, slot.host, slot.slot, command, workers, limits, settings.stack_signal
         )
