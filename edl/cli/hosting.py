@@ -11,6 +11,7 @@ from edl.cli.live import LiveLine
 from edl.config import Config
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import keep
+from edl.core.host.agent import AgentLimits
 from edl.core.plural import counted
 from edl.core.records import Host, Job
 from edl.errors import UsageError
@@ -92,14 +93,16 @@ def host_agent(
         Output(console(), line.render),
         worker_environment(job, store.session.hosts, here, secret, settings.network_interface),
         log_directory(state, job.name, fresh),
-        settings.start_timeout_s,
         greeting,
+        AgentLimits(
+            start_timeout_s=settings.start_timeout_s,
+            backoff_max_s=settings.backoff_max_s,
+            frozen_s=settings.frozen_s,
+        ),
         np=np,
         guest=guest,
         ends_last=ends_last,
         on_snapshot=line.update,
-        backoff_max_s=settings.backoff_max_s,
-        frozen_s=settings.frozen_s,
         stack_signal=settings.stack_signal,
     )
 

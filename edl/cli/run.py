@@ -29,7 +29,7 @@ from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, new_secret
 from edl.coordination.session import Session
-from edl.core.host.agent import STOP_S, stop_limit
+from edl.core.host.supervision import SupervisorLimits
 from edl.core.job.placement import check_limits
 from edl.core.plural import counted, workers
 from edl.core.records import Job, JobState
@@ -37,6 +37,7 @@ from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 
 POLL_S = 0.5  # for the end of a job that stops
+LIMITS = SupervisorLimits()
 
 # What all hosts with --or-join have to ask for alike. --resume is for who starts the job.
 _ALIKE = (
@@ -222,7 +223,7 @@ def _is_finished(session: Session, own: Access) -> bool:
     job = _present(session, own)
     if job is not None and job.state is JobState.STOPPING:
         console().print(f"edl: job {job.name} stops; waiting for its end to start it anew")
-        deadline = time.monotonic() + stop_limit(job) + STOP_S
+        deadline = time.monotonic() + LIMITS.stop_limit_s(job) + LIMITS.stop_s
         while job is not None and job.state is JobState.STOPPING and time.monotonic() < deadline:
             time.sleep(POLL_S)
             job = _present(session, own)

@@ -11,11 +11,12 @@ import typer
 from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
 from edl.client.waiting import POLL_S, Messages, looks
 from edl.coordination.job_store import JobStore
-from edl.core.host.agent import STOP_S, Outcome, stop_limit
+from edl.core.host.supervision import Outcome, SupervisorLimits
 from edl.core.records import Job, JobState
 from edl.errors import CoordinationError
 from edl.launch.record import conclude
 
+LIMITS = SupervisorLimits()
 _SETTLE_S = 1.0  # a job without a host and a worker for this long has nobody to end it
 
 
@@ -25,8 +26,8 @@ def stop(
         float | None,
         typer.Option(
             "--timeout",
-            help=f"Seconds to wait for the job's end. Default: {2 * STOP_S:g}, and as long as the "
-            "last checkpoint may take.",
+            help=f"Seconds to wait for the job's end. Default: {2 * LIMITS.stop_s:g}, and as long "
+            "as the last checkpoint may take.",
             show_default=False,
         ),
     ] = None,
@@ -35,7 +36,7 @@ def stop(
     """End a job after the step that runs; returns when it has ended."""
     with connected(zookeeper) as session:
         store = choose_job(session, job)
-        _ask(store, STOP_S if timeout_s is None else timeout_s)
+        _ask(store, LIMITS.stop_s if timeout_s is None else timeout_s)
         record = _wait(store, timeout_s)
     typer.echo(f"job {record.name} is {record.state}: {record.reason}")
 
@@ -57,8 +58,8 @@ def _ask(store: JobStore, timeout_s: float) -> None:
 def _wait(store: JobStore, timeout_s: float | None) -> Job:
     """Wait until the job has ended; without a process that could end it, we do."""
     messages, what = Messages(), f"stopping job {store.name}"
-    job = next(looks(store, STOP_S, what, messages)).job
-    limit_s = STOP_S + stop_limit(job) if timeout_s is None else timeout_s
+    job = next(looks(store, LIMITS.stop_s, what, messages)).job
+    limit_s = LIMITS.stop_s + LIMITS.stop_limit_s(job) if timeout_s is None else timeout_s
     alone_since: float | None = None
     for snapshot in looks(store, limit_s, what, messages):
         record, now = snapshot.job, time.monotonic()

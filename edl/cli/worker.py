@@ -20,7 +20,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, keep, new_secret
-from edl.core.host.horovodrun_slot import assigned
+from edl.core.host.horovodrun_slot import SlotLimits, assigned
 from edl.core.records import Host, Job
 from edl.errors import EdlError, JobExists, UsageError
 from edl.launch.address import address_of, own_address
@@ -28,7 +28,9 @@ from edl.launch.command import check_command
 from edl.launch.horovodrun.driver import Driver
 from edl.launch.horovodrun.launcher import find_launcher
 from edl.launch.horovodrun.slot import SlotSupervisor
+from edl.launch.horovodrun.workers import SlotWorkers
 from edl.launch.parent import behind_a_shell
+from edl.launch.workers import log_directory
 
 ANY_NUMBER = 1_000_000  # max_np where only the driver knows it
 
@@ -85,21 +87,25 @@ def _serve(
         if create:
             _create(store, slot, settings, command, secret)
         keep(config.state_dir(), name, secret)
+        logs = log_directory(config.state_dir(), name, fresh=create)  # before the others come
         job = store.snapshot().job
         if job.driver != slot.driver:
             raise UsageError(_taken(name))
         here = Host(slot.host, slot.local_size, _reachable(slot, settings, hosts))
         store.change_plan(lambda plan: assigned(plan, slot.host, slot.slot, slot.local_size))
         driver.identify(found)
-        environment = {
-            **worker_environment(job, hosts, here, secret, settings.network_interface),
-            "EDL_SLOT": str(slot.slot),
-        }
-        keeper = SlotSupervisor(
-            store, driver, slot.host, slot.slot, command, environment, settings.backoff_max_s
+        environment = worker_environment(job, hosts, here, secret, settings.network_interface)
+        workers = SlotWorkers(command, Path.cwd(), environment, logs)
+        limits = SlotLimits(
+            start_timeout_s=settings.start_timeout_s,
+            backoff_max_s=settings.backoff_max_s,
+            frozen_s=settings.frozen_s,
         )
-        driver.start(keeper.on_change)
-        return keeper.run()
+        supervisor = SlotSupervisor(
+            store, driver, slot.host, slot.slot, command, workers, limits, settings.stack_signal
+        )
+        driver.start(supervisor.on_change)
+        return supervisor.run()
 
 
 def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:

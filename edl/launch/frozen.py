@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edl.coordination.job_store import JobStore
-from edl.core.host.agent import to_ask
 from edl.core.host.process import Process
+from edl.core.host.upkeep import to_ask
 from edl.core.job.liveness import Liveness
 from edl.core.records import Snapshot
 from edl.http.client import ask_all

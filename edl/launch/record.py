@@ -18,8 +18,8 @@ from edl.core.events import (
     WorkerFailedDetails,
     WorkerFrozenDetails,
 )
-from edl.core.host.agent import Outcome
 from edl.core.host.process import Process
+from edl.core.host.supervision import Outcome
 from edl.core.records import JobState, Snapshot
 
 

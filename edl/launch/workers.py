@@ -1,7 +1,8 @@
-"""The worker processes of one agent: started, watched, ended; each leads its own process group.
+"""The worker processes of one launcher: started, watched, ended; each leads its own process group.
 
-No worker depends on its agent: it writes to a log file and is not told when the agent dies. When
-a worker has exited, what is left of its process group is killed, so no helper of it stays behind.
+No worker of an agent depends on it: it writes to a log file and is not told when the agent dies.
+When a worker has exited, what is left of its process group is killed, so no helper of it stays
+behind.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edl.core.host.process import ENDED
@@ -22,20 +22,13 @@ from edl.launch.adoption import Found, find
 
 logger = logging.getLogger(__name__)
 
-_KEPT_JOBS = 20  # directories of logs of earlier jobs
-_KEPT_S = 86400.0  # logs written to within a day are kept in any case
-
-
-@dataclass(frozen=True)
-class Exit:
-    """A worker process has ended."""
-
-    launch: str
-    exit_code: int  # -9: killed by signal 9
-
 
 class Workers:
-    """All worker processes that this agent has started, or adopted, and that still run."""
+    """All worker processes that this launcher has started, or adopted, and that still run.
+
+    Args:
+        logs: an existing directory for their output.
+    """
 
     def __init__(
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
@@ -46,19 +39,23 @@ class Workers:
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes] | Found] = {}
 
-    def start(self, launch: str, slot: int) -> Path:
-        """Start the command in ``slot``; the path of its log.
+    def start(self, launch: str, slot: int) -> None:
+        """Start the command in ``slot``.
 
         Raises:
             OSError: the operating system cannot start it, or has no room for the log.
         """
-        path = self.log_of(launch)
         stacks = str(self.stacks_of(launch))
         own = {"EDL_SLOT": str(slot), "EDL_LAUNCH": launch, "EDL_STACKS": stacks}
-        environment = {**self._environment, **own}
-        path.parent.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
-        with path.open("ab") as log:
-            process = subprocess.Popen(
+        self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
+        process = self._spawn(launch, {**self._environment, **own})
+        self._running[launch] = process
+        logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
+
+    def _spawn(self, launch: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the command; its output goes to its log."""
+        with self.log_of(launch).open("ab") as log:
+            return subprocess.Popen(
                 self._command,
                 cwd=self._cwd,
                 env=environment,
@@ -67,9 +64,6 @@ class Workers:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._running[launch] = process
-        logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
-        return path
 
     def adopt(self) -> tuple[Found, ...]:
         """Take over the workers that an earlier agent of this job and host has left."""
@@ -93,16 +87,16 @@ class Workers:
         process = self._running.get(launch)
         return process.pid if process is not None else None
 
-    def reap(self) -> list[Exit]:
-        """The processes that have ended since the last call."""
-        exits = []
+    def reap(self) -> dict[str, int]:
+        """The launches that have ended since the last call, with their exit codes; -9: SIGKILL."""
+        codes = {}
         for launch, process in list(self._running.items()):
             code = process.poll() if isinstance(process, Found) else exit_code(process)
             if code is not None:
-                exits.append(Exit(launch, code))
+                codes[launch] = code
                 del self._running[launch]
                 _remove_if_empty(self.stacks_of(launch))
-        return exits
+        return codes
 
     def ended_scripts(self) -> dict[str, int]:
         """The launches whose script has ended, though the process has not; and its exit code."""
@@ -115,32 +109,35 @@ class Workers:
         if process is not None and (isinstance(process, subprocess.Popen) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
-    def kill_all(self, timeout_s: float = 5.0) -> list[Exit]:
+    def kill_all(self, timeout_s: float) -> None:
         """Kill every worker at once, and wait until they are gone."""
         for launch in self._running:
             self.end(launch, kill=True)
-        exits, deadline = self.reap(), time.monotonic() + timeout_s
-        while self._running and time.monotonic() < deadline:
+        deadline = time.monotonic() + timeout_s
+        while self.reap() or (self._running and time.monotonic() < deadline):
             time.sleep(0.01)
-            exits += self.reap()
-        return exits
 
     def __len__(self) -> int:
         return len(self._running)
 
 
-def log_directory(state: Path, job: str, fresh: bool) -> Path:
+def log_directory(
+    state: Path, job: str, fresh: bool, kept_jobs: int = 20, kept_s: float = 86400.0
+) -> Path:
     """Where the logs of ``job`` go, created.
 
-    ``fresh``: the job starts now, so logs of an earlier one of that name are removed, and so are
-    the logs of jobs long ago.
+    Args:
+        fresh: the job starts now, so logs of an earlier one of that name are removed, and so are
+            the logs of jobs long ago.
+        kept_jobs: how many jobs keep their logs,
+        kept_s: and for how long after the last line all do.
     """
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
         for old in (*logs.glob("*.log"), *logs.glob("*.stacks")):
             old.unlink(missing_ok=True)
-        _prune(jobs)
+        _prune(jobs, kept_jobs, kept_s)
     logs.mkdir(parents=True, exist_ok=True)
     return logs
 
@@ -151,14 +148,14 @@ def _remove_if_empty(path: Path) -> None:
             path.unlink()
 
 
-def _prune(jobs: Path) -> None:
+def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
     def newest(directory: Path) -> float:
         times = [path.stat().st_mtime for path in (directory, *directory.glob("logs/*.log"))]
         return max(times)
 
     aged = sorted(((newest(path), path) for path in jobs.glob("*") if path.is_dir()), reverse=True)
-    for modified, path in aged[_KEPT_JOBS:]:
-        if time.time() - modified > _KEPT_S:
+    for modified, path in aged[kept_jobs:]:
+        if time.time() - modified > kept_s:
             shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
 
 

@@ -14,7 +14,7 @@ import pytest
 from ordeal import Fault, Ordeal, fault, ordeal
 from trial import longest_stall
 
-from edl.core.host.agent import ABSENT_S
+from edl.core.host.supervision import SupervisorLimits
 from edl.core.records import Member, Stage
 
 pytestmark = [pytest.mark.chaos]
@@ -78,7 +78,7 @@ def test_a_newcomer_before_it_is_ready(tmp_path: Path, zk_hosts: str) -> None:
     with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
         scale_out(job)
         job.wait_for_strikes()
-        job.wait_for_size(3, 60.0 + ABSENT_S)
+        job.wait_for_size(3, 60.0 + SupervisorLimits().absent_s)
         assert not job.events("evicted")
         reports = job.prove(workers=3)
     assert longest_stall(reports) < 3.0

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from horovodrun import HorovodrunTrial
 from paths import SCRIPTS
 from trial import SESSION_S, Trial, alive, freeze, longest_stall, trial
 
@@ -103,12 +104,18 @@ def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
         assert not job.events("evicted")
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [Trial, pytest.param(HorovodrunTrial, marks=pytest.mark.long)],
+    ids=["edl run", "horovodrun"],
+)
 def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
-    tmp_path: Path, zk_hosts: str
+    kind: type[Trial], tmp_path: Path, zk_hosts: str
 ) -> None:
     """No thread of it runs: its session ends, its port is silent, SIGTERM does nothing."""
     lock = tmp_path / "lock"
-    with trial(tmp_path, zk_hosts, np=2, more=("--lock", str(lock))) as job:
+    with trial(tmp_path, zk_hosts, np=2, kind=kind, more=("--lock", str(lock))) as job:
+        job.wait_for_size(2, 180.0)  # horovodrun itself imports TensorFlow
         job.wait_for_step(5)
         name = job.plain()
         victim = job.process(name)

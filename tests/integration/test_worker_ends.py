@@ -13,12 +13,12 @@ from cli_shell import STANDIN, Shell, shell, until
 from paths import SCRIPTS
 from trial import Trial, freeze, trial
 
-from edl.core.host.agent import STUCK_S
-from edl.core.host.process import EXIT_S
+from edl.core.host.supervision import SupervisorLimits
 
 pytestmark = [pytest.mark.integration]
 __all__ = ["shell"]
 
+LIMITS = SupervisorLimits()
 BUSY_S = 6.0  # what a busy machine adds to any bound
 
 
@@ -96,7 +96,7 @@ def test_edl_run_returns_soon_after_the_last_script(
     assert returned - last < 1.0 + BUSY_S
     assert sorted(event["exit_code"] for event in exits) == [0, 0]
     hung = next(event for event in exits if event["slot"] == 1)
-    assert f"the process has not within {EXIT_S:g} s" in hung["reason"]
+    assert f"the process has not within {LIMITS.exit_s:g} s" in hung["reason"]
 
 
 def test_workers_that_hang_do_not_keep_edl_run_from_ending(shell: Shell) -> None:
@@ -110,8 +110,8 @@ def test_workers_that_hang_do_not_keep_edl_run_from_ending(shell: Shell) -> None
         freeze(psutil.Process(member["pid"]))
     began = time.monotonic()
     job.signal(signal.SIGTERM)
-    assert job.wait(STUCK_S + 3 * BUSY_S) == 0
-    assert time.monotonic() - began < STUCK_S + BUSY_S
+    assert job.wait(LIMITS.stuck_s + 3 * BUSY_S) == 0
+    assert time.monotonic() - began < LIMITS.stuck_s + BUSY_S
     assert shell.status()["state"] == "stopped"
     exits = [event for event in shell.events() if event["kind"] == "worker_exited"]
     assert len(exits) == 2

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from edl.config import HorovodSlot
 from edl.errors import RendezvousFailed
-from edl.launch.horovodrun.driver import ASKED, IDENTITY, Driver
+from edl.launch.horovodrun.driver import ASKED, IDENTITY, Driver, DriverLimits
 
 SLOT = HorovodSlot("10.0.0.1", 1, "a", 1, 1, 2, 2, "lo")
+SOON = DriverLimits(poll_s=0.001, polls_per_s=10_000)
 THE_JOB = {"job": "digits", "secret": "s", "zookeeper": "zk:2181"}
 Store = dict[str, bytes]
 
@@ -44,8 +46,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
             return 200, b"1,3,1,3,0,1"
         return (200, held[path]) if path in held else (404, b"")
 
-    monkeypatch.setattr("edl.launch.horovodrun.driver.POLL_S", 0.001)
-    monkeypatch.setattr("edl.launch.horovodrun.driver.POLLS_PER_S", 10_000)
     monkeypatch.setattr("edl.launch.horovodrun.driver.put", put)
     monkeypatch.setattr("edl.launch.horovodrun.driver.fetch", fetch)
     return held
@@ -64,7 +64,7 @@ def listen(driver: Driver, until: Callable[[], bool]) -> bool:
 
 def test_the_identity_is_told_until_the_driver_has_taken_it(store: Store) -> None:
     store["silent"] = b"3"
-    driver = Driver(SLOT)
+    driver = Driver(SLOT, SOON)
     driver.identify(THE_JOB)
     assert IDENTITY not in store
     assert listen(driver, lambda: IDENTITY in store)
@@ -74,7 +74,7 @@ def test_the_identity_is_told_until_the_driver_has_taken_it(store: Store) -> Non
 def test_nobody_asks_before_the_others_can_find_the_job(store: Store) -> None:
     """The driver would wait for their questions."""
     store["silent"], store[ASKED] = b"1000000", b"1"
-    driver = Driver(SLOT)
+    driver = Driver(SLOT, SOON)
     driver.allow(True, driver.newest)
     driver.identify(THE_JOB)
     assert not listen(driver, lambda: "questions" in store)
@@ -82,13 +82,13 @@ def test_nobody_asks_before_the_others_can_find_the_job(store: Store) -> None:
 
 def test_a_refusal_is_repeated(store: Store) -> None:
     store["silent"] = b"3"
-    Driver(SLOT).refuse("ZooKeeper is away")
+    Driver(SLOT, SOON).refuse("ZooKeeper is away")
     assert json.loads(store[IDENTITY]) == {"refused": "ZooKeeper is away"}
 
 
 def test_a_question_is_not_allowed_for_an_answer_that_is_not_the_newest(store: Store) -> None:
     """The removals that the newest one says must be carried out before."""
-    driver = Driver(SLOT)
+    driver = Driver(SLOT, SOON)
     earlier = driver.newest
     driver.allow(True, earlier)
     store[ASKED] = b"1"
@@ -96,7 +96,7 @@ def test_a_question_is_not_allowed_for_an_answer_that_is_not_the_newest(store: S
     assert not listen(driver, lambda: len(store.get("questions", b"")) > 1)
     assert store["questions"] == b"?"
     assert driver.newest.size == 3
-    again = Driver(SLOT)
+    again = Driver(SLOT, SOON)
     again.allow(True, again.newest)
     again._wake = lambda: again.allow(True, again.newest)
     assert listen(again, lambda: len(store["questions"]) > 2)
@@ -104,13 +104,13 @@ def test_a_question_is_not_allowed_for_an_answer_that_is_not_the_newest(store: S
 
 def test_after_the_job_no_round_begins_and_one_that_has_begun_goes_on(store: Store) -> None:
     """All answers in, the driver would end who still saves or evaluates."""
-    driver = Driver(SLOT)
+    driver = Driver(SLOT, SOON)
     driver.allow(True, driver.newest)
     driver.begin_no_round()
     driver.ask()
     assert not listen(driver, lambda: ASKED in store)
     store[ASKED] = b"1"
-    other = Driver(SLOT)
+    other = Driver(SLOT, SOON)
     other.allow(True, other.newest)
     other.begin_no_round()
     assert listen(other, lambda: "questions" in store)
@@ -118,11 +118,10 @@ def test_after_the_job_no_round_begins_and_one_that_has_begun_goes_on(store: Sto
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_the_end_of_the_driver_is_seen_after_its_last_answer_too(
-    answered: bool, store: Store, monkeypatch: pytest.MonkeyPatch
+    answered: bool, store: Store
 ) -> None:
     """After an answer the identity has to be told again, which nobody takes any more."""
-    monkeypatch.setattr("edl.launch.horovodrun.driver.GONE_S", 0.01)
-    driver = Driver(SLOT)
+    driver = Driver(SLOT, replace(SOON, gone_s=0.01))
     driver.identify(THE_JOB)
     if answered:
         store[ASKED] = store["last"] = b"1"

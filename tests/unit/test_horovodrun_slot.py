@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edl.core.host.agent import STUCK_S
 from edl.core.host.horovodrun_slot import (
     AfterLoss,
+    SlotLimits,
     SlotState,
     abandoned,
     after_loss,
@@ -21,13 +21,24 @@ from edl.core.host.horovodrun_slot import (
     may_ask,
     released,
     removal_pending,
-    ring_lost,
     without_barred,
     would_end_the_job,
 )
 from edl.core.host.lost_slots import LostSlots
-from edl.core.host.process import EXIT_S, Process
-from edl.core.records import Generation, Job, JobState, KeptSlot, Member, Seat, Snapshot, Stage
+from edl.core.host.process import Process
+from edl.core.host.supervision import Decision, RingDeath, dead_ring
+from edl.core.records import (
+    Generation,
+    Job,
+    JobState,
+    KeptSlot,
+    Leader,
+    Member,
+    Seat,
+    Snapshot,
+    Stage,
+)
+from edl.errors import REFUSED_EXIT
 
 JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
@@ -36,11 +47,14 @@ MEMBERS = tuple(
     Member(worker, "a", worker, "127.0.0.1", 1, 100 + worker, f"l{worker}", Stage.ACTIVE, 1)
     for worker in (0, 1)
 )
-NOW = Snapshot(JOB, members=MEMBERS, plan={"a": 2}, generation=RING)
+NOW = Snapshot(JOB, members=MEMBERS, plan={"a": 2}, generation=RING, leader=Leader(1, 0))
 LIVES = Process(1, "l1", 0.0, worker=1, ready=True, seated=True)
 KILLED = replace(LIVES, exit_code=-9, exited=99.0)
 ERROR = replace(LIVES, exit_code=3, exited=99.0)
-OWN = SlotState(1, LIVES, 0.0)
+LIMITS = SlotLimits()
+OWN = SlotState("a", "t", (LIVES,), script="train.py", slot=1)
+NONE = replace(OWN, processes=())
+LOST = (RingDeath(1, -1, 100.0),)
 
 
 def with_job(**changes: Any) -> Snapshot:
@@ -49,40 +63,42 @@ def with_job(**changes: Any) -> Snapshot:
 
 def told_to_end(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
     """The signal that the worker gets then."""
-    ending = decide(snapshot, own, at).ending
-    return None if ending is None else "SIGKILL" if ending.kill else "SIGTERM"
+    endings = decide(snapshot, own, at).endings
+    return None if not endings else "SIGKILL" if endings[0].kill else "SIGTERM"
+
+
+def did_nothing(decision: Decision) -> bool:
+    return (decision.starts, decision.endings, decision.exit_code) == ((), (), None)
 
 
 def test_the_first_start_is_at_once() -> None:
-    decision = decide(NOW, replace(OWN, process=None), 0.0)
-    assert decision.start is not None
-    assert decision.start.slot == 1
+    decision = decide(NOW, NONE, 0.0)
+    assert [start.slot for start in decision.starts] == [1]
 
 
 def test_a_worker_that_runs_is_left_alone() -> None:
     decision = decide(NOW, OWN, 100.0)
-    assert (decision.start, decision.ending, decision.exit_code) == (None, None, None)
+    assert did_nothing(decision)
 
 
 def test_a_killed_worker_is_started_again_after_a_pause() -> None:
-    own = replace(OWN, process=KILLED)
-    assert decide(NOW, own, 99.5).start is None
-    start = decide(NOW, own, 100.0).start
-    assert start is not None
+    own = replace(OWN, processes=(KILLED,))
+    assert decide(NOW, own, 99.5).starts == ()
+    (start,) = decide(NOW, own, 100.0).starts
     assert start.failures == 1
 
 
 def test_the_driver_never_sees_the_end_of_a_worker_that_left_while_its_slot_is_wanted() -> None:
-    own = replace(OWN, process=replace(LIVES, exit_code=0, exited=99.0))
+    own = replace(OWN, processes=(replace(LIVES, exit_code=0, exited=99.0),))
     assert decide(NOW, own, 99.0).exit_code is None
-    assert decide(NOW, own, 100.0).start is not None
+    assert decide(NOW, own, 100.0).starts
 
 
 def test_a_slot_that_the_driver_took_back_ends_with_success() -> None:
     own = replace(OWN, removed=True)
     assert decide(NOW, own, 100.0).exit_code is None  # the leader takes the worker out
-    assert decide(NOW, own, 100.0).ending is None
-    assert decide(NOW, replace(own, process=KILLED), 100.0).exit_code == 0
+    assert decide(NOW, own, 100.0).endings == ()
+    assert decide(NOW, replace(own, processes=(KILLED,)), 100.0).exit_code == 0
 
 
 def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> None:
@@ -91,35 +107,35 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
     prepares = replace(starts, worker=1)
     for living, evicted in ((starts, {}), (prepares, {}), (LIVES, {1: "frozen"})):
         now = replace(NOW, evicted=evicted)
-        own = replace(OWN, process=living, removed=True)
+        own = replace(OWN, processes=(living,), removed=True)
         assert told_to_end(now, own, 100.0) == "SIGTERM"
-        told = replace(own, process=replace(living, told=100.0))
+        told = replace(own, processes=(replace(living, told=100.0),))
         assert told_to_end(now, told, 104.0) is None
         assert told_to_end(now, told, 105.0) == "SIGKILL"
     joined = replace(LIVES, told=100.0)  # it got its seat meanwhile, and leaves it by itself
-    assert decide(NOW, replace(OWN, process=joined, removed=True), 110.0).ending is None
+    assert decide(NOW, replace(OWN, processes=(joined,), removed=True), 110.0).endings == ()
 
 
 def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
     """It does so after 5 s, and would take that for the end of the slot's next process."""
     barred = replace(OWN, removed=True, told=50.0, given_up=True)
     assert told_to_end(NOW, barred, 50.0) == "SIGTERM"
-    told = replace(barred, process=replace(LIVES, told=50.0))
+    told = replace(barred, processes=(replace(LIVES, told=50.0),))
     assert told_to_end(NOW, told, 52.9) is None
     assert told_to_end(NOW, told, 53.0) == "SIGKILL"
     # Told by a user, or not yet told to whom the slot belongs: it has the time to leave.
-    assert decide(NOW, replace(told, given_up=False), 79.0).ending is None
-    assert decide(NOW, replace(told, removed=False), 79.0).ending is None
+    assert decide(NOW, replace(told, given_up=False), 79.0).endings == ()
+    assert decide(NOW, replace(told, removed=False), 79.0).endings == ()
 
 
 def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     """The plan still has its slot, so that the others see a dead edl-worker, as the driver does."""
-    own = replace(OWN, cut_off=True)
+    own = replace(OWN, unread=True)
     assert told_to_end(NOW, own, 50.0) == "SIGTERM"
-    told = replace(own, process=replace(LIVES, told=50.0))
+    told = replace(own, processes=(replace(LIVES, told=50.0),))
     assert told_to_end(NOW, told, 79.0) is None
     assert told_to_end(NOW, told, 80.0) == "SIGKILL"
-    gone, others = replace(own, process=KILLED), (KeptSlot("a", 0), KeptSlot("a", 1))
+    gone, others = replace(own, processes=(KILLED,)), (KeptSlot("a", 0), KeptSlot("a", 1))
     now = replace(NOW, slots=others)
     assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
     assert decide(now, gone, 109.0).exit_code == 1
@@ -136,10 +152,8 @@ def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
 
 def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
     own = replace(OWN, told=50.0)
-    ending = decide(NOW, own, 50.0).ending
-    assert ending is not None
-    assert not ending.kill
-    gone = replace(own, process=replace(LIVES, exit_code=0, exited=51.0))
+    assert told_to_end(NOW, own, 50.0) == "SIGTERM"
+    gone = replace(own, processes=(replace(LIVES, exit_code=0, exited=51.0),))
     assert decide(NOW, gone, 79.0).exit_code is None
     assert decide(NOW, gone, 80.0).exit_code == 1
     assert decide(NOW, replace(gone, removed=True), 51.0).exit_code == 0
@@ -153,61 +167,88 @@ def test_the_end_of_the_job_is_the_end_for_the_driver(
     state: JobState, exit_code: int, code: int
 ) -> None:
     now = with_job(state=state, exit_code=exit_code)
-    ended = replace(OWN, process=replace(LIVES, exit_code=0, exited=99.0))
+    ended = replace(OWN, processes=(replace(LIVES, exit_code=0, exited=99.0),))
     assert decide(now, ended, 100.0).exit_code == code
-    assert decide(now, replace(OWN, process=None), 100.0).exit_code == code
+    assert decide(now, NONE, 100.0).exit_code == code
 
 
 def test_after_the_end_the_driver_is_waited_for_and_that_is_said() -> None:
     """A success would count beside the question; a failure takes its place."""
     job = replace(JOB, state=JobState.FINISHED)
-    assert last_round(job, 1, False, "", 59.0).exit_code is None
-    waits = last_round(job, 1, True, "slot 0 on b", 60.0)
+    assert last_round(job, 1, False, "", late=False).exit_code is None
+    waits = last_round(job, 1, True, "slot 0 on b", late=True)
     assert waits.exit_code is None
     assert "digits is finished, but horovodrun waits for slot 0 on b" in waits.reason
-    assert "waits for an edl-worker that does not ask" in last_round(job, 1, True, "", 60.0).reason
-    fails = last_round(job, 1, False, "", 60.0)
+    assert (
+        "waits for an edl-worker that does not ask"
+        in last_round(job, 1, True, "", late=True).reason
+    )
+    fails = last_round(job, 1, False, "", late=True)
     assert fails.exit_code == 1
     assert "has not answered slot 1" in fails.reason
 
 
 def test_an_error_after_the_job_has_finished_is_passed_on() -> None:
     now = with_job(state=JobState.FINISHED)
-    assert decide(now, replace(OWN, process=ERROR, state_since=98.0), 100.0).exit_code == 3
+    assert decide(now, replace(OWN, processes=(ERROR,), state_since=98.0), 100.0).exit_code == 3
 
 
 def test_a_script_may_work_on_after_the_training() -> None:
     now = with_job(state=JobState.FINISHED)
-    assert decide(now, OWN, 500.0).ending is None
-    assert decide(now, OWN, 700.0).ending is not None
+    assert decide(now, OWN, 500.0).endings == ()
+    assert decide(now, OWN, 700.0).endings
 
 
 @pytest.mark.parametrize(
     ("exit_code", "worker", "said"),
-    [(0, None, "without calling edl.init"), (3, None, "exited with code 3"), (-9, 1, "SIGKILL")],
+    [
+        (0, None, "train.py ended without calling edl.init"),
+        (3, None, "train.py exited with code 3 before joining the job"),
+        (-9, 1, "SIGKILL"),
+    ],
 )
 def test_a_job_that_cannot_begin_has_failed(exit_code: int, worker: int | None, said: str) -> None:
     now = replace(NOW, generation=None, members=())
     process = Process(1, "l1", 0.0, worker=worker, exit_code=exit_code, exited=1.0)
-    outcome = decide(now, replace(OWN, process=process), 2.0).outcome
+    outcome = decide(now, replace(OWN, processes=(process,)), 2.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.FAILED
     assert said in outcome.reason
 
 
+def test_a_job_fails_at_once_whose_script_was_refused() -> None:
+    """Another start of the same command would be, too; there are others, or there are none."""
+    now = replace(NOW, generation=None, members=MEMBERS[:1])
+    process = Process(1, "l1", 0.0, exit_code=REFUSED_EXIT, exited=1.0, last_line="no init()")
+    outcome = decide(now, replace(OWN, processes=(process,)), 2.0).outcome
+    assert outcome is not None
+    assert (outcome.reason, outcome.exit_code) == ("no init()", REFUSED_EXIT)
+
+
+def test_a_silent_script_fails_a_job_that_needs_it_to_begin() -> None:
+    silent = replace(OWN, processes=(Process(1, "l1", 0.0),))
+    needy = replace(with_job(min_np=2), generation=None, members=MEMBERS[:1])
+    assert decide(needy, silent, 119.0).outcome is None
+    outcome = decide(needy, silent, 120.0).outcome
+    assert outcome is not None
+    assert "did not call edl.init() within 120 s" in outcome.reason
+    late = decide(NOW, silent, 120.0)
+    assert (late.outcome, len(late.warnings)) == (None, 1)
+
+
 def test_one_of_several_that_fails_at_first_is_tried_again() -> None:
     now = replace(NOW, generation=None, members=MEMBERS[:1])
     process = Process(1, "l1", 0.0, exit_code=3, exited=1.0)
-    assert decide(now, replace(OWN, process=process), 5.0).start is not None
+    assert decide(now, replace(OWN, processes=(process,)), 5.0).starts
 
 
 def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
     lost = replace(NOW, members=())
-    assert ring_lost(lost, KILLED)
-    assert not ring_lost(lost, LIVES)
-    assert not ring_lost(NOW, KILLED)
-    own = replace(OWN, process=KILLED, lost_since=100.0)
-    assert decide(lost, own, 109.0).start is None
+    assert dead_ring(lost, replace(OWN, processes=(KILLED,)))
+    assert not dead_ring(lost, OWN)
+    assert not dead_ring(NOW, replace(OWN, processes=(KILLED,)))
+    own = replace(OWN, processes=(KILLED,), ring_deaths=LOST)
+    assert decide(lost, own, 109.0).starts == ()
     outcome = decide(lost, own, 110.0).outcome
     assert outcome is not None
     assert "no checkpoint" in outcome.reason
@@ -215,51 +256,54 @@ def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
 
 def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not() -> None:
     lost = replace(with_job(saved_step=40), members=())
-    own = replace(OWN, lost_since=100.0)
-    assert decide(lost, replace(own, process=KILLED), 110.0).start is not None
-    outcome = decide(lost, replace(own, process=ERROR), 110.0).outcome
+    own = replace(OWN, ring_deaths=LOST)
+    assert decide(lost, replace(own, processes=(KILLED,)), 110.0).starts
+    outcome = decide(lost, replace(own, processes=(ERROR,)), 110.0).outcome
     assert outcome is not None
     assert outcome.exit_code == 3
 
 
 def test_a_worker_that_was_given_up_is_ended_and_that_is_no_failure() -> None:
-    ending = decide(replace(NOW, evicted={1: "frozen"}), OWN, 100.0).ending
-    assert ending is not None
+    assert told_to_end(replace(NOW, evicted={1: "frozen"}), OWN, 100.0) == "SIGTERM"
     assert not replace(KILLED, told=98.0).failed
 
 
 def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
     now = with_job(state=JobState.STOPPING)
     steps = replace(OWN, stepped=100.0)
-    assert decide(now, replace(steps, state_since=90.0), 100.0).ending is None
+    assert decide(now, replace(steps, state_since=90.0), 100.0).endings == ()
     assert told_to_end(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
+    assert told_to_end(replace(now, leader=None), replace(steps, state_since=90.0), 100.0)
     stuck = replace(OWN, state_since=100.0)
-    assert decide(now, stuck, 100.0 + STUCK_S - 0.1).ending is None
-    assert told_to_end(now, stuck, 100.0 + STUCK_S) == "SIGKILL"
-    outcome = decide(replace(now, members=()), replace(OWN, process=KILLED), 100.0).outcome
+    assert decide(now, stuck, 100.0 + LIMITS.stuck_s - 0.1).endings == ()
+    assert told_to_end(now, stuck, 100.0 + LIMITS.stuck_s) == "SIGKILL"
+    outcome = decide(replace(now, members=()), replace(OWN, processes=(KILLED,)), 100.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.STOPPED
 
 
 def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() -> None:
     failing = replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
-    own = replace(OWN, process=failing)
-    assert decide(with_job(max_restarts=5), own, 200.0).start is not None
+    own = replace(OWN, processes=(failing,))
+    assert decide(with_job(max_restarts=5), own, 200.0).starts
     decision = decide(with_job(max_restarts=4), own, 200.0)
-    assert (decision.give_up, decision.start, decision.exit_code) == (True, None, None)
+    assert decision.give_up is not None
+    assert decision.give_up.plan == NOW.plan  # it is the driver's
+    assert did_nothing(decision)
     assert decision.reason == (
-        "slot 1 failed 5 times in a row and is given up (EDL_MAX_RESTARTS is 4): "
+        "slot 1 of host a failed 5 times in a row (EDL_MAX_RESTARTS is 4) and is given up; "
         "w1 exited with code 3; the last line of w1: ValueError: boom"
     )
-    given_up = replace(own, process=replace(failing, used_up=True))
+    given_up = replace(own, processes=(replace(failing, used_up=True),))
     idle = decide(with_job(max_restarts=4), given_up, 200.0)
-    assert (idle.give_up, idle.start, idle.exit_code) == (False, None, None)
+    assert idle.give_up is None
+    assert did_nothing(idle)
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -> None:
     own = replace(
-        OWN, process=replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
+        OWN, processes=(replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom"),)
     )
     job = replace(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
     used = (KeptSlot("a", 0, given_up="it failed"),) if elsewhere else ()
@@ -272,14 +316,14 @@ def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -
 
 def test_a_process_whose_script_has_ended_is_killed_when_it_stays() -> None:
     over = with_job(state=JobState.FINISHED)
-    own = replace(OWN, process=replace(LIVES, ended=100.0), state_since=100.0)
-    assert decide(over, own, 100.0 + EXIT_S - 0.1).ending is None
-    assert told_to_end(over, own, 100.0 + EXIT_S) == "SIGKILL"
+    own = replace(OWN, processes=(replace(LIVES, ended=100.0),), state_since=100.0)
+    assert decide(over, own, 100.0 + LIMITS.exit_s - 0.1).endings == ()
+    assert told_to_end(over, own, 100.0 + LIMITS.exit_s) == "SIGKILL"
 
 
 def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
     lost = replace(NOW, members=())
-    own = replace(OWN, process=ERROR, lost_since=99.5)
+    own = replace(OWN, processes=(ERROR,), ring_deaths=(RingDeath(1, -1, 99.5),))
     assert decide(lost, own, 100.0).outcome is None
     assert decide(lost, replace(own, ended=frozenset({0, 1})), 100.0).outcome is not None
     proven = replace(lost, evicted={0: "its process is gone: port 1 refuses connections"})
@@ -290,7 +334,7 @@ def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
 
 def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
     ended = replace(NOW, generation=replace(RING, seats=(), reason="horovodrun ends"))
-    told = replace(OWN, told=99.0, process=KILLED)
+    told = replace(OWN, told=99.0, processes=(KILLED,))
     assert decide(ended, told, 100.0).outcome is None  # one of them is still there
     outcome = decide(replace(ended, members=()), told, 100.0).outcome
     assert outcome is not None
@@ -331,7 +375,7 @@ def test_a_driver_that_missed_a_wish_is_reminded_and_one_that_cannot_is_not() ->
     plan, wish = {"a": 2, "b": 0}, {"a": 2, "b": 2}
 
     def reminded(now: float, answered: float = 0.0, barred: tuple[str, ...] = ()) -> bool:
-        return forgotten(plan, wish, barred, 100.0, answered, now)
+        return forgotten(plan, wish, barred, 100.0, answered, now, LIMITS.wish_s)
 
     assert not reminded(114.0)
     assert reminded(115.0)
@@ -339,13 +383,13 @@ def test_a_driver_that_missed_a_wish_is_reminded_and_one_that_cannot_is_not() ->
     assert not reminded(200.0, answered=115.0)  # it knew the wish
     assert not reminded(115.0, barred=("b",))
     assert reminded(115.0, barred=("a",))
-    assert not forgotten(plan, {"a": 2}, (), 100.0, 0.0, 200.0)
-    assert not forgotten(plan, {}, (), 100.0, 0.0, 200.0)  # another discovery script
+    assert not forgotten(plan, {"a": 2}, (), 100.0, 0.0, 200.0, LIMITS.wish_s)
+    assert not forgotten(plan, {}, (), 100.0, 0.0, 200.0, LIMITS.wish_s)  # another discovery script
 
 
 def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> None:
     kept = tuple(KeptSlot(host, slot) for host in "ab" for slot in (0, 1))
-    lost_slots = LostSlots("a", 0)
+    lost_slots = LostSlots("a", 0, LIMITS)
 
     def barred(now: float, plan: dict[str, int], *slots: KeptSlot) -> set[str]:
         lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
@@ -363,7 +407,7 @@ def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> No
 
 def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> None:
     kept = (KeptSlot("a", 0), KeptSlot("b", 0))
-    lost_slots = LostSlots("a", 0)
+    lost_slots = LostSlots("a", 0, LIMITS)
 
     def asks(now: float, plan: dict[str, int], *slots: KeptSlot) -> bool:
         return lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)

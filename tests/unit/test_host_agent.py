@@ -4,29 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.host.agent import (
-    ABSENT_S,
-    FINISH_S,
-    FROZEN_S,
-    KILL_S,
-    LEADERLESS_S,
-    LOST_S,
-    RESTARTS,
-    SETTLE_S,
-    STOP_S,
-    STUCK_S,
-    AgentDecision,
-    AgentState,
-    RingDeath,
-    decide,
-    observe,
-    record_ring_death,
-    relevant,
-    to_ask,
-)
+from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.process import (
-    EXIT_S,
-    GONE_S,
     TRAINED_S,
     UNKNOWN_EXIT,
     Process,
@@ -34,6 +13,15 @@ from edl.core.host.process import (
     exit_status,
     how,
 )
+from edl.core.host.supervision import (
+    Decision,
+    RingDeath,
+    observe,
+    relevant,
+    ring_deaths,
+    without_zookeeper,
+)
+from edl.core.host.upkeep import to_ask
 from edl.core.records import (
     Generation,
     Host,
@@ -49,6 +37,7 @@ from edl.core.records import (
 from edl.errors import REFUSED_EXIT
 
 NOW = 1000.0
+LIMITS = AgentState.limits
 JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
 
 
@@ -85,17 +74,15 @@ def state(state: JobState, reason: str = "why") -> Job:
 
 
 def own(*processes: Process, **changes: object) -> AgentState:
-    values = AgentState(
-        "a", "t", processes, state_since=NOW, start_timeout_s=120.0, script="train.py"
-    )
+    values = AgentState("a", "t", processes, state_since=NOW, script="train.py")
     return replace(values, **changes)  # type: ignore[arg-type]
 
 
-def slots(decision: AgentDecision) -> list[int]:
+def slots(decision: Decision) -> list[int]:
     return [start.slot for start in decision.starts]
 
 
-def ended(decision: AgentDecision) -> list[tuple[str, bool]]:
+def ended(decision: Decision) -> list[tuple[str, bool]]:
     return [(ending.launch, ending.kill) for ending in decision.endings]
 
 
@@ -121,7 +108,7 @@ def test_another_hosts_plan_is_not_ours() -> None:
     assert slots(decide(replace(snapshot(0), plan={"b": 3}), own(), NOW)) == []
 
 
-@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [2])])
+@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (LIMITS.settle_s, [2])])
 def test_a_departing_worker_is_replaced_only_if_the_plan_stays(
     since: float, expected: list[int]
 ) -> None:
@@ -131,7 +118,7 @@ def test_a_departing_worker_is_replaced_only_if_the_plan_stays(
 
 def test_the_replacement_shares_the_device_of_who_leaves_when_no_slot_is_free() -> None:
     now = replace(snapshot(2, generation(0, 1)), hosts=(Host("a", 2, "127.0.0.1"),))
-    (start,) = decide(now, own(trainer(0), trainer(1, departing=NOW - SETTLE_S)), NOW).starts
+    (start,) = decide(now, own(trainer(0), trainer(1, departing=NOW - LIMITS.settle_s)), NOW).starts
     assert (start.slot, start.failures) == (1, 0)
     assert start.reason == "w1 leaves and the plan wants a worker"
 
@@ -148,7 +135,7 @@ def test_after_a_replacement_that_shared_a_device_the_next_one_shares_it_too() -
     assert slots(decide(replace(now, plan={"a": 2}), own(leaves, dead, other), NOW + 9)) == []
 
 
-@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (SETTLE_S, [1])])
+@pytest.mark.parametrize(("since", "expected"), [(0.0, []), (LIMITS.settle_s, [1])])
 def test_a_worker_that_exited_with_0_is_replaced_only_if_the_plan_stays(
     since: float, expected: list[int]
 ) -> None:
@@ -228,10 +215,13 @@ def test_back_off() -> None:
 
 
 def test_the_longest_back_off_can_be_set() -> None:
+    def at_most(backoff_max_s: float) -> AgentLimits:
+        return AgentLimits(backoff_max_s=backoff_max_s)
+
     crashed = trainer(1, exit_code=1, exited=NOW - 1.0, failures=20)
     facts = patient()
-    assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.0), NOW)) == [1]
-    assert slots(decide(facts, own(trainer(0), crashed, backoff_max_s=1.1), NOW)) == []
+    assert slots(decide(facts, own(trainer(0), crashed, limits=at_most(1.0)), NOW)) == [1]
+    assert slots(decide(facts, own(trainer(0), crashed, limits=at_most(1.1)), NOW)) == []
 
 
 def test_long_training_forgives_earlier_failures() -> None:
@@ -276,9 +266,9 @@ def test_the_evicted_are_ended_and_replaced_when_the_plan_wants_it() -> None:
     assert ended(decision) == [("t-1", False)]
     assert decision.endings[0].reason == "it was not ready after 300 s"
     assert slots(decision) == [2]
-    told = replace(processes[1], told=NOW - KILL_S)
+    told = replace(processes[1], told=NOW - LIMITS.kill_s)
     assert ended(decide(facts, own(trainer(0), told), NOW)) == [("t-1", True)]
-    told = replace(told, told=NOW - KILL_S + 0.1)
+    told = replace(told, told=NOW - LIMITS.kill_s + 0.1)
     assert ended(decide(facts, own(trainer(0), told), NOW)) == []
 
 
@@ -389,7 +379,7 @@ def test_all_workers_exited_with_0_though_the_job_runs() -> None:
     gone = trainer(0, exit_code=0, exited=NOW)
     facts = snapshot(1, generation(0))
     assert decide(facts, own(gone), NOW).outcome is None  # what they wrote last may come yet
-    outcome = decide(facts, own(gone), NOW + SETTLE_S).outcome
+    outcome = decide(facts, own(gone), NOW + LIMITS.settle_s).outcome
     assert outcome is not None
     assert outcome.state is JobState.FINISHED
 
@@ -402,7 +392,7 @@ SAVED = replace(JOB, checkpoint="/saved", saved_step=40)
 
 def killed(
     *ring_deaths: RingDeath, saved: Job = SAVED, code: int = -9, now: float = NOW
-) -> AgentDecision:
+) -> Decision:
     dead = [trainer(slot, exit_code=code, exited=NOW, last_line="Boom") for slot in (0, 1)]
     facts = snapshot(2, generation(0, 1), job=saved)
     return decide(facts, own(*dead, ring_deaths=ring_deaths), now)
@@ -427,8 +417,8 @@ def test_errors_of_the_script_are_the_end_though_there_is_a_checkpoint() -> None
 
 
 def test_without_progress_a_job_is_not_restarted_for_ever() -> None:
-    ring_deaths = [RingDeath(number, 40, NOW) for number in range(1, RESTARTS + 2)]
-    assert killed(*ring_deaths[:RESTARTS]).outcome is None
+    ring_deaths = [RingDeath(number, 40, NOW) for number in range(1, LIMITS.restarts + 2)]
+    assert killed(*ring_deaths[: LIMITS.restarts]).outcome is None
     outcome = killed(*ring_deaths).outcome
     assert outcome is not None
     assert "4 times without progress after the checkpoint of step 40" in outcome.reason
@@ -446,34 +436,40 @@ def test_new_workers_have_a_time_limit() -> None:
 def test_a_loss_is_recorded_once_for_a_generation() -> None:
     dead = [trainer(slot, exit_code=-9, exited=NOW) for slot in (0, 1)]
     facts = snapshot(2, generation(0, 1), job=SAVED)
-    ring_deaths = record_ring_death((), dead, facts, "t", NOW)
-    assert ring_deaths == (RingDeath(1, 40, NOW),)
-    assert record_ring_death(ring_deaths, dead, facts, "t", NOW + 1) is ring_deaths
+    first = ring_deaths(own(*dead), facts, NOW)
+    assert first == (RingDeath(1, 40, NOW),)
+    known = own(*dead, ring_deaths=first)
+    assert ring_deaths(known, facts, NOW + 1) is first
     later = snapshot(2, generation(0, 1, number=2), job=SAVED)
-    assert record_ring_death(ring_deaths, dead, later, "t", NOW + 2) == (
-        *ring_deaths,
-        RingDeath(2, 40, NOW + 2),
-    )
-    assert record_ring_death((), [*dead[:1], trainer(1)], facts, "t", NOW) == ()
+    assert ring_deaths(known, later, NOW + 2) == (*first, RingDeath(2, 40, NOW + 2))
+    assert ring_deaths(own(*dead[:1], trainer(1)), facts, NOW) == ()
     elsewhere = replace(facts, members=(member(1, "other-0", host="b"),))
-    assert record_ring_death((), dead[:1], elsewhere, "t", NOW) == ()
-    assert record_ring_death((), dead, snapshot(2), "t", NOW) == ()
-    back = replace(facts, members=(member(1, "t-1"),))
-    assert (
-        record_ring_death(ring_deaths, dead[:1], replace(back, members=elsewhere.members), "t", NOW)
-        == ()
-    )
+    assert ring_deaths(own(*dead[:1]), elsewhere, NOW) == ()
+    assert ring_deaths(own(*dead), snapshot(2), NOW) == ()
+    assert ring_deaths(own(*dead[:1], ring_deaths=first), elsewhere, NOW) == ()
+
+
+def test_after_zookeeper_was_away_the_others_have_to_come_back_before_their_absence_counts() -> (
+    None
+):
+    dead, absent = trainer(0, exit_code=-9, exited=NOW), trainer(1, absent=NOW - 99.0)
+    earlier, present = RingDeath(1, 40, NOW), RingDeath(2, 40, NOW)
+    back = without_zookeeper(own(dead, absent, ring_deaths=(earlier, present), step=(2, 7)))
+    assert back.ring_deaths == (earlier,)
+    assert [p.absent for p in back.processes] == [None, None]
+    assert without_zookeeper(own(ring_deaths=(earlier,), step=(2, 7))).ring_deaths == (earlier,)
 
 
 def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
     """Their nodes are gone with it, and they train on."""
     facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=-9, exited=NOW)
     ring_deaths = (RingDeath(1, -1, NOW),)
-    for seconds, ends in ((0.0, False), (LOST_S - 0.1, False), (LOST_S, True)):
+    for seconds, ends in ((0.0, False), (LIMITS.lost_s - 0.1, False), (LIMITS.lost_s, True)):
         decision = decide(facts, own(mine, ring_deaths=ring_deaths), NOW + seconds)
         assert (decision.outcome is not None) == ends
+        assert decision.starts == (), "nobody could give it the state"
     earlier = (RingDeath(0, -1, NOW),)
-    assert decide(facts, own(mine, ring_deaths=earlier), NOW + LOST_S).outcome is None
+    assert decide(facts, own(mine, ring_deaths=earlier), NOW + LIMITS.lost_s).outcome is None
 
 
 def test_those_of_other_hosts_are_dead_when_their_end_was_told_or_proven() -> None:
@@ -484,6 +480,32 @@ def test_those_of_other_hosts_are_dead_when_their_end_was_told_or_proven() -> No
     assert decide(proven, own(mine), NOW).outcome is not None
     cut_off = replace(facts, evicted={1: "it is frozen or cut off"})
     assert decide(cut_off, own(mine), NOW).outcome is None
+
+
+def test_who_obeyed_the_leader_has_shown_no_error_of_the_script() -> None:
+    """So a ring of which all were given up goes on from the checkpoint."""
+    given_up = trainer(0, exit_code=1, exited=NOW, evicted="it is cut off")
+    facts = snapshot(1, generation(0), job=SAVED)
+    now = own(given_up, ring_deaths=(RingDeath(1, 40, NOW),))
+    assert decide(facts, now, NOW).outcome is None
+    assert slots(decide(facts, now, NOW + 1.0)) == [0]
+
+
+def test_a_ring_that_dies_on_several_hosts_is_said_of_all_and_of_one() -> None:
+    facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=3, exited=NOW)
+    outcome = decide(facts, own(mine, ended=frozenset({1})), NOW).outcome
+    assert outcome is not None
+    assert outcome.reason == "all workers died, w0 exited with code 3; w0 wrote nothing"
+
+
+def test_when_the_ring_has_ended_nobody_is_started_and_the_job_has_stopped() -> None:
+    ended_ring = replace(generation(0), seats=(), reason="all have left")
+    facts = snapshot(2, ended_ring, members=(member(0, "t-0"),), evicted={0: "it is frozen"})
+    decision = decide(facts, own(trainer(0)), NOW)
+    assert (decision.starts, decision.outcome, ended(decision)) == ((), None, [("t-0", False)])
+    outcome = decide(replace(facts, members=()), own(), NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == (JobState.STOPPED, "all have left")
 
 
 def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
@@ -568,16 +590,16 @@ def test_who_ends_by_itself_is_not_told_to_and_is_killed_when_it_does_not() -> N
     facts = snapshot(2, generation(0), evicted={1: proof})
     (seen,) = observe([trainer(1)], facts, NOW)
     assert seen.gone == NOW
-    assert ended(decide(facts, own(trainer(0), seen), NOW + GONE_S - 0.1)) == []
-    assert ended(decide(facts, own(trainer(0), seen), NOW + GONE_S)) == [("t-1", True)]
+    assert ended(decide(facts, own(trainer(0), seen), NOW + LIMITS.gone_s - 0.1)) == []
+    assert ended(decide(facts, own(trainer(0), seen), NOW + LIMITS.gone_s)) == [("t-1", True)]
 
 
 @pytest.mark.parametrize("job", [JOB, state(JobState.FINISHED), state(JobState.FAILED)])
 def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> None:
     facts = snapshot(1, generation(0), job=job)
     lingers = trainer(0, ended=NOW)
-    assert ended(decide(facts, own(lingers), NOW + EXIT_S - 0.1)) == []
-    assert ended(decide(facts, own(lingers), NOW + EXIT_S)) == [("t-0", True)]
+    assert ended(decide(facts, own(lingers), NOW + LIMITS.exit_s - 0.1)) == []
+    assert ended(decide(facts, own(lingers), NOW + LIMITS.exit_s)) == [("t-0", True)]
 
 
 # --- stopping
@@ -586,16 +608,21 @@ def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> N
 def test_a_ring_that_saves_has_more_time_to_end() -> None:
     job = replace(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
     facts = snapshot(2, generation(0), job=job)
-    for seconds, told in ((STOP_S + 199, []), (STOP_S + 200, [("t-0", False)])):
+    for seconds, told in ((LIMITS.stop_s + 199, []), (LIMITS.stop_s + 200, [("t-0", False)])):
         now = NOW + seconds
         assert ended(decide(facts, own(trainer(0), stepped=now), now)) == told
     saves = replace(facts, members=(member(0, "t-0", stage=Stage.LEAVING),))
-    assert decide(saves, own(trainer(0)), NOW + STOP_S + 199).endings == ()
+    assert decide(saves, own(trainer(0)), NOW + LIMITS.stop_s + 199).endings == ()
 
 
 @pytest.mark.parametrize(
     ("saved", "usual_s", "limit"),
-    [(JOB, 0.0, STUCK_S), (JOB, 2.0, 10.0), (JOB, 60.0, STOP_S), (SAVED, 0.0, STOP_S)],
+    [
+        (JOB, 0.0, LIMITS.stuck_s),
+        (JOB, 2.0, 10.0),
+        (JOB, 60.0, LIMITS.stop_s),
+        (SAVED, 0.0, LIMITS.stop_s),
+    ],
 )
 def test_a_ring_that_completes_no_step_is_not_waited_for(
     saved: Job, usual_s: float, limit: float
@@ -613,16 +640,16 @@ def test_a_ring_that_completes_no_step_is_not_waited_for(
 def test_a_ring_ends_by_its_leader() -> None:
     facts = snapshot(2, generation(0, 1), job=state(JobState.STOPPING))
     workers = own(trainer(0), trainer(1))
-    workers = replace(workers, stepped=NOW + STOP_S)
-    assert decide(facts, workers, NOW + STOP_S - 1).endings == ()
-    assert ended(decide(facts, workers, NOW + STOP_S)) == [("t-0", False), ("t-1", False)]
+    workers = replace(workers, stepped=NOW + LIMITS.stop_s)
+    assert decide(facts, workers, NOW + LIMITS.stop_s - 1).endings == ()
+    assert ended(decide(facts, workers, NOW + LIMITS.stop_s)) == [("t-0", False), ("t-1", False)]
 
 
 def test_nobody_leads_a_job_that_stops() -> None:
     facts = snapshot(2, generation(0), job=state(JobState.STOPPING), leader=None)
-    mine = own(trainer(0), stepped=NOW + LEADERLESS_S)
+    mine = own(trainer(0), stepped=NOW + LIMITS.leaderless_s)
     assert decide(facts, mine, NOW).endings == ()
-    assert ended(decide(facts, mine, NOW + LEADERLESS_S)) == [("t-0", False)]
+    assert ended(decide(facts, mine, NOW + LIMITS.leaderless_s)) == [("t-0", False)]
 
 
 def test_a_job_that_stops_before_it_began() -> None:
@@ -657,7 +684,11 @@ def test_the_last_one_out_says_stopped() -> None:
 
 @pytest.mark.parametrize(
     ("over", "limit"),
-    [(JobState.FINISHED, FINISH_S), (JobState.STOPPED, STOP_S), (JobState.FAILED, 0.0)],
+    [
+        (JobState.FINISHED, LIMITS.finish_s),
+        (JobState.STOPPED, LIMITS.stop_s),
+        (JobState.FAILED, 0.0),
+    ],
 )
 def test_workers_of_a_job_that_is_over_get_time_to_end(over: JobState, limit: float) -> None:
     facts = snapshot(1, generation(0), job=state(over))
@@ -665,8 +696,8 @@ def test_workers_of_a_job_that_is_over_get_time_to_end(over: JobState, limit: fl
         assert decide(facts, own(trainer(0)), NOW + limit - 1).endings == ()
     assert ended(decide(facts, own(trainer(0)), NOW + limit)) == [("t-0", False)]
     told = trainer(0, told=NOW)
-    assert ended(decide(facts, own(told), NOW + limit + KILL_S)) == [("t-0", True)]
-    assert not decide(facts, own(trainer(0)), NOW).end
+    assert ended(decide(facts, own(told), NOW + limit + LIMITS.kill_s)) == [("t-0", True)]
+    assert decide(facts, own(trainer(0)), NOW).exit_code is None
 
 
 def test_newcomers_of_a_job_that_is_over_are_ended_at_once() -> None:
@@ -676,22 +707,25 @@ def test_newcomers_of_a_job_that_is_over_are_ended_at_once() -> None:
 
 def test_a_long_end_of_a_finished_job_is_mentioned() -> None:
     facts = snapshot(1, generation(0), job=state(JobState.FINISHED))
-    warnings = decide(facts, own(trainer(0)), NOW + STOP_S).warnings
+    warnings = decide(facts, own(trainer(0)), NOW + LIMITS.stop_s).warnings
     assert warnings == ("w0 still running 30 s after the job has finished",)
 
 
 @pytest.mark.parametrize("over", [JobState.FINISHED, JobState.STOPPED, JobState.FAILED])
 def test_the_agent_ends_after_its_workers(over: JobState) -> None:
     facts = snapshot(1, generation(0), job=state(over))
-    assert decide(facts, own(trainer(0, exit_code=1, exited=NOW)), NOW).end
-    assert decide(facts, own(), NOW).end
+    assert decide(facts, own(trainer(0, exit_code=1, exited=NOW)), NOW).exit_code is not None
+    assert decide(facts, own(), NOW).exit_code is not None
 
 
 def test_a_drained_host_ends_when_it_is_empty() -> None:
     facts = snapshot(0, generation(0))
-    assert not decide(facts, own(trainer(1), draining=True), NOW).end
-    assert decide(facts, own(trainer(1, exit_code=0, exited=NOW), draining=True), NOW).end
-    assert not decide(facts, own(), NOW).end
+    assert decide(facts, own(trainer(1), draining=True), NOW).exit_code is None
+    assert (
+        decide(facts, own(trainer(1, exit_code=0, exited=NOW), draining=True), NOW).exit_code
+        is not None
+    )
+    assert decide(facts, own(), NOW).exit_code is None
 
 
 def test_a_drained_host_ends_what_has_not_joined_yet() -> None:
@@ -707,7 +741,7 @@ def test_a_drained_host_ends_what_has_not_joined_yet() -> None:
 
 def test_a_newcomer_that_left_zookeeper_for_long_is_ended_and_replaced() -> None:
     facts = snapshot(2, generation(0))
-    frozen = process(1, worker=1, ready=True, absent=NOW - ABSENT_S)
+    frozen = process(1, worker=1, ready=True, absent=NOW - LIMITS.absent_s)
     now = own(trainer(0), frozen)
     decision = decide(facts, now, NOW)
     assert [ending.launch for ending in decision.endings] == ["t-1"]
@@ -718,12 +752,12 @@ def test_a_newcomer_that_left_zookeeper_for_long_is_ended_and_replaced() -> None
 
 def test_who_was_ever_in_a_ring_is_not_ended_for_its_absence() -> None:
     """It may be training."""
-    away = trainer(1, absent=NOW - 10 * ABSENT_S)
+    away = trainer(1, absent=NOW - 10 * LIMITS.absent_s)
     assert ended(decide(snapshot(2, generation(0, 1)), own(trainer(0), away), NOW)) == []
 
 
 LED = Leader(3, 0)  # by w0
-LONG = NOW - FROZEN_S
+LONG = NOW - LIMITS.frozen_s
 
 
 @pytest.mark.parametrize(

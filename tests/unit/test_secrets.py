@@ -48,13 +48,11 @@ def test_earlier_ones_are_tried_after_the_newest(tmp_path: Path) -> None:
     assert candidates(tmp_path, "digits", made[-1])[0] == made[-1]
 
 
-def test_it_outlives_the_logs_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.launch.workers._KEPT_JOBS", 0)
-    monkeypatch.setattr("edl.launch.workers._KEPT_S", -1.0)
+def test_it_outlives_the_logs_of_its_job(tmp_path: Path) -> None:
     path = keep(tmp_path, "old", SECRET)
     old = log_directory(tmp_path, "old", fresh=True)
     (old / "a.log").touch()
-    log_directory(tmp_path, "new", fresh=True)
+    log_directory(tmp_path, "new", fresh=True, kept_jobs=0, kept_s=-1.0)
     assert not old.exists()
     assert path.is_file()
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from edl.core.host.horovodrun_slot import (
-    ABANDONED_S,
-    OVERDUE_S,
     AfterLoss,
+    SlotLimits,
     abandoned,
     after_loss,
     kept,
     planned,
 )
 from edl.core.records import Snapshot
-
-TURN_S = 1.0  # between two edl-workers that would do the same for all
 
 
 class LostSlots:
@@ -23,11 +20,11 @@ class LostSlots:
     ``barred``: hosts on which one has died, and none has come back.
     """
 
-    def __init__(self, host: str, slot: int) -> None:
+    def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self.best = AfterLoss.NOTHING
         self.barred: frozenset[str] = frozenset()
-        self._own = (host, slot)
+        self._own, self._limits = (host, slot), limits
         self._planned: dict[tuple[str, int], float] = {}  # slots of the plan, since when
         self._seen: frozenset[tuple[str, int]] = frozenset()  # that an edl-worker has kept, or none
         self._missing: frozenset[tuple[str, int]] = frozenset()  # of these, without one now
@@ -41,20 +38,21 @@ class LostSlots:
         """
         # A slot that the plan has again is another edl-worker's, which may be on its way.
         self._planned = {slot: self._planned.get(slot, now) for slot in planned(snapshot)}
-        overdue = {s for s, since in self._planned.items() if now - since >= OVERDUE_S}
+        overdue = {s for s, since in self._planned.items() if now - since >= self._limits.overdue_s}
         self._seen = planned(snapshot) & (self._seen | kept(snapshot) | overdue)
         missing = abandoned(snapshot, self._seen)
         if missing != self._missing:
             self._missing, self._missing_since = missing, now
         waited = now - max(self._missing_since, answered)
-        self.lost = missing if waited >= ABANDONED_S else self.lost & missing
+        self.lost = missing if waited >= self._limits.abandoned_s else self.lost & missing
         if not self.lost:
             self._asked_for = self.lost  # the same slots may be lost again
         back = {one.host for one in snapshot.slots if one.slot < snapshot.plan.get(one.host, 0)}
         self.barred = (self.barred - back) | {host for host, _ in self.lost}
         self.best = after_loss(snapshot.plan, snapshot.job.min_np, self.lost)
         ask = self.best is AfterLoss.PLACE_ANEW and self.lost != self._asked_for
-        if not ask or waited < ABANDONED_S + self.turn(snapshot) * TURN_S:
+        turn_s = self.turn(snapshot) * self._limits.turn_s
+        if not ask or waited < self._limits.abandoned_s + turn_s:
             return False
         self._asked_for = self.lost
         return True

@@ -24,8 +24,6 @@ UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have
 ENDED = "edl-ended"  # the name of a process whose script has ended, before ":" and its exit code
 BACKOFF_MAX_S = 30.0
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
-EXIT_S = 2.0  # for a process to be gone once its script and all that it registered have ended
-GONE_S = 10.0  # the same once the leader has proof that it is gone: its port is closed
 
 _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 

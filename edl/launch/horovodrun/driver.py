@@ -28,14 +28,20 @@ from edl.http.client import fetch, put
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.25
-POLLS_PER_S = 50  # that all slots together may make: the driver serves each with a thread
 REQUEST_S = 2.0
-GONE_S = 3.0  # nobody listens where the driver did
-REFUSE_S = 5.0  # for a driver that is busy to take note of a refusal
-ANSWER_S = 86400.0  # the driver answers when all have asked, which has no limit of its own
 ASKED = "/edl/asked"
 IDENTITY = "/edl/job"
+
+
+@dataclass(frozen=True)
+class DriverLimits:
+    """How often the driver is asked, and how long its answers may take, in seconds."""
+
+    poll_s: float = 0.25
+    polls_per_s: float = 50.0  # by all slots together: the driver serves each with a thread
+    gone_s: float = 3.0  # nobody listens where the driver did
+    refuse_s: float = 5.0  # for a driver that is busy to take note of a refusal
+    answer_s: float = 86400.0  # it answers when all have asked, which has no limit of its own
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,9 @@ class Assigned:
 class Driver:
     """The driver's protocol for ``slot``."""
 
-    def __init__(self, slot: HorovodSlot) -> None:
+    def __init__(self, slot: HorovodSlot, limits: DriverLimits | None = None) -> None:
         self._slot = slot
+        self._limits = limits or DriverLimits()
         self._wake: Callable[[], None] = lambda: None
         self._told = threading.Event()  # the hosts have changed
         self._may_ask = threading.Event()
@@ -116,7 +123,7 @@ class Driver:
     def gone(self) -> bool:
         """Whether the driver has ended: nobody listens at its port any more."""
         since = self._refused_since
-        return since is not None and time.monotonic() - since >= GONE_S
+        return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
         """Whether this slot is to ask, or does."""
@@ -135,9 +142,9 @@ class Driver:
         if self._identity is not None:
             return
         body = json.dumps({"refused": reason}).encode()
-        deadline = time.monotonic() + REFUSE_S
+        deadline = time.monotonic() + self._limits.refuse_s
         while not self._put(IDENTITY, body) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+            time.sleep(self._limits.poll_s)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
         """What :meth:`identify` was told in another process; None: nothing in time.
@@ -154,12 +161,13 @@ class Driver:
                 return told
             if time.monotonic() >= deadline:
                 return None
-            time.sleep(POLL_S)
+            time.sleep(self._limits.poll_s)
 
     # --- the thread
 
     def _run(self) -> None:
-        while not self._stop.wait(max(POLL_S, self._slot.size / POLLS_PER_S)):
+        limits = self._limits
+        while not self._stop.wait(max(limits.poll_s, self._slot.size / limits.polls_per_s)):
             if not self._tell():
                 continue  # who cannot find the job does not ask: no question would be answered
             if self._told.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
@@ -179,7 +187,7 @@ class Driver:
         path = f"/rank_and_size/{slot.host}:{slot.slot}"
         self.asking = True
         try:
-            status, body = fetch(slot.address, slot.port, path, ANSWER_S)
+            status, body = fetch(slot.address, slot.port, path, self._limits.answer_s)
             if status != 200:
                 raise ValueError(f"status {status}")
             rank, size, _, local_size = (int(word) for word in body.decode().split(",")[:4])

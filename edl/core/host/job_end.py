@@ -1,0 +1,252 @@
+"""How a launcher sees that a job ends, cannot begin, or has nobody left; and what it does then.
+
+The rules, in order, alike for an agent and for `edl-worker`:
+
+1. The job is over: its workers end by themselves within a time limit, then they are ended. Who is
+   in no ring is ended at once, and so are all of a job that has FAILED.
+2. The job is stopping: the leader lets the ring end. Who is not in a ring, or has nobody to lead
+   it, is ended at once; the rest after a time limit. When no worker is left the job is STOPPED.
+3. The last ring has ended: nobody is started any more, and when all have left the job is STOPPED.
+4. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`, or
+   one was refused, which another start of the same command would be, too.
+5. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. Of the workers
+   of other launchers that is certain only after a while without them. It goes on when they were
+   killed and a checkpoint is there: new workers continue from it. Not when the script itself ended
+   with errors, or when this happens again without progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edl.core.host.process import Process, exit_status, how, how_all, last_words
+from edl.core.host.supervision import (
+    Decision,
+    Ending,
+    Outcome,
+    SupervisorLimits,
+    SupervisorState,
+    dead_ring,
+    foreign,
+)
+from edl.core.host.upkeep import end, end_each, lingers, why_to_end
+from edl.core.job.liveness import GONE
+from edl.core.plural import workers
+from edl.core.records import Generation, Job, JobState, Snapshot, Stage
+from edl.errors import REFUSED_EXIT
+
+
+def as_the_job_ends(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision | None:
+    """Rules 1 to 3; None: the job goes on."""
+    generation = snapshot.generation
+    if snapshot.job.state.over:
+        return _wind_down(snapshot, own, now)
+    if snapshot.job.state is JobState.STOPPING:
+        return _stop(snapshot, own, now)
+    if generation is not None and not generation.seats:
+        reason = generation.reason
+        if not snapshot.members:
+            return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
+        to_end = why_to_end(snapshot, own, now)
+        return Decision(reason, endings=end_each(to_end, own.limits, now))
+    return None
+
+
+def as_the_job_cannot_go_on(
+    snapshot: Snapshot, own: SupervisorState, now: float
+) -> Decision | None:
+    """Rules 4 and 5; None: it can."""
+    outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
+    return None if outcome is None else Decision(outcome.reason, outcome=outcome)
+
+
+def result(job: Job, own: SupervisorState) -> int:
+    """The exit code of a launcher for a job that is over: an error after its training counts."""
+    if job.state is JobState.FAILED:
+        return job.exit_code
+    late = failed_late(job, own)
+    return exit_status(late.exit_code or 1) if late is not None else 0
+
+
+def failed_late(job: Job, own: SupervisorState) -> Process | None:
+    """The first process that has ended with an error after ``job`` had finished."""
+    late = (p for p in own.processes if p.failed_late(own.state_since))
+    return next(late, None) if job.state is JobState.FINISHED else None
+
+
+def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision:
+    job, limits, living = snapshot.job, own.limits, own.living
+    if not living:
+        return Decision(f"the job is over: {job.reason}", exit_code=result(job, own))
+    waited = now - own.state_since
+    reason = f"job {job.name} is {job.state}"
+    if job.state is JobState.FAILED:
+        return Decision(reason, endings=end(living, limits, now, reason))
+    finished = job.state is JobState.FINISHED
+    patience = limits.finish_s if finished else limits.stop_s
+    late = living if waited >= patience else [p for p in living if not p.seated]
+    warnings: tuple[str, ...] = ()
+    if finished and waited >= limits.stop_s:
+        names = ", ".join(p.name for p in living)
+        warnings = (f"{names} still running {limits.stop_s:g} s after the job has finished",)
+    return Decision(reason, endings=end(late, limits, now, reason), warnings=warnings)
+
+
+def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision:
+    living, limits = own.living, own.limits
+    reason = snapshot.job.reason or "the job is asked to stop"
+    if not living and not foreign(snapshot, own):
+        return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
+    waited = now - own.state_since
+    patience, quiet = limits.stop_limit_s(snapshot.job), now - max(own.stepped, own.state_since)
+    still = _stuck(snapshot, living, limits, quiet)
+    ending: Sequence[Process] = living
+    if snapshot.generation is None:
+        why = "the job stops before it began"
+    elif still:  # they know that the job stops: SIGTERM would tell them nothing else
+        why = f"the job stops and no step has completed for {quiet:.0f} s"
+        return Decision(reason, endings=tuple(Ending(p.launch, True, why) for p in still))
+    elif waited >= patience:
+        why = f"the ring did not end within {patience:g} s"
+    elif snapshot.leader is None and waited >= limits.leaderless_s:
+        why = f"the job stops and nobody has led it for {limits.leaderless_s:g} s"
+    else:
+        ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
+    return Decision(reason, endings=end(ending, limits, now, why))
+
+
+def _stuck(
+    snapshot: Snapshot, living: Sequence[Process], limits: SupervisorLimits, quiet: float
+) -> list[Process]:
+    """Who is still in a ring that completes no step, and neither leaves nor saves.
+
+    Whoever evaluates completes no step either. So where something can be saved, as long is waited
+    as for a ring that goes on.
+    """
+    usual = snapshot.status.median_step_s
+    limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
+    if quiet < (limits.stop_s if snapshot.job.checkpoint else limit):
+        return []
+    stages = {m.launch: m.stage for m in snapshot.members}
+    on_its_way = (Stage.LEAVING, Stage.FINISHED)
+    return [p for p in living if stages.get(p.launch) not in on_its_way and not lingers(p)]
+
+
+def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
+    """FAILED, when a job without any generation has no prospect of one."""
+    processes = own.processes
+    if snapshot.generation is not None or not processes:
+        return None
+    mute = [p for p in processes if p.exit_code == 0 and p.worker is None and p.told is None]
+    if mute:
+        return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
+    refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
+    if refused:
+        return Outcome(JobState.FAILED, refused[0].last_line, REFUSED_EXIT)
+    failed = [p for p in processes if p.failed]
+    first_died = not any(p.ready for p in processes) and all(
+        p.failed or p.failures for p in processes
+    )
+    if failed and first_died and not foreign(snapshot, own):
+        died, several = failed[0], len(processes) > 1
+        who = f"all {len(processes)} workers" if several else "the only worker"
+        who = who if several or snapshot.planned == 1 else own.script
+        reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
+        return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    return _too_few_came_up(snapshot, own, now)
+
+
+def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
+    processes, limit_s = own.processes, own.limits.start_timeout_s
+    here = sum(p.alive and p.worker is not None for p in processes)
+    usable = here + len(foreign(snapshot, own))
+    late = [p for p in processes if p.started + limit_s <= now]
+    if usable >= snapshot.job.min_np or not late:
+        return None
+    within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
+    silent = [p for p in late if p.alive and p.worker is None]
+    if silent:
+        names = ", ".join(p.name for p in silent)
+        reason = f"{own.script} ({names}) did not call edl.init() {within}"
+        return Outcome(JobState.FAILED, reason, 1)
+    died = next((p for p in processes if p.failed), None)
+    if died is None:
+        return None
+    code = died.exit_code or 1
+    reason = (
+        f"{usable} of at least {workers(snapshot.job.min_np)} came up {within}; {died.name} "
+        f"{how(code)}; {last_words(died)}"
+    )
+    return Outcome(JobState.FAILED, reason, exit_status(code))
+
+
+def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
+    """FAILED or FINISHED, when every worker of the current generation has exited by itself."""
+    generation, mine = snapshot.generation, dead_ring(snapshot, own)
+    if generation is None or not mine or not _others_are_dead(snapshot, generation, own, now):
+        return None
+    failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
+    if not failed:
+        settled = all(now - (p.exited or 0.0) >= own.limits.settle_s for p in mine)
+        all_well = Outcome(JobState.FINISHED, "all workers have exited with code 0")
+        return all_well if settled else None
+    unrecoverable = _why_unrecoverable(snapshot.job, own, failed, now)
+    if unrecoverable is None:
+        return None
+    died = next(filter(_by_an_error, failed), failed[0])
+    if len(generation.seats) == 1:
+        who = f"the last worker {how_all(failed, several=False)}"
+    elif len(mine) == len(generation.seats):
+        who = f"all workers {how_all(failed, several=True)}"
+    else:
+        who = f"all workers died, {died.name} {how(died.exit_code or 1)}"
+    reason = f"{who}{unrecoverable}; {last_words(died)}"
+    return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+
+
+def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
+    """Whether nobody of the ring is in ZooKeeper, who may yet train, and soon be back.
+
+    Nobody could give the state to a worker that is started meanwhile.
+    """
+    generation = snapshot.generation
+    if generation is None or not dead_ring(snapshot, own):
+        return False
+    return not _others_are_dead(snapshot, generation, own, now)
+
+
+def _others_are_dead(
+    snapshot: Snapshot, generation: Generation, own: SupervisorState, now: float
+) -> bool:
+    """Whether the workers of other launchers are dead, too, when all of ours in the ring are.
+
+    Their launchers have told so, or the leader had proof of it. Or they have been out of ZooKeeper
+    for so long: who only lost its session trains on, and is soon back.
+    """
+    gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
+    if {p.worker for p in own.processes} | own.ended | gone >= {*generation.members}:
+        return True
+    lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
+    return bool(lost) and now - lost[0] >= own.limits.lost_s
+
+
+def _why_unrecoverable(
+    job: Job, own: SupervisorState, failed: Sequence[Process], now: float
+) -> str | None:
+    """Why a job whose workers are all dead cannot go on, as a clause; None: it can."""
+    if all(map(_by_an_error, failed)):
+        return ""  # the script's own errors would come again
+    if job.saved_step < 0:
+        return "; there is no checkpoint to resume from (edl.checkpoint)"
+    same = [death for death in own.ring_deaths if death.saved_step == job.saved_step]
+    if len(same) > own.limits.restarts:
+        return f", {len(same)} times without progress after the checkpoint of step {job.saved_step}"
+    limit = 2 * own.limits.start_timeout_s
+    if same and now - same[-1].at > limit:
+        return f", and no new ones began within {limit:g} s"
+    return None
+
+
+def _by_an_error(process: Process) -> bool:
+    """Whether it ended by an error of its script; who was given up and obeyed did not."""
+    return process.failed and (process.exit_code or 0) > 0

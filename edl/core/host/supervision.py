@@ -1,0 +1,208 @@
+"""What every launcher knows, and what it may decide: the values, and how they follow a reading.
+
+A launcher keeps worker processes: the agent of `edl run` those of a host, `edl-worker` under
+horovodrun the one of a slot. What they decide alike is in :mod:`edl.core.host.job_end` (the end of
+the job) and :mod:`edl.core.host.upkeep` (of one process); what each adds is in
+:mod:`edl.core.host.agent` and :mod:`edl.core.host.horovodrun_slot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
+
+from edl.core.host.process import BACKOFF_MAX_S, Process, seen
+from edl.core.records import Job, JobState, Member, Snapshot
+
+
+@dataclass(frozen=True)
+class SupervisorLimits:
+    """How long a launcher waits for what, in seconds, and how often it lets something happen."""
+
+    start_timeout_s: float = 120.0  # for a script to call `edl.init()`
+    backoff_max_s: float = BACKOFF_MAX_S  # the longest pause of a slot whose workers die
+    frozen_s: float = 10.0  # for a worker that is not frozen to answer
+    settle_s: float = 1.0  # a place left by a worker stays free before somebody else gets it
+    kill_s: float = 5.0  # from SIGTERM to SIGKILL
+    exit_s: float = 2.0  # for a process to be gone once its script, and its exit handlers, ended
+    gone_s: float = 10.0  # the same once the leader has proof that it is gone: its port is closed
+    stop_s: float = 30.0  # for a ring to end after `edl stop`
+    stuck_s: float = 5.0  # the same while it completes no step, and for `stuck_steps` usual steps;
+    stuck_steps: int = 5  # nothing is lost then
+    leaderless_s: float = 10.0  # the same without a leader; longer than an election by expiry
+    finish_s: float = 600.0  # for what a script does after its training: evaluate, save, upload
+    restarts: int = 3  # how often a job may lose all its workers without a new checkpoint
+    absent_s: float = 20.0  # a worker that runs opens a lost session again within seconds
+    lost_s: float = 10.0  # the same for those of other launchers, when all of ours have died
+    poll_s: float = 0.2  # between two looks at the processes, at most
+    read_s: float = 1.0  # between two readings of ZooKeeper, at most; changes come earlier
+    away_s: float = 120.0  # without ZooKeeper and without a worker there is nothing to wait for
+    killed_s: float = 10.0  # for processes that were killed to be gone
+
+    def stop_limit_s(self, job: Job) -> float:
+        """For the ring of ``job`` to end after `edl stop`; it may save before."""
+        return self.stop_s + (job.save_timeout_s if job.checkpoint else 0.0)
+
+
+@dataclass(frozen=True)
+class RingDeath:
+    """All workers of a ring have died. ``at``: by the launcher's clock."""
+
+    generation: int
+    saved_step: int  # of the newest checkpoint at that time
+    at: float
+
+
+@dataclass(frozen=True)
+class SupervisorState:
+    """What a launcher knows besides ZooKeeper. Times by its own clock."""
+
+    host: str
+    token: str  # every launch of this launcher begins with it
+    processes: tuple[Process, ...] = ()  # started by it, or adopted from an earlier one; by start
+    limits: SupervisorLimits = SupervisorLimits()
+    script: str = "the script"  # for messages
+    state: JobState = JobState.RUNNING  # of the job
+    state_since: float = 0.0  # since when the job has it
+    step: tuple[int, int] = (-1, -1)  # generation and step, as the leader has said them
+    stepped: float = 0.0  # when that was last seen to change
+    ring_deaths: tuple[RingDeath, ...] = ()
+    ended: frozenset[int] = frozenset()  # workers of whose end some launcher has written an event
+
+    @property
+    def living(self) -> tuple[Process, ...]:
+        """The processes that run."""
+        return tuple(p for p in self.processes if p.alive)
+
+    def process(self, launch: str) -> Process:
+        """The one that was started as ``launch``."""
+        return next(p for p in self.processes if p.launch == launch)
+
+    def having(self, process: Process) -> Self:
+        """The same with ``process`` in place of what was known of it."""
+        newer = (process if p.launch == process.launch else p for p in self.processes)
+        return replace(self, processes=tuple(newer))
+
+
+State = TypeVar("State", bound=SupervisorState)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a worker in ``slot``."""
+
+    slot: int
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """End a process: SIGTERM, or with ``kill`` SIGKILL for its whole process group."""
+
+    launch: str
+    kill: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Give up a slot after the end of the process ``launch``; the plan without it is ``plan``."""
+
+    launch: str
+    slot: int
+    plan: Mapping[str, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of the job, as far as a launcher has to say it."""
+
+    state: JobState
+    reason: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a launcher does now. ``exit_code``: nothing is left to do, it ends with that."""
+
+    reason: str
+    starts: tuple[Start, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    outcome: Outcome | None = None
+    warnings: tuple[str, ...] = ()
+    give_up: GiveUp | None = None
+    exit_code: int | None = None
+
+
+def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
+    """The processes with what ZooKeeper says of them."""
+    return tuple(seen(process, snapshot, now) for process in processes)
+
+
+def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process, ...]:
+    """The processes without those that matter no more.
+
+    An exited process matters while it is the last of its slot (for the back-off) or has a seat
+    in the current generation (for the end of the job).
+    """
+    seats = snapshot.generation.members if snapshot.generation else ()
+    last = {p.slot: p.launch for p in sorted(processes, key=lambda p: p.started)}
+    return tuple(p for p in processes if p.alive or last[p.slot] == p.launch or p.worker in seats)
+
+
+def noted(own: State, snapshot: Snapshot, now: float) -> State:
+    """``own`` after a reading of the job, which its processes were compared with already."""
+    generation = snapshot.generation.number if snapshot.generation else 0
+    step = (generation, snapshot.status.step)
+    if step != own.step:
+        own = replace(own, step=step, stepped=now)
+    if snapshot.job.state is not own.state:
+        own = replace(own, state=snapshot.job.state, state_since=now)
+    own = replace(own, processes=relevant(own.processes, snapshot))
+    return replace(own, ring_deaths=ring_deaths(own, snapshot, now))
+
+
+def without_zookeeper(own: State) -> State:
+    """``own`` while ZooKeeper is away: the others have to come back, too, before it means much."""
+    deaths = own.ring_deaths
+    if deaths and deaths[-1].generation == own.step[0]:
+        deaths = deaths[:-1]
+    processes = tuple(replace(p, absent=None) for p in own.processes)
+    return replace(own, processes=processes, ring_deaths=deaths)
+
+
+def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
+    """Those known, with that of the present generation; without it when somebody is back."""
+    generation, deaths = snapshot.generation, own.ring_deaths
+    if generation is None:
+        return deaths
+    known = bool(deaths) and deaths[-1].generation == generation.number
+    lost = bool(dead_ring(snapshot, own))
+    if lost == known:
+        return deaths
+    if known:
+        return deaths[:-1]
+    return (*deaths, RingDeath(generation.number, snapshot.job.saved_step, now))
+
+
+def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
+    """This launcher's processes of the current ring, when nobody of the ring is left; else none.
+
+    None of them runs, and none of the others is in ZooKeeper.
+    """
+    members = snapshot.generation.members if snapshot.generation else ()
+    mine = tuple(p for p in own.processes if p.worker in members)
+    others = {m.id for m in foreign(snapshot, own)}
+    return () if any(p.alive for p in mine) or others & set(members) else mine
+
+
+def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
+    """Members that this launcher has neither started nor adopted."""
+    ours = {p.launch for p in own.processes}
+    return [
+        m for m in snapshot.members if not m.launch.startswith(own.token) and m.launch not in ours
+    ]

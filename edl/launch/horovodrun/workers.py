@@ -1,0 +1,45 @@
+"""The worker process of one slot: it dies with its `edl-worker`, and writes to where that does.
+
+For the driver counts the slot as failed when `edl-worker` dies. Its standard error passes through
+here, for its last line says why it has ended; so horovodrun shows its output as it always does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edl.launch.parent import die_with_parent
+from edl.launch.tee import Tee
+from edl.launch.workers import Workers
+
+
+class SlotWorkers(Workers):
+    """At most one process at a time."""
+
+    def __init__(
+        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
+    ) -> None:
+        super().__init__(command, cwd, environment, logs)
+        self._tees: dict[str, Tee] = {}  # of the standard error of each launch
+
+    def _spawn(self, launch: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            self._command,
+            cwd=self._cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # the driver may kill edl-worker at any time
+        )
+        assert process.stderr is not None
+        self._tees[launch] = Tee(process.stderr, sys.stderr.buffer)
+        self._tees[launch].start()
+        return process
+
+    def last_line(self, launch: str) -> str:
+        """The line that says best why a process that has exited did so."""
+        return self._tees.pop(launch).finish()

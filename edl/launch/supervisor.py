@@ -1,0 +1,283 @@
+"""The loop of every launcher: read ZooKeeper, look at the processes, decide, act; again.
+
+It survives a ZooKeeper that is away, and the workers survive it: they train on. What is decided
+is pure, in :mod:`edl.core.host`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import FrameType
+from typing import Generic
+
+from edl.coordination.job_store import JobStore
+from edl.core.events import Event
+from edl.core.host.process import Process, exited, unstarted
+from edl.core.host.supervision import (
+    Decision,
+    Ending,
+    GiveUp,
+    Start,
+    State,
+    noted,
+    observe,
+    without_zookeeper,
+)
+from edl.core.records import JobState, Snapshot
+from edl.errors import CoordinationError, UnknownJob
+from edl.launch.frozen import Frozen
+from edl.launch.record import conclude, slot_given_up, who_ended, worker_ended
+from edl.launch.signals import TO_END, handled
+from edl.launch.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor(ABC, Generic[State]):
+    """Keeps worker processes of a job at work. ``run()`` returns the exit code of the launcher.
+
+    A launcher says what it decides (:meth:`_decide`) and how it ends (:meth:`_finish`), shows
+    what people are to read (:meth:`_say`), and follows others than its workers: people, a driver
+    (:meth:`_follow`), signals (:meth:`_handle_signal`).
+
+    Args:
+        store: the job; its session is open.
+        own: what is known at first.
+        command: that the processes run.
+        stack_signal: makes a worker write down where its threads are; 0: none does.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        workers: Workers,
+        own: State,
+        command: Sequence[str],
+        stack_signal: int,
+    ) -> None:
+        self._store = store
+        self._workers = workers
+        self._own = own
+        self._command = tuple(command)
+        self._frozen = Frozen(store, own.host, workers, stack_signal)
+        self._launches = 0
+        self._snapshot: Snapshot | None = None
+        self._read_at = 0.0
+        self._epoch = 0  # of the ZooKeeper session that has our node
+        self._away_since: float | None = None
+        self._last_event = -1
+        self._wake = threading.Event()  # somebody wants a turn
+        self._changed = threading.Event()  # the records have changed
+        self._signals: Counter[signal.Signals] = Counter()
+        self._reason = ""  # of the newest decision
+        self._shown: set[str] = set()  # notes and warnings that were shown
+        self._reported: set[str] = set()  # launches whose end was logged
+
+    def run(self) -> int:
+        """Work until nothing is left to do; the exit code."""
+        self._own = replace(self._own, state_since=time.monotonic())
+        self._store.session.add_listener(lambda state: self.on_change())
+        try:
+            with handled(TO_END, self._on_signal), self._around():
+                while (code := self._turn(time.monotonic())) is None:
+                    self._wake.wait(self._own.limits.poll_s)
+                    self._wake.clear()
+            return code
+        finally:
+            self._workers.kill_all(self._own.limits.killed_s)
+
+    def on_change(self) -> None:
+        """Something has changed; from any thread."""
+        self._changed.set()
+        self._wake.set()
+
+    # --- what a launcher adds
+
+    def _around(self) -> AbstractContextManager[None]:
+        """Entered before the first turn, left after the last."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def _register(self, now: float) -> None:
+        """Write the node of this launcher: its session is new."""
+
+    @abstractmethod
+    def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
+        """Carry out what a signal has asked for; None: ZooKeeper is away."""
+
+    @abstractmethod
+    def _follow(self, snapshot: Snapshot, now: float) -> None:
+        """Do what others ask of this launcher, before it decides."""
+
+    @abstractmethod
+    def _decide(self, snapshot: Snapshot, now: float) -> Decision:
+        """What is done now."""
+
+    @abstractmethod
+    def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
+        """Say how it ends; the exit code, from ``code``; None: it has to go on for now."""
+
+    @abstractmethod
+    def _say(self, text: str, for_all: bool = False) -> None:
+        """Show a sentence; ``for_all``: the job's other launchers have the same to say."""
+
+    @abstractmethod
+    def _last_line(self, launch: str) -> str:
+        """The line that says best why a process that has exited did so."""
+
+    # --- a turn
+
+    def _turn(self, now: float) -> int | None:
+        self._reap(now)
+        try:
+            snapshot = self._read(now)
+            self._handle_signal(snapshot, now)
+            if snapshot is None:
+                return self._alone(now)
+            self._follow(snapshot, now)
+            decision = self._decide(snapshot, now)
+            self._act(decision, snapshot, now)
+            if decision.exit_code is not None:
+                return self._finish(snapshot, decision.exit_code, now)
+        except UnknownJob as error:
+            self._workers.kill_all(self._own.limits.killed_s)
+            self._say(f"{error}; its workers on this host were ended")
+            return 1
+        except CoordinationError as error:
+            logger.info("%s", error)
+            self._changed.set()
+        return None
+
+    def _reap(self, now: float) -> None:
+        for launch, code in self._workers.ended_scripts().items():
+            process = self._own.process(launch)
+            if process.ended is None:
+                self._own = self._own.having(replace(process, ended=now, ended_code=code))
+        finished = self._own.state is JobState.FINISHED
+        for launch, code in self._workers.reap().items():
+            process, last_line = self._own.process(launch), self._last_line(launch)
+            ended = exited(process, code, now, last_line, finished)
+            self._own = self._own.having(ended)
+            self._changed.set()  # judge it by what ZooKeeper says now
+            if ended.worker is not None:
+                # It is dead, whatever its session says: the leader need not wait for that.
+                with contextlib.suppress(CoordinationError, UnknownJob):
+                    self._store.remove_member(ended.worker)
+
+    def _read(self, now: float) -> Snapshot | None:
+        """The records, read anew when they may have changed; None while ZooKeeper is away."""
+        session = self._store.session
+        if not session.connected:
+            return None
+        if self._away_since is not None:
+            self._away_since = None
+            self._own = without_zookeeper(self._own)
+            self._say("ZooKeeper is back", for_all=True)
+        if self._epoch != session.epoch:
+            epoch = session.epoch
+            self._register(now)
+            self._epoch = epoch
+        due = now - self._read_at >= self._own.limits.read_s
+        if self._snapshot is None or self._changed.is_set() or due:
+            self._changed.clear()
+            self._snapshot = self._store.snapshot(wake=self.on_change)
+            self._read_at = now
+            self._look(self._snapshot, now)
+        return self._snapshot
+
+    def _look(self, snapshot: Snapshot, now: float) -> None:
+        """Note what a new reading says; write down what has ended."""
+        own = self._own
+        self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
+        processes = self._frozen.look(own.processes, snapshot, now)
+        for process in processes:
+            if not process.alive and process.launch not in self._reported:
+                worker_ended(self._store, process, own.host, snapshot)
+                self._reported.add(process.launch)
+        self._own = noted(replace(own, processes=processes), snapshot, now)
+
+    def _new_events(self) -> Iterator[Event]:
+        """Those of the job since the last call; the workers that ended are remembered."""
+        for number, event in self._store.events(self._last_event):
+            self._last_event = number
+            if (worker := who_ended(event)) is not None:
+                self._own = replace(self._own, ended=self._own.ended | {worker})
+            yield event
+
+    def _alone(self, now: float) -> int | None:
+        """A turn without ZooKeeper: the workers train on, nothing else can be done."""
+        if self._away_since is None:
+            self._away_since = now
+            text = "ZooKeeper is away; training goes on, changes wait for its return"
+            self._say(text, for_all=True)
+        limit_s = self._own.limits.away_s
+        if len(self._workers) == 0 and now - self._away_since >= limit_s:
+            self._say(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")
+            return 1
+        return None
+
+    # --- acts
+
+    def _act(self, decision: Decision, snapshot: Snapshot, now: float) -> None:
+        if decision.reason != self._reason:
+            self._reason = decision.reason
+            logger.info("%s", decision.reason)
+        for warning in decision.warnings:
+            self._say_once(warning)
+        for ending in decision.endings:
+            self._end(ending, now)
+        for start in decision.starts:
+            self._start(start, now)
+        if decision.give_up is not None:
+            self._give_up(decision.give_up, snapshot)
+        if decision.outcome is not None:
+            conclude(self._store, decision.outcome, snapshot)
+            self._changed.set()
+
+    def _start(self, start: Start, now: float) -> Process:
+        launch = f"{self._own.token}-{self._launches}"
+        self._launches += 1
+        process = Process(start.slot, launch, now, failures=start.failures)
+        try:
+            self._workers.start(launch, start.slot)
+        except OSError as error:
+            process = unstarted(process, self._command, error)
+        else:
+            logger.info("slot %d: %s", start.slot, start.reason)
+        self._own = replace(self._own, processes=(*self._own.processes, process))
+        return process
+
+    def _end(self, ending: Ending, now: float) -> None:
+        process = self._own.process(ending.launch)
+        if process.told is None:
+            self._own = self._own.having(replace(process, told=now, why=ending.reason))
+            if process.mute is not None:
+                self._frozen.write_stacks(process)
+                self._changed.set()
+        logger.info("ending %s: %s", process.name, ending.reason)
+        self._workers.end(ending.launch, ending.kill)
+
+    def _give_up(self, given_up: GiveUp, snapshot: Snapshot) -> None:
+        """Start nobody in that slot any more, and say so."""
+        process = self._own.process(given_up.launch)
+        self._own = self._own.having(replace(process, used_up=True))
+        slot, reason, plan = given_up.slot, given_up.reason, given_up.plan
+        slot_given_up(self._store, self._own.host, slot, reason, plan, snapshot)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._shown:
+            self._shown.add(text)
+            self._say(text)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Only count: the interrupted thread may hold any lock, also that of an event.
+        self._signals[signal.Signals(number)] += 1

@@ -1,0 +1,240 @@
+"""The loop of a launcher, turn by turn: no process, no ZooKeeper, and the clock is a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from edl.core.events import Event, WorkerFailedDetails
+from edl.core.host.agent import AgentState, decide
+from edl.core.host.supervision import Decision
+from edl.core.records import Generation, Job, JobState, Leader, Seat, Snapshot
+from edl.errors import CoordinationError, UnknownJob
+from edl.launch.supervisor import Supervisor
+
+JOB = Job("digits", ("train.py",), np=1, min_np=1, max_np=4)
+RING = Generation(1, 1, (Seat(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "start")
+
+
+class Store:
+    """What a launcher reads and writes; ``fails``: what the next write raises."""
+
+    def __init__(self) -> None:
+        self.session = SimpleNamespace(connected=True, epoch=1, add_listener=lambda f: None)
+        self.now = Snapshot(JOB, plan={"a": 1}, generation=RING, leader=Leader(1, 9))
+        self.written: list[Event] = []
+        self.states: list[JobState] = []
+        self.fails: Exception | None = None
+
+    def snapshot(self, wake: Callable[[], None]) -> Snapshot:
+        self._fail()
+        return self.now
+
+    def add_event(self, event: Event) -> None:
+        self._fail()
+        self.written.append(event)
+
+    def events(self, after: int = -1) -> list[tuple[int, Event]]:
+        return [(n, event) for n, event in enumerate(self.written) if n > after]
+
+    def set_job_state(self, state: JobState, *words: Any, **more: Any) -> bool:
+        self.states.append(state)
+        return True
+
+    def _fail(self) -> None:
+        error, self.fails = self.fails, None
+        if error is not None:
+            raise error
+
+
+class Workers:
+    """Processes that end when a test says so."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, int] = {}  # the slot of each launch
+        self.exits: dict[str, int] = {}
+        self.full = False  # the machine: nothing more can be started
+        self.signals: list[tuple[str, bool]] = []
+
+    def start(self, launch: str, slot: int) -> None:
+        if self.full:
+            raise OSError(12, "Cannot allocate memory")
+        self.running[launch] = slot
+
+    def reap(self) -> dict[str, int]:
+        codes, self.exits = self.exits, {}
+        self.running = {one: slot for one, slot in self.running.items() if one not in codes}
+        return codes
+
+    def ended_scripts(self) -> dict[str, int]:
+        return {}
+
+    def end(self, launch: str, kill: bool) -> None:
+        self.signals.append((launch, kill))
+
+    def kill_all(self, timeout_s: float) -> None:
+        self.exits = dict.fromkeys(self.running, -9)
+        self.reap()
+
+    def stacks_of(self, launch: str) -> Path:
+        return Path("/nowhere")
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+
+class Launcher(Supervisor[AgentState]):
+    """As small as one can be."""
+
+    def __init__(self, store: Store, workers: Workers) -> None:
+        super().__init__(cast(Any, store), cast(Any, workers), AgentState("a", "t"), ("x",), 0)
+        self.lines: list[str] = []
+        self.registered = 0
+
+    def turn(self, now: float) -> int | None:
+        return self._turn(now)
+
+    def _register(self, now: float) -> None:
+        self.registered += 1
+
+    def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None: ...
+
+    def _follow(self, snapshot: Snapshot, now: float) -> None: ...
+
+    def _decide(self, snapshot: Snapshot, now: float) -> Decision:
+        return decide(snapshot, self._own, now)
+
+    def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
+        return code
+
+    def _say(self, text: str, for_all: bool = False) -> None:
+        self.lines.append(text)
+
+    def _last_line(self, launch: str) -> str:
+        return "Boom"
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def workers() -> Workers:
+    return Workers()
+
+
+@pytest.fixture
+def launcher(store: Store, workers: Workers) -> Launcher:
+    return Launcher(store, workers)
+
+
+def test_what_ends_is_told_once_and_started_again_after_its_back_off(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    assert launcher.turn(100.0) is None
+    assert list(workers.running) == ["t-0"]
+    workers.exits = {"t-0": 3}
+    launcher.turn(110.0)
+    launcher.turn(110.9)
+    assert not workers.running
+    launcher.turn(111.0)
+    assert list(workers.running) == ["t-1"]
+    (event,) = store.written
+    assert isinstance(event.details, WorkerFailedDetails)
+    assert (event.details.exit_code, event.details.last_line) == (3, "Boom")
+
+
+def test_an_end_that_could_not_be_told_is_told_in_the_next_turn(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    launcher.turn(100.0)
+    workers.exits = {"t-0": 3}
+    read = store.snapshot
+
+    def then_fail(wake: Callable[[], None]) -> Snapshot:
+        store.fails = None
+        now = read(wake)
+        store.fails = CoordinationError("no quorum")
+        return now
+
+    store.snapshot = then_fail  # type: ignore[method-assign]
+    assert launcher.turn(110.0) is None
+    assert store.written == []
+    store.snapshot = read  # type: ignore[method-assign]
+    assert launcher.turn(110.2) is None
+    assert launcher.turn(110.4) is None
+    assert [event.kind for event in store.written] == ["worker_failed"]
+
+
+def test_a_worker_that_cannot_be_started_has_failed_and_is_tried_again(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    workers.full = True
+    launcher.turn(100.0)
+    launcher.turn(101.0)  # its end is seen; the pause of its slot is over
+    assert "cannot start x: Cannot allocate memory" in store.written[0].details["last_line"]
+    workers.full = False
+    launcher.turn(104.0)
+    assert len(workers) == 1
+
+
+def test_while_zookeeper_is_away_workers_train_on_and_without_any_the_launcher_gives_up(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    launcher.turn(100.0)
+    store.session.connected = False
+    assert [launcher.turn(t) for t in (101.0, 102.0, 500.0)] == [None, None, None]
+    assert launcher.lines == [
+        "ZooKeeper is away; training goes on, changes wait for its return",
+    ]
+    store.session.connected, store.session.epoch = True, 2
+    launcher.turn(501.0)
+    assert launcher.lines[1] == "ZooKeeper is back"
+    assert launcher.registered == 2  # the node of the first session is gone
+    store.session.connected = False
+    workers.exits = {"t-0": -9}
+    assert launcher.turn(600.0) is None
+    assert launcher.turn(719.9) is None
+    assert launcher.turn(720.0) == 1
+
+
+def test_a_job_that_is_gone_takes_its_workers_along(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    launcher.turn(100.0)
+    store.fails = UnknownJob("digits")
+    launcher.on_change()
+    assert launcher.turn(100.2) == 1
+    assert not workers.running
+    assert "its workers on this host were ended" in launcher.lines[0]
+
+
+def test_the_launcher_ends_after_its_workers_when_the_job_is_over(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    launcher.turn(100.0)
+    store.now = replace(store.now, job=replace(JOB, state=JobState.FAILED, exit_code=7))
+    launcher.on_change()
+    assert launcher.turn(101.0) is None
+    assert workers.signals == [("t-0", False)]
+    launcher.turn(106.0)
+    assert workers.signals[1:] == [("t-0", True)]
+    workers.exits = {"t-0": -9}
+    assert launcher.turn(106.2) == 7
+
+
+def test_a_job_that_cannot_begin_is_concluded(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    store.now = replace(store.now, generation=None)
+    launcher.turn(100.0)
+    workers.exits = {"t-0": 3}
+    launcher.turn(101.0)
+    assert store.states == [JobState.FAILED]
+    assert [event.kind for event in store.written] == ["worker_failed", "job_failed"]
