@@ -178,7 +178,9 @@ def test_a_worker_that_cannot_be_started_has_failed_and_is_tried_again(
     workers.full = True
     launcher.turn(100.0)
     launcher.turn(101.0)  # its end is seen; the pause of its slot is over
-    assert "cannot start x: Cannot allocate memory" in store.written[0].details["last_line"]
+    details = store.written[0].details
+    assert isinstance(details, WorkerFailedDetails)
+    assert "cannot start x: Cannot allocate memory" in details.last_line
     workers.full = False
     launcher.turn(104.0)
     assert len(workers) == 1
