@@ -2,7 +2,6 @@
 
 import contextlib
 
-import lean  # noqa: F401
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -8,7 +8,6 @@ import multiprocessing
 import subprocess
 import sys
 
-import lean  # noqa: F401
 import torch
 
 import edl.torch as edl

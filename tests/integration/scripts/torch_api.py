@@ -11,7 +11,6 @@ import os
 import time
 from pathlib import Path
 
-import lean  # noqa: F401
 import torch
 
 import edl.torch as edl
