@@ -613,6 +613,23 @@ def test_a_drain_that_waits_leaves_the_plan_as_it_was() -> None:
     assert ([one.worker for one in decision.answers], decision.plan) == ([0], {"a": 2, "b": 0})
 
 
+def test_a_ring_is_as_large_as_the_plan_that_is_written_with_it() -> None:
+    """w0 was drained and w1 sent SIGTERM. A drain that is held does not lower the plan, so the
+    ring may not shrink for it either: both wait until the replacement is ready."""
+    host = (Host("a", 4, "::1"),)
+    preparing = newcomer(2, stage=Stage.PREPARING)
+    now = job_of(A, leaving(B), newcomers=(preparing,), hosts=host, requests=(drain(0, 0),))
+    when = ages(w1=0, w2=0)
+    waits(decided(now, when), "w0, w1 leave when their replacements are ready")
+    decision = decided(replace(now, members=(A, leaving(B), newcomer(2))), ages(w1=0))
+    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (decision.plan, decision.answers) == (None, ()), "the drain is carried out with the next"
+    after = job_of(replace(A, generation=7), worker(2), hosts=host, requests=(drain(0, 0),))
+    decision = decided(after)
+    assert (made(decision).members, decision.plan) == ((2,), {"a": 1})
+    assert decision.answers[0].accepted
+
+
 def test_a_newcomer_that_hangs_is_given_up() -> None:
     now = job_of(A, newcomers=(newcomer(1, stage=Stage.PREPARING),), plan={"a": 2})
     waits(decided(now, ages(w1=299)), "w1 is preparing; 1 of 2 train")
