@@ -58,7 +58,7 @@ class Config:
     save_timeout_s: float = 60.0  # how long the last checkpoint before an end may take
     elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
     leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
-    chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for rehearsals
+    chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for warm-ups
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
     max_restarts: int = 10  # of a slot whose workers fail, without 60 s in the ring in between
 

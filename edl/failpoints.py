@@ -5,7 +5,7 @@ worker does: without a listener an announcement is one comparison. A listener ma
 at ``records`` and ``averaged``: then this worker has missed what the others may have.
 
 ==============  ==================================================================================
-``rehearsed``   a newcomer has rehearsed and is about to say that it is ready
+``warmed up``   a newcomer has warmed up and is about to say that it is ready
 ``boundary``    between two steps, before a switch that may be due
 ``step``        a batch is handed out, the step record is on its way
 ``gradient``    the first gradient of the step is on its way
@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 NAMES = (
-    "rehearsed", "boundary", "step", "gradient", "records", "averaged", "reduced", "applied",
+    "warmed_up", "boundary", "step", "gradient", "records", "averaged", "reduced", "applied",
     "exchange", "exchanged", "agreed", "closed", "build", "built", "broadcast",
     "broken", "reported", "deciding", "decided", "finish",
 )  # fmt: skip

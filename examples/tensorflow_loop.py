@@ -79,7 +79,7 @@ def accuracy():
 # ---------------------------------------------------------------------------------------------
 # Training
 #
-# A newcomer runs this loop's first batch, and the end of the epoch, once for itself: a rehearsal
+# A newcomer runs this loop's first batch, and the end of the epoch, once for itself: a warm-up
 # that builds the graph while the others train. Nothing of it counts, and its rank is never 0.
 for epoch in dataset.epochs(args.epochs):  # (edl)
     for x, y in dataset:

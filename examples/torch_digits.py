@@ -99,7 +99,7 @@ def log_digest() -> None:
 # ---------------------------------------------------------------------------------------------
 # Training
 #
-# A newcomer runs this loop's first batch, and the end of the epoch, once for itself: a rehearsal
+# A newcomer runs this loop's first batch, and the end of the epoch, once for itself: a warm-up
 # that warms everything up while the others train. Nothing of it counts, and its rank is never 0.
 # Then the loop goes on with the job's epoch, weights and data.
 generation = 0  # of the ring that the weights were logged in

@@ -24,7 +24,7 @@ edl.init()
 
 
 def completed() -> None:
-    if edl.generation() > 0:  # not in the rehearsal, which trains nothing
+    if edl.generation() > 0:  # not in the warm-up, which trains nothing
         progress.completed(edl.step() + 1, edl.size())  # it moves with the next batch
 
 

@@ -42,8 +42,8 @@ class Told(tf.keras.callbacks.Callback):
         completed()
 
 
-def shard() -> tf.data.Dataset:
-    whole = tf.data.Dataset.from_tensor_slices(synthetic()).shard(hvd.size(), hvd.rank())
+def sampler() -> tf.data.Dataset:
+    whole = tf.data.Dataset.from_tensor_slices(synthetic()).sampler(hvd.size(), hvd.rank())
     batches = whole.shuffle(SAMPLES // hvd.size(), seed=0).repeat().batch(BATCH_SIZE)
     return batches.prefetch(2)
 
@@ -52,7 +52,7 @@ def fit() -> None:
     model = reduced(deep())
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(sgd(), loss, jit_compile=False)
-    model.fit(shard(), steps_per_epoch=10**9, verbose=0, callbacks=[Told()])
+    model.fit(sampler(), steps_per_epoch=10**9, verbose=0, callbacks=[Told()])
 
 
 def function(model: tf.keras.Model) -> None:
@@ -68,7 +68,7 @@ def function(model: tf.keras.Model) -> None:
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    for x, y in shard():
+    for x, y in sampler():
         train(x, y)
         completed()
 

@@ -18,5 +18,5 @@ for _epoch in loader.epochs(EPOCHS):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if edl.generation() > 0:  # not in the rehearsal, which trains nothing
+        if edl.generation() > 0:  # not in the warm-up, which trains nothing
             progress.completed(edl.step(), edl.size())

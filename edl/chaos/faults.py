@@ -1,4 +1,4 @@
-"""Faults on a running job, for rehearsal: strike one worker, watch the job until it trains again.
+"""Faults on a running job, for practice: strike one worker, watch the job until it trains again.
 
 Only workers of this host are struck. A worker's pid comes from ZooKeeper, where it may be old, or
 of another machine; so a process is signalled through a handle that was opened before it was seen

@@ -30,7 +30,7 @@ from edl.errors import CheckpointError, DataError, EdlError
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[str, int, str, Mapping[str, object]], None]  # kind, step, reason, details
+LogEvent = Callable[[str, int, str, Mapping[str, object]], None]  # kind, step, reason, details
 
 
 class Durable(Protocol):
@@ -50,7 +50,7 @@ class Durable(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointConfig:
     """Where a job keeps its checkpoints, and which of them this start of it may read.
 
     ``resume_from``: a directory to continue from; None: not asked to.
@@ -70,9 +70,11 @@ class Checkpoints:
     ``tell`` and ``saved`` (directory, step) are called from the writing thread, too.
     """
 
-    def __init__(self, place: Place, tell: Tell, saved: Callable[[str, int], None]) -> None:
-        self._place = place
-        self._tell = tell
+    def __init__(
+        self, config: CheckpointConfig, log: LogEvent, saved: Callable[[str, int], None]
+    ) -> None:
+        self._config = config
+        self._log = log
         self._saved = saved
         self._last_step = -1  # of the last good file of this worker
         self._due_at: float | None = None
@@ -84,7 +86,7 @@ class Checkpoints:
         Raises:
             CheckpointError: they cannot.
         """
-        directory = self._place.directory
+        directory = self._config.directory
         probe = directory / f".{id(self)}-{time.monotonic_ns()}.probe"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -129,38 +131,38 @@ class Checkpoints:
             resume(found.manifest.step, found.manifest.ledger)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
-        if found.path.parent == self._place.directory:
+        if found.path.parent == self._config.directory:
             self._last_step = found.manifest.step
         self._saved(str(found.path.parent), found.manifest.step)
         return found
 
     def _find(self) -> Checkpoint | None:
-        place = self._place
-        resumes_here = place.resume_from == place.directory
-        found, refused, others = self._newest(place.directory, own_only=not resumes_here)
+        config = self._config
+        resumes_here = config.resume_from == config.directory
+        found, refused, others = self._newest(config.directory, own_only=not resumes_here)
         if found is not None:
             return found
         if others and not resumes_here:
             hint = "`edl run --resume` (or EDL_RESUME=1) continues it"
-            if place.resume_from is not None:
-                hint = f"you resume from {place.resume_from}, which starts another one"
+            if config.resume_from is not None:
+                hint = f"you resume from {config.resume_from}, which starts another one"
             raise CheckpointError(
-                f"{place.directory} has checkpoints of another run ({others[0]}): {hint}; to start "
+                f"{config.directory} has checkpoints of another run ({others[0]}): {hint}; to start "
                 "afresh choose another directory, or remove it"
             )
-        if place.resume_from is not None and not resumes_here:
-            if not place.resume_from.is_dir():
-                raise CheckpointError(f"cannot resume: there is no directory {place.resume_from}")
-            found, refused, _ = self._newest(place.resume_from, own_only=False)
-        if found is None and place.resume_from is not None:
+        if config.resume_from is not None and not resumes_here:
+            if not config.resume_from.is_dir():
+                raise CheckpointError(f"cannot resume: there is no directory {config.resume_from}")
+            found, refused, _ = self._newest(config.resume_from, own_only=False)
+        if found is None and config.resume_from is not None:
             told = f"; refused: {'; '.join(refused)}" if refused else ""
             raise CheckpointError(
-                f"cannot resume: there is no checkpoint in {place.resume_from}{told}; start "
+                f"cannot resume: there is no checkpoint in {config.resume_from}{told}; start "
                 "without --resume to begin afresh"
             )
         if found is None and refused:
             raise CheckpointError(
-                f"{place.directory} has files in the way: {'; '.join(refused)}; remove them"
+                f"{config.directory} has files in the way: {'; '.join(refused)}; remove them"
             )
         return found
 
@@ -173,13 +175,13 @@ class Checkpoints:
         for path in files.listed(directory):
             try:
                 manifest = files.read_manifest(path)
-                if own_only and manifest.run != self._place.run:
+                if own_only and manifest.run != self._config.run:
                     others.append(f"job {manifest.job}, step {manifest.step}")
                     continue
                 return files.read(path), refused, others
             except CheckpointError as error:
                 logger.warning("%s", error)
-                self._tell("checkpoint_refused", 0, str(error), {"path": str(path)})
+                self._log("checkpoint_refused", 0, str(error), {"path": str(path)})
                 refused.append(str(error))
         return None, refused, others
 
@@ -193,12 +195,12 @@ class Checkpoints:
         now = time.monotonic()
         if self._due_at is None:
             fresh = step == 0 and self._last_step < 0
-            self._due_at = now if fresh else now + self._place.every_s
+            self._due_at = now if fresh else now + self._config.every_s
             if fresh:
-                files.remove_leftovers(self._place.directory)
+                files.remove_leftovers(self._config.directory)
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
-        self._due_at = now + self._place.every_s
+        self._due_at = now + self._config.every_s
         self._save(step, source, ledger, replica)
 
     def save_last(
@@ -223,10 +225,10 @@ class Checkpoints:
 
     def _save(self, step: int, source: Source, ledger: Ledger, replica: Durable) -> None:
         began = time.monotonic()
-        place = self._place
+        config = self._config
         manifest = Manifest(
-            job=place.job,
-            run=place.run,
+            job=config.job,
+            run=config.run,
             step=step,
             epoch=ledger.epoch,
             framework=replica.framework,
@@ -259,18 +261,18 @@ class Checkpoints:
     def _failed(self, manifest: Manifest, error: Exception) -> None:
         reason = f"the checkpoint of step {manifest.step} was not written: {error}"
         logger.warning("%s", reason)
-        self._tell("checkpoint_failed", manifest.step, reason, {})
+        self._log("checkpoint_failed", manifest.step, reason, {})
 
     def _write(self, manifest: Manifest, state: Packed, capture_s: float) -> None:
         began = time.monotonic()
-        directory, step = self._place.directory, manifest.step
+        directory, step = self._config.directory, manifest.step
         path = files.path_of(directory, step)
         try:
             size = files.write(path, manifest, state)
             write_s = time.monotonic() - began
             self._last_step = step
             self._saved(str(directory), step)
-            files.prune(directory, step, self._place.keep)
+            files.prune(directory, step, self._config.keep)
         except (EdlError, OSError) as error:
             self._failed(manifest, error)
             return
@@ -280,7 +282,7 @@ class Checkpoints:
         )
         logger.info("%s", reason)
         told = {"bytes": size, "capture_s": capture_s, "write_s": write_s, "path": str(path)}
-        self._tell("checkpoint", step, reason, told)
+        self._log("checkpoint", step, reason, told)
 
 
 _OTHER = {"total": "dataset of other size", "fingerprint": "dataset of other files"}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
-from edl.client.waiting import POLL_S, Story, looks
+from edl.client.waiting import POLL_S, Messages, looks
 from edl.coordination.job_store import JobStore
 from edl.core.host.agent import STOP_S, Outcome, stop_limit
 from edl.core.records import Job, JobState
@@ -56,17 +56,17 @@ def _ask(store: JobStore, timeout_s: float) -> None:
 
 def _wait(store: JobStore, timeout_s: float | None) -> Job:
     """Wait until the job has ended; without a process that could end it, we do."""
-    story, what = Story(), f"stopping job {store.name}"
-    job = next(looks(store, STOP_S, what, story)).job
+    messages, what = Messages(), f"stopping job {store.name}"
+    job = next(looks(store, STOP_S, what, messages)).job
     limit_s = STOP_S + stop_limit(job) if timeout_s is None else timeout_s
     alone_since: float | None = None
-    for snapshot in looks(store, limit_s, what, story):
+    for snapshot in looks(store, limit_s, what, messages):
         record, now = snapshot.job, time.monotonic()
         if record.state.over:
             return record
         there = [host.name for host in snapshot.hosts] + [m.name for m in snapshot.members]
         there += [f"the edl-worker of slot {s.host}:{s.slot}" for s in snapshot.slots]
-        story(f"still there: {', '.join(there) or 'nobody'}")
+        messages(f"still there: {', '.join(there) or 'nobody'}")
         if there:
             alone_since = None
         elif alone_since is None:

@@ -27,7 +27,7 @@ from edl.launch.address import address_of, own_address
 from edl.launch.command import check_command
 from edl.launch.horovodrun.driver import Driver
 from edl.launch.horovodrun.launcher import find_launcher
-from edl.launch.horovodrun.slot import Keeper
+from edl.launch.horovodrun.slot import SlotSupervisor
 from edl.launch.parent import behind_a_shell
 
 ANY_NUMBER = 1_000_000  # max_np where only the driver knows it
@@ -95,7 +95,7 @@ def _serve(
             **worker_environment(job, hosts, here, secret, settings.network_interface),
             "EDL_SLOT": str(slot.slot),
         }
-        keeper = Keeper(
+        keeper = SlotSupervisor(
             store, driver, slot.host, slot.slot, command, environment, settings.backoff_max_s
         )
         driver.start(keeper.on_change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from edl.client.waiting import Story, looks, running
+from edl.client.waiting import Messages, looks, running
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import drain_host as plan_without
 from edl.core.records import Request, Snapshot
@@ -43,9 +43,9 @@ def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
 
 
 def _answer(store: JobStore, number: int, worker: int, timeout_s: float) -> Request:
-    story = Story()
-    story(f"no leader of job {store.name} has answered")
-    for _ in looks(store, timeout_s, f"draining w{worker}", story):
+    messages = Messages()
+    messages(f"no leader of job {store.name} has answered")
+    for _ in looks(store, timeout_s, f"draining w{worker}", messages):
         with suppress(CoordinationError):  # the next look asks again
             request = store.get_request(number)
             if request.done:
@@ -74,7 +74,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what), name)
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
-    for now in looks(store, timeout_s, f"draining host {name}", Story(), late):
+    for now in looks(store, timeout_s, f"draining host {name}", Messages(), late):
         agent = next((host for host in now.hosts if host.name == name), None)
         if not now.job.state.over and now.plan.get(name):
             plan_without(now, name, now.plan)  # or says why it cannot leave

@@ -16,7 +16,7 @@ from edl.client.scaling import Wanted
 from edl.client.waiting import POLL_S
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Plan, place
-from edl.core.job.plan_hold import Fate, Held, Hold
+from edl.core.job.plan_hold import Fate, Held, PlanHold
 from edl.core.plural import verb, workers
 from edl.core.records import Host, Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, UsageError
@@ -43,7 +43,7 @@ class HeldPlan:
         self._wanted = wanted
         self._job = now.job
         by = f"process {os.getpid()} on {socket.gethostname()}"
-        self._mine = Hold(uuid.uuid4().hex, by, {})
+        self._mine = PlanHold(uuid.uuid4().hex, by, {})
         self._set(now)
 
     def __enter__(self) -> Self:

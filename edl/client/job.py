@@ -11,7 +11,7 @@ from edl.client import draining, migrating, profiling, scaling
 from edl.client.connection import choose_job, connected
 from edl.client.scaling import Resize
 from edl.client.status import summary
-from edl.client.waiting import Tell, silent
+from edl.client.waiting import OnMessage, silent
 from edl.coordination.job_store import JobStore
 from edl.core.job.migration import Migration
 from edl.core.job.placement import whole
@@ -131,7 +131,7 @@ class Job:
         to_host: str,
         np: int | None = None,
         timeout_s: float = TIMEOUT_S,
-        tell: Tell = silent,
+        tell: OnMessage = silent,
     ) -> Migration:
         """Move ``np`` workers (None: all) of one host to another, in one switch.
 
@@ -164,7 +164,7 @@ class Job:
         sizes: Iterable[int],
         steps: int = STEPS,
         timeout_s: float = TIMEOUT_S,
-        tell: Tell = silent,
+        tell: OnMessage = silent,
     ) -> Curve:
         """Step the job through ``sizes``, downwards, and measure its throughput in each.
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edl.client.scaling import Wanted
-from edl.client.waiting import POLL_S, Story, Tell, looks, running
+from edl.client.waiting import POLL_S, Messages, OnMessage, looks, running
 from edl.coordination.job_store import JobStore
 from edl.core.job import migration
 from edl.core.job.migration import Migration, Move, Standing, standing
@@ -26,7 +26,7 @@ TOLD_S = 10.0  # for the switch to be in the event log: it is there after two st
 
 
 def migrate(
-    store: JobStore, source: str, target: str, np: int | None, timeout_s: float, tell: Tell
+    store: JobStore, source: str, target: str, np: int | None, timeout_s: float, tell: OnMessage
 ) -> Migration:
     """Move ``np`` workers (None: all) of ``source`` to ``target``; returns when they have.
 
@@ -82,11 +82,11 @@ class _Seen:
         self.hosts |= {member.name: member.host for member in now.members}
 
 
-def _wait(store: JobStore, asked: Move, wanted: Wanted, timeout_s: float, tell: Tell) -> _Seen:
+def _wait(store: JobStore, asked: Move, wanted: Wanted, timeout_s: float, tell: OnMessage) -> _Seen:
     """Wait until the workers have moved; what was seen until then."""
     seen, given = _Seen(), list[Plan]()
-    story, seen_at = Story(tell), time.monotonic()
-    for now in looks(store, timeout_s, f"moving {asked}", story, _goes_on(asked)):
+    messages, seen_at = Messages(tell), time.monotonic()
+    for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked)):
         plan = wanted.of(now)
         stands = standing(asked, now, plan)
         seen.look(now)
@@ -101,7 +101,7 @@ def _wait(store: JobStore, asked: Move, wanted: Wanted, timeout_s: float, tell: 
         elif time.monotonic() - seen_at >= AGENT_GONE_S and _is_short(asked, plan, stands):
             with suppress(CoordinationError):  # the next look tries again
                 raise _lost(asked, wanted, _take_back(asked, wanted, stands, given))
-        story(f"{stands.told}: {now.status.get('reason', '')}".rstrip(": "))
+        messages(f"{stands.told}: {now.status.get('reason', '')}".rstrip(": "))
     raise AssertionError("looks() ends with an error")
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from edl.client.holding import HeldPlan
 from edl.client.scaling import Wanted
-from edl.client.waiting import Story, Tell, looks, running
+from edl.client.waiting import Messages, OnMessage, looks, running
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Plan, check_scale
 from edl.core.job.profile import Curve, Point, Reading, in_order, measured
@@ -23,7 +23,7 @@ from edl.errors import CoordinationError, RequestError, Superseded, UsageError
 
 
 def profile(
-    store: JobStore, sizes: Iterable[int], steps: int, timeout_s: float, tell: Tell
+    store: JobStore, sizes: Iterable[int], steps: int, timeout_s: float, tell: OnMessage
 ) -> Curve:
     """The curve of the job over ``sizes``, stored with it point by point.
 
@@ -73,13 +73,13 @@ def profile(
 
 
 def _measure(
-    store: JobStore, hold: HeldPlan, np: int, steps: int, timeout_s: float, tell: Tell
+    store: JobStore, hold: HeldPlan, np: int, steps: int, timeout_s: float, tell: OnMessage
 ) -> tuple[Point, Reading]:
     """The point of ``np`` workers, and the last reading of it."""
-    story = Story(tell)
+    messages = Messages(tell)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[Reading] = []
-    for now in looks(store, timeout_s, what, story):
+    for now in looks(store, timeout_s, what, messages):
         hold.check(now)
         ring = len(now.generation.seats) if now.generation is not None else 0
         if "counted" in now.status:
@@ -91,7 +91,7 @@ def _measure(
                 return point, reading
         reason = now.status.get("reason", "")
         step = now.status.get("step", 0)
-        story(f"step {step} with {workers(ring)}: {reason}")
+        messages(f"step {step} with {workers(ring)}: {reason}")
     raise AssertionError("looks() ends with an error")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edl.client.waiting import Story, Tell, looks, running, silent
+from edl.client.waiting import Messages, OnMessage, looks, running, silent
 from edl.coordination.job_store import JobStore
 from edl.core.host.host_discovery import as_hosts
 from edl.core.job.placement import Plan, check_scale, place
@@ -99,17 +99,17 @@ def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None 
     return done
 
 
-def wait_for_size(store: JobStore, np: int, timeout_s: float, tell: Tell = silent) -> Snapshot:
+def wait_for_size(store: JobStore, np: int, timeout_s: float, tell: OnMessage = silent) -> Snapshot:
     """Wait until ``np`` workers train in one ring; the job as it then stands.
 
     Raises:
         TimedOut, JobEnded: they do not.
     """
-    story = Story(tell)
-    for now in looks(store, timeout_s, f"scaling job {store.name} to {np}", story):
+    messages = Messages(tell)
+    for now in looks(store, timeout_s, f"scaling job {store.name} to {np}", messages):
         number = now.generation.number if now.generation else 0
         ring = now.generation.members if now.generation else ()
         if len(ring) == np and {m.id for m in now.members if m.generation >= number} >= {*ring}:
             return now
-        story(f"{len(ring)} of {np} workers train: {now.status.get('reason', '')}")
+        messages(f"{len(ring)} of {np} workers train: {now.status.get('reason', '')}")
     raise AssertionError("looks() ends with an error")

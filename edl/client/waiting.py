@@ -11,17 +11,17 @@ from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
 
 POLL_S = 0.2
 OFFER_S = 5.0  # horovodrun calls its discovery script once a second
-Tell = Callable[[str], None]  # called with sentences about how far it is
+OnMessage = Callable[[str], None]  # called with sentences about how far it is
 
 
 def silent(_told: str) -> None:
     """A ``Tell`` for callers that do not want to hear."""
 
 
-class Story:
+class Messages:
     """Tells on, and knows what was told last."""
 
-    def __init__(self, tell: Tell = silent) -> None:
+    def __init__(self, tell: OnMessage = silent) -> None:
         self._tell = tell
         self.last = ""
 
@@ -49,7 +49,7 @@ def running(store: JobStore, what: str) -> Snapshot:
 
 
 def looks(
-    store: JobStore, timeout_s: float, what: str, story: Story, late: str = ""
+    store: JobStore, timeout_s: float, what: str, messages: Messages, late: str = ""
 ) -> Iterator[Snapshot]:
     """The job as it stands, again and again, until the caller has seen enough.
 
@@ -73,7 +73,7 @@ def looks(
                 state = f"{now.job.state}: {now.job.reason}"
                 raise JobEnded(store.name, f"{what} is not done: job {store.name} is {state}")
         if time.monotonic() >= deadline:
-            parts = filter(None, (away or story.last, late))
+            parts = filter(None, (away or messages.last, late))
             message = f"{what} is not done after {timeout_s:g} s"
             raise TimedOut(store.name, "; ".join((message, *parts)))
         time.sleep(POLL_S)

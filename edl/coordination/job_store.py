@@ -22,7 +22,7 @@ from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.job.plan_hold import Hold
+from edl.core.job.plan_hold import PlanHold
 from edl.core.job.profile import Curve
 from edl.core.records import (
     Event,
@@ -381,15 +381,17 @@ class JobStore:
             raise self._unknown()
         return _optional(Curve, self.paths.profile, answer)
 
-    def hold_profile(self, hold: Hold) -> bool:
+    def hold_profile(self, hold: PlanHold) -> bool:
         """Profile the job from now on, as long as this session lives; False: another one does."""
         return self._put(
             self.paths.profile_hold, hold, lambda values: values["token"] == hold.token
         )
 
-    def profile_hold(self) -> Hold | None:
+    def profile_hold(self) -> PlanHold | None:
         """Who profiles the job now, if anybody does."""
-        return _optional(Hold, self.paths.profile_hold, self._read(get(self.paths.profile_hold))[0])
+        return _optional(
+            PlanHold, self.paths.profile_hold, self._read(get(self.paths.profile_hold))[0]
+        )
 
     def ask_over_profile(self) -> None:
         """Before a plan that somebody has asked for is written: who profiles shall let it stand."""

@@ -10,7 +10,7 @@ from edl.core.records import Event
 RECOVERY = ("detect", "election", "roll_call", "init", "broadcast")
 
 
-def tell(event: Event) -> str:
+def describe(event: Event) -> str:
     """Generation, step, kind and reason; for a switch also what it cost."""
     line = f"generation {event.generation} step {event.step}: {event.kind}: {event.reason}"
     told = cost(event)

@@ -17,7 +17,7 @@ from edl.errors import CoordinationError
 class Stage(StrEnum):
     """Where a worker stands; it moves down this list only."""
 
-    PREPARING = "preparing"  # starting, rehearsing
+    PREPARING = "preparing"  # starting, warming up
     READY = "ready"  # may be taken into the next generation
     ACTIVE = "active"  # in the ring
     LEAVING = "leaving"  # was asked to leave (SIGTERM), still in the ring until a switch
@@ -119,7 +119,7 @@ class KeptSlot(Record):
 
 
 @dataclass(frozen=True)
-class Broken(Record):
+class RingFailure(Record):
     """A worker's report that the ring of ``generation`` failed under it."""
 
     generation: int
@@ -145,8 +145,10 @@ class Member(Record):
     launch: str  # token of the start that its agent made
     stage: Stage = Stage.PREPARING
     generation: int = 0  # the ring it is in; 0: none yet
-    broken: Broken | None = None
-    known: int = 0  # a newcomer's: it has taken note of this generation, and waits for a later one
+    broken: RingFailure | None = None
+    newest_generation: int = (
+        0  # a newcomer's: it has taken note of this generation, and waits for a later one
+    )
 
     @property
     def name(self) -> str:
@@ -296,7 +298,7 @@ def _read(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json(value)
     if "Broken" in text:
-        return None if value is None else Broken.from_json(value)
+        return None if value is None else RingFailure.from_json(value)
     if text.startswith("tuple"):
         if not isinstance(value, list | tuple):
             raise TypeError(f"{value!r} is not a list")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from edl.checkpoint.format import Checkpoint
-from edl.checkpoint.store import Checkpoints, Durable, Place
+from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.records import Event, Generation, JobState
 from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.progress import Position
+from edl.daemon.progress import TrainingProgress
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
 
 logger = logging.getLogger(__name__)
@@ -31,15 +31,15 @@ _NO = ("", "0", "no", "false")
 _YES = ("1", "yes", "true")
 
 
-class Durability:
+class Checkpointing:
     """One worker's part in it. Runs in the training thread; without a daemon in a job of one."""
 
     def __init__(
-        self, config: Config, mailbox: Mailbox, position: Position, daemon: Daemon | None
+        self, config: Config, mailbox: Mailbox, position: TrainingProgress, daemon: Daemon | None
     ) -> None:
         self._config = config
         self._mailbox = mailbox
-        self._position = position
+        self._progress = position
         self._daemon = daemon
         self._checkpoints: Checkpoints | None = None
         self.replica: Durable | None = None
@@ -60,7 +60,7 @@ class Durability:
         """
         if self._checkpoints is not None:
             raise UsageError("edl.checkpoint was called before; a job has one directory")
-        if self._position.has_state or self._position.open:
+        if self._progress.has_state or self._progress.open:
             raise UsageError("call edl.checkpoint before `for epoch in loader.epochs(n)`")
         if not every_s > 0:
             raise UsageError(f"edl.checkpoint: every_s is {every_s}; it must be positive")
@@ -68,7 +68,7 @@ class Durability:
             raise UsageError(f"edl.checkpoint: keep is {keep}; it must be at least 1")
         resume = self._config.resume.strip()
         directory = directory.absolute()
-        place = Place(
+        settings = CheckpointConfig(
             directory=directory,
             every_s=every_s,
             keep=keep,
@@ -77,7 +77,7 @@ class Durability:
             resume_from=self._resume_from(resume, directory),
         )
         saved = self._daemon.put_saved if self._daemon is not None else lambda _path, _step: None
-        checkpoints = Checkpoints(place, self._tell, saved)
+        checkpoints = Checkpoints(settings, self._tell, saved)
         checkpoints.check_directory()
         self._checkpoints = checkpoints
 
@@ -89,10 +89,10 @@ class Durability:
             return directory
         return Path(resume).absolute()
 
-    def begin(self, generation: Generation | None, rehearsed: bool) -> None:
+    def begin(self, generation: Generation | None, warmed_up: bool) -> None:
         """This worker is to bring the job's state and has none: load it, or start afresh.
 
-        ``rehearsed``: its model has trained a batch for nothing, so it cannot start afresh.
+        ``warmed up``: its model has trained a batch for nothing, so it cannot start afresh.
 
         Raises:
             CheckpointError, UsageError: what was asked for cannot be resumed.
@@ -101,36 +101,36 @@ class Durability:
         self._generation = generation.number if generation is not None else 0
         try:
             found = self._restore()
-            if found is None and rehearsed:
+            if found is None and warmed_up:
                 how = ", and nothing was saved: call edl.checkpoint(directory) in the script"
                 if self.saves:
                     how = ", before it was saved"
-                elif self._position.scripted:
+                elif self._progress.scripted:
                     how = "; start the job again from the script's own checkpoint"
                 raise JobFailed(f"all workers died and the job's state with them{how}")
         except EdlError as error:
             self._end_job(str(error))
             raise
         if found is not None:
-            self._tell_resumed(generation, found, rehearsed)
+            self._tell_resumed(generation, found, warmed_up)
 
     def _restore(self) -> Checkpoint | None:
         if self._checkpoints is not None:
             if self.replica is None:
                 raise UsageError("create an edl.Optimizer before `for epoch in loader.epochs(n)`")
-            position = self._position
+            position = self._progress
             return self._checkpoints.restore(position.source, self.replica, position.resume)
         if self._config.resume.strip().lower() not in _NO:
             raise UsageError("cannot resume: the script does not call edl.checkpoint(directory)")
         return None
 
     def _tell_resumed(
-        self, generation: Generation | None, found: Checkpoint, rehearsed: bool
+        self, generation: Generation | None, found: Checkpoint, warmed_up: bool
     ) -> None:
-        step = self._position.step
+        step = self._progress.step
         details: dict[str, object] = {"path": str(found.path)}
         reason = f"resumed from step {step}"
-        if rehearsed and generation is not None and self._daemon is not None:
+        if warmed_up and generation is not None and self._daemon is not None:
             with contextlib.suppress(CoordinationError):
                 lost = details["lost_steps"] = max(0, self._daemon.last_step() - step)
                 reason += f", at least {lost} {'step' if lost == 1 else 'steps'} lost"
@@ -157,7 +157,7 @@ class Durability:
             self.save_last()
             raise SystemExit(0)
         try:
-            at = self._position
+            at = self._progress
             self._checkpoints.save_if_due(at.step, at.source, at.ledger, self.replica)
         except EdlError as error:
             self._end_job(str(error))
@@ -167,9 +167,9 @@ class Durability:
 
     def save_last(self) -> None:
         """Save before the end, if this job saves and this worker has a state; bounded in time."""
-        if self._checkpoints is None or self.replica is None or not self._position.has_state:
+        if self._checkpoints is None or self.replica is None or not self._progress.has_state:
             return
-        at, timeout_s = self._position, self._config.save_timeout_s
+        at, timeout_s = self._progress, self._config.save_timeout_s
         self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
 
     def settle(self) -> None:
@@ -186,7 +186,7 @@ class Durability:
         """Let the job have failed, so that nobody waits for it or starts it again."""
         if self._daemon is None:
             return
-        step = self._position.step
+        step = self._progress.step
         event = Event(time.time(), "job_failed", self._generation, step, reason)
         self._daemon.end_job(JobState.FAILED, reason, event)
         if not self._daemon.flush(FLUSH_S):

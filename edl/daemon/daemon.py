@@ -2,7 +2,7 @@
 
 It never touches the ring and never waits for the training thread. What it learns it puts into
 the mailbox; what the worker wants known (its member node, events) it writes, again and again
-while ZooKeeper is away. When its worker leads, it also runs :class:`edl.leader.leader.Lead`.
+while ZooKeeper is away. When its worker leads, it also runs :class:`edl.leader.leader.LeaderTerm`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from edl.coordination.election import Election
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.job.liveness import gone
-from edl.core.records import Broken, Event, Generation, JobState, Leader, Member, Seat, Stage
+from edl.core.records import Event, Generation, JobState, Leader, Member, RingFailure, Seat, Stage
 from edl.daemon.activity import Watch
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
 from edl.errors import ConfigError, CoordinationError, Deposed, UnknownJob
 from edl.http.client import ask
 from edl.http.signing import Guard, http_key
-from edl.leader.leader import Lead
+from edl.leader.leader import LeaderTerm
 from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
 
@@ -90,7 +90,7 @@ class Daemon:
         self._saved: tuple[str, int] | None = None  # a checkpoint not yet made known
         self._end: _End | None = None
         self._election: Election | None = None
-        self._lead: Lead | None = None
+        self._leader_term: LeaderTerm | None = None
         self._period_s = PERIOD_S
         self._newest = 0
         self._scope = ""
@@ -159,7 +159,7 @@ class Daemon:
 
     def wait_beyond(self, generation: int) -> None:
         """This newcomer is ready, and has taken note of ``generation``, which is not for it."""
-        self.set_stage(Stage.READY, generation=0, known=generation)
+        self.set_stage(Stage.READY, generation=0, newest_generation=generation)
 
     def set_stage(
         self, stage: Stage, generation: int | None = None, known: int | None = None
@@ -177,14 +177,14 @@ class Daemon:
                 own,
                 stage=own.stage if own.stage is Stage.LEAVING and stage is Stage.ACTIVE else stage,
                 generation=own.generation if generation is None else generation,
-                known=own.known if known is None else known,
+                newest_generation=own.newest_generation if known is None else known,
             )
             self._dirty = True
         self._wake.set()
 
     def report_broken(self, generation: int, step: int, exchanges: int) -> None:
         """Say that the ring of ``generation`` failed, and what was complete; see ``Broken``."""
-        self._change_member(broken=Broken(generation, step, exchanges))
+        self._change_member(broken=RingFailure(generation, step, exchanges))
 
     @property
     def run(self) -> str:
@@ -290,7 +290,7 @@ class Daemon:
         if self._session.epoch != self._session_epoch:
             # The old session's nodes are gone; the worker is not. Say so again under the same id.
             self._session_epoch = self._session.epoch
-            self._lead = None
+            self._leader_term = None
             with self._lock:
                 self._dirty = True
         if self._withdrawn:
@@ -318,15 +318,15 @@ class Daemon:
         self._break_ring_of(frozenset(evicted))
         self._depose_the_dead(generation)
         if job.state.over or (generation is not None and not generation.seats):
-            self._lead = None  # nothing is left to decide
+            self._leader_term = None  # nothing is left to decide
         else:
             self._take_lead()
-        if self._lead is not None:
+        if self._leader_term is not None:
             try:
-                self._lead.turn(self._wake.set)
+                self._leader_term.turn(self._wake.set)
             except Deposed as error:
                 logger.info("%s", error)
-                self._lead = None
+                self._leader_term = None
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
         """Free the training thread from a ring that has lost a member, or that nobody wants.
@@ -366,7 +366,7 @@ class Daemon:
     def _resign(self) -> None:
         """Stand for election no more: this worker was given up, though its daemon lives."""
         with self._lock:
-            election, self._election, self._lead = self._election, None, None
+            election, self._election, self._leader_term = self._election, None, None
         if election is not None:
             election.leave()
 
@@ -376,10 +376,10 @@ class Daemon:
         self._election.enter()
         leadership = self._election.leads(self._wake.set)
         if leadership is None:
-            self._lead = None
-        elif self._lead is None or self._lead.term != leadership.term:
+            self._leader_term = None
+        elif self._leader_term is None or self._leader_term.term != leadership.term:
             assert self._member is not None
-            self._lead = Lead(
+            self._leader_term = LeaderTerm(
                 self._config,
                 self._store,
                 leadership,

@@ -2,9 +2,9 @@
 
 The answer of an exchange that broke may be known to some survivors and not to others. So each
 worker counts the exchanges that it has completed, beside its steps, and reports both when its
-ring breaks (:class:`edl.core.records.Broken`). The sync root of the repair is one that has
+ring breaks (:class:`edl.core.records.RingFailure`). The sync root of the repair is one that has
 completed most, and its answer goes to all with its position
-(:meth:`edl.daemon.progress.Position.header`).
+(:meth:`edl.daemon.progress.TrainingProgress.header`).
 If nobody has it, the survivors exchange once more, in the new ring.
 
 Who had missed the step before is brought to it by the same repair, and then comes to the exchange
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from edl import failpoints
-from edl.daemon.progress import Position
+from edl.daemon.progress import TrainingProgress
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import Ring
 
@@ -30,7 +30,7 @@ OUT_OF_PLACE = (
 def exchange(
     values: Sequence[float],
     ring: Ring,
-    position: Position,
+    position: TrainingProgress,
     repair: Callable[[RingBroken, float], None],
 ) -> list[list[float]]:
     """Everybody's ``values`` in rank order.
@@ -56,7 +56,7 @@ def exchange(
     return position.told
 
 
-def check_place(position: Position, finished: bool) -> None:
+def check_place(position: TrainingProgress, finished: bool) -> None:
     """Make sure that the training is between two steps.
 
     Raises:

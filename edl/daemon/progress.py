@@ -3,7 +3,7 @@
 All workers of a ring are at the same position between two steps. It moves when a step is
 complete, and when a generation is adopted; both by pure functions of what all workers know.
 
-A script that keeps its own place in its data (:meth:`Position.leave_data_to_script`) has no
+A script that keeps its own place in its data (:meth:`TrainingProgress.leave_data_to_script`) has no
 ledger. Its position is how often it has saved its state; a step is from one save to the next.
 """
 
@@ -26,7 +26,7 @@ from edl.core.step.ledger import (
 from edl.core.step.progress import Progress
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import StepRecord, global_samples, stopping, wanting_to_stop
-from edl.daemon.sampler import Batch, Shard
+from edl.daemon.sampler import Batch, BatchSampler
 from edl.errors import DataError, UsageError
 
 
@@ -38,13 +38,13 @@ class Receive(Enum):
     ALL = "all"  # a newcomer
 
 
-class Position:
+class TrainingProgress:
     """The position of one worker. ``members`` are worker ids in rank order."""
 
     def __init__(self) -> None:
         self._worker = 0
         self._source: Source | None = None
-        self._shard: Shard | None = None
+        self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the epoch that the others have begun
         self.members: tuple[int, ...] = (0,)
@@ -53,7 +53,7 @@ class Position:
         self.open = False  # a batch is handed out, its step not complete
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None
-        self.filler = False  # the batch is repeated and counts for nothing
+        self.padding = False  # the batch is repeated and counts for nothing
         self.samples_total = 0  # trained by all workers, since this one is in the job
         self.weight = 0  # the samples that count of the batch that was handed out last
         self.exchanges = 0  # how many exchanges between steps the job has made
@@ -96,9 +96,9 @@ class Position:
                 "this script has two edl data loaders; a job trains on one (use the framework's "
                 "own loader for evaluation)"
             )
-        self._worker, self._source, self._shard = worker, source, Shard(source, worker)
+        self._worker, self._source, self._sampler = worker, source, BatchSampler(source, worker)
         self._ledger = self._granted(start_epoch(source.total, 0))
-        self._shard.enter(0)
+        self._sampler.enter(0)
 
     @property
     def attached(self) -> bool:
@@ -111,10 +111,10 @@ class Position:
         return self._source
 
     @property
-    def shard(self) -> Shard:
-        if self._shard is None:
+    def sampler(self) -> BatchSampler:
+        if self._sampler is None:
             raise UsageError("create an edl.DataLoader before training")
-        return self._shard
+        return self._sampler
 
     @property
     def ledger(self) -> Ledger:
@@ -125,7 +125,7 @@ class Position:
     @property
     def samples(self) -> int:
         """How many samples this worker contributes to the open step."""
-        return 0 if self.filler or self.batch is None else self.batch.samples
+        return 0 if self.padding or self.batch is None else self.batch.samples
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
@@ -134,12 +134,12 @@ class Position:
             self._ledger, self._upcoming = self._upcoming, None
         else:
             self._ledger = self._granted(start_epoch(self.source.total, self.ledger.epoch + 1))
-        self.shard.enter(self.ledger.epoch)
+        self.sampler.enter(self.ledger.epoch)
 
-    def begin(self, batch: Batch, filler: bool) -> None:
+    def begin(self, batch: Batch, padding: bool) -> None:
         """A batch is handed out."""
         assert not self.open
-        self.open, self.batch, self.filler = True, batch, filler
+        self.open, self.batch, self.padding = True, batch, padding
         self.weight = self.samples
 
     def complete(self, records: Sequence[StepRecord]) -> None:
@@ -175,7 +175,7 @@ class Position:
         if self.scripted:
             return {"epoch": 0, "wanted": 0, "ledger": 0}
         ledger = self.ledger
-        wanted = self.shard.wanted(ledger)
+        wanted = self.sampler.wanted(ledger)
         return {"epoch": ledger.epoch, "wanted": wanted, "ledger": ledger.digest()}
 
     def progress(self, generation: int, size: int, median_step_s: float, now: float) -> Progress:
@@ -245,7 +245,7 @@ class Position:
                 f"{ledger.total}; every worker must load the same data"
             )
         if receive is Receive.ALL:
-            self.shard.enter(ledger.epoch)
+            self.sampler.enter(ledger.epoch)
         if receive is Receive.STEP:
             assert self.open
             assert int(header["step"]) == self.step + 1
@@ -256,11 +256,11 @@ class Position:
                 self._upcoming, ledger = ledger, replace(self.ledger, free=(), leases=())
             elif ledger.epoch < self.ledger.epoch:
                 ledger = self._granted(start_epoch(ledger.total, self.ledger.epoch))
-        if not self.shard.agrees_with(ledger):
+        if not self.sampler.agrees_with(ledger):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.
-            self.shard.enter(ledger.epoch)
-            self.filler = True
+            self.sampler.enter(ledger.epoch)
+            self.padding = True
             if not self.superseded:
                 self.weight = 0
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
@@ -276,14 +276,14 @@ class Position:
         if saved.finished:  # it was made after the last step of its epoch
             saved = start_epoch(saved.total, saved.epoch + 1)
         self._ledger = self._granted(give_back(saved, ()))
-        self.shard.enter(saved.epoch)
+        self.sampler.enter(saved.epoch)
         self.step, self.has_state = step, True
 
     def _forget_batch(self) -> None:
         """The batch in hand is in the model; the next one is formed after it."""
-        if self.batch is not None and not self.filler:
-            self.shard.trained(self.batch)
-        self.batch, self.filler = None, False
+        if self.batch is not None and not self.padding:
+            self.sampler.trained(self.batch)
+        self.batch, self.padding = None, False
 
     def _granted(self, ledger: Ledger) -> Ledger:
         """``ledger`` with every member holding what it needs to start with."""

@@ -24,7 +24,7 @@ class Batch:
         return len(self.indices)
 
 
-class Shard:
+class BatchSampler:
     """Forms batches from the front of a worker's leases; remembers those not yet trained.
 
     The ledger knows only what was trained. Between the two lie the batches formed ahead; their
@@ -86,7 +86,7 @@ class Shard:
             skipped += batch.samples
         return True
 
-    def rehearsal(self) -> Batch:
+    def warm_up(self) -> Batch:
         """A batch of the epoch's first samples, which will not be counted."""
         count = min(self._source.batch_size, self._source.total)
         return self._cut([(0, count)], count)

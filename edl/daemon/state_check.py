@@ -13,8 +13,8 @@ from typing import NoReturn, Protocol
 
 from edl.core.step.state_check import Digests, Split, due, fold, reason, split_of
 from edl.core.step.step_record import StepRecord
-from edl.daemon.checkpointing import Durability
-from edl.daemon.progress import Position
+from edl.daemon.checkpointing import Checkpointing
+from edl.daemon.progress import TrainingProgress
 from edl.errors import StateDiffers
 from edl.ring.ring import Ring
 
@@ -38,14 +38,14 @@ class StateCheck:
         self,
         every: int,
         ring: Ring,
-        position: Position,
-        durability: Durability,
+        position: TrainingProgress,
+        checkpointing: Checkpointing,
         tell: Callable[..., None],
     ) -> None:
         self._every = every
         self._ring = ring
-        self._position = position
-        self._durability = durability
+        self._progress = position
+        self._checkpointing = checkpointing
         self._tell = tell
         self._digests: Digests = {}
         self.replica: Compared | None = None
@@ -56,7 +56,7 @@ class StateCheck:
 
         The row may have to be sent again, after this step's batch has changed what it may change.
         """
-        position = self._position
+        position = self._progress
         begins_epoch = position.ledger.done == 0
         self.state = self.now() if due(position.step, begins_epoch, self._every) else 0
 
@@ -82,8 +82,8 @@ class StateCheck:
         mine = json.dumps(self._digests).encode()
         tables = {
             worker: json.loads(self._ring.broadcast(mine, rank, "edl.digests"))
-            for rank, worker in enumerate(self._position.members)
+            for rank, worker in enumerate(self._progress.members)
         }
-        why = reason(found, self._position.step, tables)
+        why = reason(found, self._progress.step, tables)
         self._tell("state_differs", why, workers=[f"w{worker}" for worker in found.odd])
-        self._durability.fail(why, StateDiffers)
+        self._checkpointing.fail(why, StateDiffers)

@@ -36,10 +36,10 @@ from edl.core.step.step_record import (
     us,
 )
 from edl.daemon.activity import waits
-from edl.daemon.checkpointing import Durability
+from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.progress import Position, Receive
+from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.state_check import Compared
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError, UsageError
 from edl.http import client
@@ -74,20 +74,20 @@ class Switching:
         config: Config,
         mailbox: Mailbox,
         ring: Ring,
-        position: Position,
+        position: TrainingProgress,
         daemon: Daemon,
-        durability: Durability,
+        checkpointing: Checkpointing,
     ) -> None:
         self._config = config
         self._mailbox = mailbox
         self._ring = ring
-        self._position = position
+        self._progress = position
         self._daemon = daemon
-        self._durability = durability
+        self._checkpointing = checkpointing
         self._seat = Seat(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
         self._repaired_at = -1  # the job's step when its ring was repaired last
-        self._rehearsed = False  # the model has trained a batch for nothing
+        self._warmed_up = False  # the model has trained a batch for nothing
         self.replica: Shared | None = None
         self.generation: Generation | None = None
         self.times = SwitchTimes()
@@ -137,7 +137,7 @@ class Switching:
 
         When all who held the state are dead, newcomers have to lead the job into its restart.
         """
-        self._rehearsed = True
+        self._warmed_up = True
         self._daemon.stand_for_election()
         ready = time.monotonic()
         self._ring.close()
@@ -275,9 +275,9 @@ class Switching:
             elif self._mailbox.job_state.over:
                 raise self._over()
             elif self._ring.place.rank == 0 and time.monotonic() > deadline:
-                self._durability.save_last()
+                self._checkpointing.save_last()
                 size = self._ring.place.size
-                self._durability.fail(
+                self._checkpointing.fail(
                     f"only {workers(size)} left, min_np is {min_np}, and nobody joined within "
                     f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
                 )
@@ -293,7 +293,7 @@ class Switching:
         """
         if self._ring.place.size >= self._daemon.min_np:
             return False
-        return self._position.scripted or self._position.step > self._repaired_at
+        return self._progress.scripted or self._progress.step > self._repaired_at
 
     def finish_together(
         self,
@@ -370,8 +370,8 @@ class Switching:
         logger.warning("w%d: %s", self.worker, error)
         failpoints.reached("broken")
         self._ring.break_()
-        step = self._position.step if self._position.has_state else NO_STATE
-        self._daemon.report_broken(generation, step, self._position.exchanges)
+        step = self._progress.step if self._progress.has_state else NO_STATE
+        self._daemon.report_broken(generation, step, self._progress.exchanges)
         self._ring.close()
         failpoints.reached("reported")
 
@@ -414,7 +414,7 @@ class Switching:
         built = time.monotonic()
         failpoints.reached("built")
         self.generation = generation
-        self._position.adopt(generation.members)
+        self._progress.adopt(generation.members)
         self.on_enter()
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member
@@ -423,7 +423,7 @@ class Switching:
                 self._synchronise(generation)
                 self._synchronised = True  # the first exchange of the job, if it broke in that
         if generation.repairs:
-            self._repaired_at = self._position.step
+            self._repaired_at = self._progress.step
         synchronised = time.monotonic()
         # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
         self._daemon.set_stage(Stage.ACTIVE, generation=generation.number)
@@ -439,17 +439,17 @@ class Switching:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.sync_root)
         assert root is not None
-        if self.worker == generation.sync_root and not self._position.has_state:
-            self._durability.begin(generation, self._rehearsed)
-        mine = json.dumps(self._position.header()).encode()
+        if self.worker == generation.sync_root and not self._progress.has_state:
+            self._checkpointing.begin(generation, self._warmed_up)
+        mine = json.dumps(self._progress.header()).encode()
         header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
         failpoints.reached("broadcast")
         receive = Receive.NOTHING
         if self.worker in generation.joined and self.worker != generation.sync_root:
-            receive = Receive.STEP if self._position.has_state else Receive.ALL
+            receive = Receive.STEP if self._progress.has_state else Receive.ALL
         if generation.joined:
             self.replica.synchronise(self._ring, root, receive)
-        self._position.take_over(header, receive)
+        self._progress.take_over(header, receive)
 
     def _over(self) -> JobFailed:
         """What to raise when others have ended the job."""
@@ -462,10 +462,10 @@ class Switching:
         if not generation.seats:  # whoever saves does not hang, although it completes no step
             self._daemon.set_stage(Stage.LEAVING)
         if last:
-            self._durability.save_last()
-        self._durability.settle()
+            self._checkpointing.save_last()
+        self._checkpointing.settle()
         why = "the job stops" if not generation.seats else "it left the job"
-        self.exit(f"{why} after step {self._position.step} ({generation.reason})")
+        self.exit(f"{why} after step {self._progress.step} ({generation.reason})")
 
     def exit(self, reason: str) -> NoReturn:
         """End this process with success, for ``reason``."""

@@ -11,7 +11,7 @@ Why a switch waits for the next batch instead of happening in ``end_step``: what
 after ``optimizer.step()`` (a scheduler's step, an evaluation at the end of the epoch) belongs to
 the step, and a newcomer must receive the state that follows it (docs/adr/0002).
 
-A newcomer's life: start() -> rehearse in a world of one -> join() -> the four points.
+A newcomer's life: start() -> warm up in a world of one -> join() -> the four points.
 
 A script that keeps its own place in its data has no steps of edl. It calls :meth:`Worker.agree`
 wherever a switch may happen, and :meth:`Worker.boundary` when one is due (docs/adr/0010).
@@ -33,13 +33,13 @@ from edl.core.step import step_record
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, Stop, SwitchTimes, agreed_generation, check
-from edl.daemon.checkpointing import FLUSH_S, Durability
+from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.daemon import Daemon
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
-from edl.daemon.progress import Position
-from edl.daemon.sampler import Batch, Shard
+from edl.daemon.progress import TrainingProgress
+from edl.daemon.sampler import Batch, BatchSampler
 from edl.daemon.state_check import StateCheck
 from edl.daemon.switching import Replica, Shared, Switching
 from edl.errors import RingBroken, RingError, UsageError
@@ -55,27 +55,27 @@ class Worker:
         self._config = config
         self.ring = Ring(collectives, config.own_address)
         self._mailbox = Mailbox()
-        self._position = Position()
+        self._progress = TrainingProgress()
         self._daemon: Daemon | None = None
         self._switching: Switching | None = None
         if config.job is not None:
             self._daemon = Daemon(config, self._mailbox, self.ring)
-        self._durability = Durability(config, self._mailbox, self._position, self._daemon)
+        self._checkpointing = Checkpointing(config, self._mailbox, self._progress, self._daemon)
         if self._daemon is not None:
             self._switching = Switching(
-                config, self._mailbox, self.ring, self._position, self._daemon, self._durability
+                config, self._mailbox, self.ring, self._progress, self._daemon, self._checkpointing
             )
             self._switching.median_step_us = lambda: round(self._pace.median_step_s * 1e6)
             self._switching.on_switch = self._switched
         self._check = StateCheck(
-            config.state_check_steps, self.ring, self._position, self._durability, self.tell
+            config.state_check_steps, self.ring, self._progress, self._checkpointing, self.tell
         )
         self._replica: Replica | None = None
         self._target: int | None = None  # the generation that all agreed to switch to
-        self.rehearsing = False
-        self._provisional_rank = 0  # while rehearsing: the rank it would get, never 0
+        self.warming_up = False
+        self._provisional_rank = 0  # while warming up: the rank it would get, never 0
         self.wants_to_stop = False  # the script: all stop after the next step in whose record it is
-        self.begun = 0  # how many batches were handed out here, rehearsals included
+        self.begun = 0  # how many batches were handed out here, warm-ups included
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
         self._pace = Pace()
@@ -87,7 +87,7 @@ class Worker:
     def start(self) -> None:
         """Take part in the job that the environment names; without one, be a job of one.
 
-        Returns in the ring when the job is starting, and in a world of one, rehearsing, when
+        Returns in the ring when the job is starting, and in a world of one, warming up, when
         the job is already training.
 
         Raises:
@@ -100,21 +100,21 @@ class Worker:
         trains_already = self._switching.start()
         if trains_already is not None:
             self._provisional_rank = max(1, len(trains_already.seats))
-            self.rehearsing = True
+            self.warming_up = True
             self.ring.build_alone()
-            logger.info("w%d rehearses: the job is in %s", self.id, trains_already.number)
+            logger.info("w%d warms up: the job is in %s", self.id, trains_already.number)
 
     def join(self) -> None:
-        """End the rehearsal and enter the ring with the job's state; returns before a batch.
+        """End the warm-up and enter the ring with the job's state; returns before a batch.
 
         Ends the process quietly (SystemExit 0) when the job ends or has no use for this worker.
         """
         assert self._switching is not None
-        assert self.rehearsing
-        self._position.abandon()
-        failpoints.reached("rehearsed")
+        assert self.warming_up
+        self._progress.abandon()
+        failpoints.reached("warmed_up")
         self._switching.join()
-        self.rehearsing = False
+        self.warming_up = False
         assert self._generation is not None
         # The state that came is of before the others' callbacks, which may have changed it.
         self._switched(len(self._generation.previous), self.size)
@@ -129,17 +129,17 @@ class Worker:
         self._drop_step()
         self._finished = True
         if self._switching is None or self._daemon is None:
-            self._durability.save_last()
+            self._checkpointing.save_last()
             return
         if self._pace.steps_here == 1:
             self._log_switch()
         self._switching.finish_together(
-            None if self._position.scripted else self._final_record, self._check.compare
+            None if self._progress.scripted else self._final_record, self._check.compare
         )
         failpoints.reached("finish")
         if self.rank == 0:
-            self._durability.save_last()
-        times = "saves of its state" if self._position.scripted else "steps"
+            self._checkpointing.save_last()
+        times = "saves of its state" if self._progress.scripted else "steps"
         reason = f"trained {self.step} {times}"
         self._daemon.end_job(JobState.FINISHED, reason)
         self._daemon.set_stage(Stage.FINISHED)
@@ -153,16 +153,16 @@ class Worker:
         self.ring.close()
         if self._daemon is not None and not self._finished:
             self._daemon.withdraw()  # the others need not wait for a checkpoint to be written
-        self._durability.settle()
+        self._checkpointing.settle()
         if self._daemon is not None:
             self._daemon.close()
 
     def request_leave(self) -> None:
         """Called by the SIGTERM handler: leave at the next switch, or now if not in the ring."""
-        if self._daemon is None and self._durability.saves:
-            self._durability.stop_requested = True
+        if self._daemon is None and self._checkpointing.saves:
+            self._checkpointing.stop_requested = True
             return
-        if self._daemon is None or self.rehearsing or self.generation == 0:
+        if self._daemon is None or self.warming_up or self.generation == 0:
             raise SystemExit(0)
         if not self._finished:  # else it is about to end anyway, and may be saving its result
             self._daemon.leave_requested = True
@@ -189,7 +189,7 @@ class Worker:
     @property
     def _is_outside(self) -> bool:
         """A newcomer that has not been in a ring of the job can only guess its place."""
-        return self.rehearsing and self._generation is None
+        return self.warming_up and self._generation is None
 
     @property
     def sends_state(self) -> bool:
@@ -216,7 +216,7 @@ class Worker:
     @property
     def step(self) -> int:
         """How many updates the job has made."""
-        return self._position.step
+        return self._progress.step
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
         """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
@@ -225,8 +225,8 @@ class Worker:
     # --- data ---
 
     def attach_source(self, source: Source) -> None:
-        """Declare what is trained on; see :meth:`edl.daemon.progress.Position.attach`."""
-        self._position.attach(source, self.id)
+        """Declare what is trained on; see :meth:`edl.daemon.progress.TrainingProgress.attach`."""
+        self._progress.attach(source, self.id)
 
     def attach_replica(self, replica: Replica) -> None:
         """Declare the state that is shared.
@@ -236,13 +236,13 @@ class Worker:
         """
         if self._replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
-        self._replica = self._durability.replica = self._check.replica = replica
+        self._replica = self._checkpointing.replica = self._check.replica = replica
         if self._switching is not None:
             self._switching.replica = replica
 
     def attach_checkpoints(self, directory: Path, every_s: float, keep: int) -> None:
-        """Save the job's state; see :meth:`edl.daemon.checkpointing.Durability.attach`."""
-        self._durability.attach(directory, every_s, keep)
+        """Save the job's state; see :meth:`edl.daemon.checkpointing.Checkpointing.attach`."""
+        self._checkpointing.attach(directory, every_s, keep)
 
     def leave_data_to_script(self, state: Shared, entered: Callable[[], None]) -> None:
         """The script keeps its own place in its data; ``state`` is what follows the job.
@@ -252,7 +252,7 @@ class Worker:
         Raises:
             UsageError: the script uses edl's own loader, optimizer or checkpoints as well.
         """
-        if self._durability.saves:
+        if self._checkpointing.saves:
             raise UsageError(
                 "edl.checkpoint saves the place in edl's own data loader; a script with an "
                 "elastic state keeps its own checkpoints"
@@ -261,18 +261,18 @@ class Worker:
             raise UsageError(
                 "this script has an edl.Optimizer and an elastic state; a job trains with one"
             )
-        self._position.leave_data_to_script()
+        self._progress.leave_data_to_script()
         if self._switching is not None:
             self._switching.replica = state
             self._switching.on_enter = entered
 
     @property
     def ledger(self) -> Ledger:
-        return self._position.ledger
+        return self._progress.ledger
 
     @property
-    def shard(self) -> Shard:
-        return self._position.shard
+    def sampler(self) -> BatchSampler:
+        return self._progress.sampler
 
     @property
     def epoch(self) -> int:
@@ -287,7 +287,7 @@ class Worker:
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
         self._drop_step()
-        self._position.next_epoch()
+        self._progress.next_epoch()
 
     def begin(self) -> None:
         """All is built, training begins: get the job's state, or load it, or start afresh.
@@ -296,9 +296,9 @@ class Worker:
         """
         if self._switching is not None:
             self._switching.synchronise_if_due()
-        elif not self._position.has_state:
-            self._durability.begin(None, rehearsed=False)
-            self._position.has_state = True
+        elif not self._progress.has_state:
+            self._checkpointing.begin(None, warmed_up=False)
+            self._progress.has_state = True
 
     # --- a step ---
 
@@ -313,7 +313,7 @@ class Worker:
         failpoints.reached("boundary")
         self._mailbox.check()
         if self._switching is None:
-            self._durability.save_if_due(rank=0, generation=0)
+            self._checkpointing.save_if_due(rank=0, generation=0)
             return
         target, self._target = self._target, None
         if target is not None:
@@ -322,14 +322,14 @@ class Worker:
             self._switching.switch(target)
         self._switching.synchronise_if_due()
         self._switching.wait_for_min_np(lambda: self._record(samples=0, position=-1))
-        self._durability.save_if_due(self.rank, self.generation)
+        self._checkpointing.save_if_due(self.rank, self.generation)
 
-    def begin_step(self, batch: Batch, filler: bool = False) -> None:
-        """A batch is handed out. A ``filler`` takes part with no samples."""
-        self._position.begin(batch, filler)
+    def begin_step(self, batch: Batch, padding: bool = False) -> None:
+        """A batch is handed out. A ``padding`` takes part with no samples."""
+        self._progress.begin(batch, padding)
         self.begun += 1
         self._pace.begin()
-        if not self.rehearsing:
+        if not self.warming_up:
             self._check.begin_step()
             self._send_record()
             failpoints.reached("step")
@@ -337,12 +337,12 @@ class Worker:
     @property
     def step_open(self) -> bool:
         """A batch is handed out, and its update not applied yet."""
-        return self._position.open
+        return self._progress.open
 
     @property
     def samples(self) -> int:
         """How many samples this worker contributes to the step."""
-        return self._position.samples
+        return self._progress.samples
 
     @property
     def batch_weight(self) -> int:
@@ -351,22 +351,22 @@ class Worker:
         Raises:
             UsageError: the script keeps its own place in its data.
         """
-        if self._position.scripted:
+        if self._progress.scripted:
             raise UsageError(
                 "edl.batch_weight() is of the batches of edl's data loader; in a script with an "
                 "elastic state give the number of samples: edl.mean(value, weight=len(batch))"
             )
-        return self._position.weight
+        return self._progress.weight
 
     @property
     def batch(self) -> Batch | None:
         """The batch that was handed out and is not trained yet."""
-        return self._position.batch
+        return self._progress.batch
 
     @property
     def batch_size(self) -> int:
         """The nominal batch size of one worker."""
-        return self._position.source.batch_size
+        return self._progress.source.batch_size
 
     def records(self) -> tuple[StepRecord, ...]:
         """Everybody's step records, in rank order; waits for them.
@@ -399,16 +399,16 @@ class Worker:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
         self._repair(error, self._pace.waiting_since)
-        if not self._position.superseded:
+        if not self._progress.superseded:
             self._send_record()
-        return self._position.superseded
+        return self._progress.superseded
 
     def end_step(self) -> None:
         """The update is applied: move the ledger, and see whether to switch before the next."""
-        position = self._position
+        position = self._progress
         if not position.open:
             return
-        if self.rehearsing:
+        if self.warming_up:
             position.open = False
             return
         if position.superseded:  # the others completed this step; their state counts it already
@@ -430,24 +430,24 @@ class Worker:
     @property
     def stop_agreed(self) -> str:
         """Why all workers stop training after the last complete step; empty when they do not."""
-        return self._position.stop
+        return self._progress.stop
 
     def fail(self, reason: str) -> NoReturn:
         """End the job as failed, for all: raises JobFailed with the ``reason``."""
-        self._durability.fail(reason)
+        self._checkpointing.fail(reason)
 
     # --- in place of steps, where the script keeps its own place in its data ---
 
     def beat(self) -> None:
         """The gradients of an update are in, says the script's optimizer: the job moves on."""
         self.begun += 1
-        if not self.rehearsing:
+        if not self.warming_up:
             self._pace.end()
             self._mailbox.report(replace(self._mailbox.progress, updated_at=self._pace.ended))
 
     def saved(self) -> None:
         """The script has saved its state, as all workers do at this point of it."""
-        self._position.saved()
+        self._progress.saved()
 
     def agree(self) -> bool:
         """All are at this point of the script. True when they are to switch: :meth:`boundary`.
@@ -456,7 +456,7 @@ class Worker:
             RingBroken: a worker is gone; see :meth:`repair`.
             RingError: the workers are not at the same point.
         """
-        assert not self.rehearsing
+        assert not self.warming_up
         if self._switching is None:
             return False
         failpoints.reached("boundary")
@@ -485,19 +485,19 @@ class Worker:
     @property
     def ended(self) -> bool:
         """Others have trained to the end; what they have is here."""
-        return self._position.ended
+        return self._progress.ended
 
     def end(self) -> None:
         """The script has trained to its end, and saved: :meth:`finish` is next."""
-        self._position.saved()
-        self._position.ended = True
+        self._progress.saved()
+        self._progress.ended = True
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
         """Everybody's ``values`` in rank order, as many from each; all workers, at the same point.
 
         The same on all, whoever dies meanwhile: those whom the survivors lack are in the answer if
         one of the survivors had it, and then all get it; else the survivors exchange once more.
-        While this worker rehearses, and in a job of one, its own.
+        While this worker warms up, and in a job of one, its own.
 
         A script that keeps its own place in its data is broken off instead, like at any collective.
 
@@ -506,10 +506,10 @@ class Worker:
             RingBroken: to the script that keeps its own place in its data.
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        if self.rehearsing and not self._position.open:
+        if self.warming_up and not self._progress.open:
             return [[float(value) for value in values]]
-        check_place(self._position, self._finished)
-        return exchange(values, self.ring, self._position, self._repair)
+        check_place(self._progress, self._finished)
+        return exchange(values, self.ring, self._progress, self._repair)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
         if self._switching is None:
@@ -522,9 +522,9 @@ class Worker:
         For the next one has the same name. If only this worker has left, the others wait for its
         gradients meanwhile: see :func:`edl.core.job.stall.judge`.
         """
-        if self.rehearsing or self._position.superseded:
+        if self.warming_up or self._progress.superseded:
             return
-        while self._position.open:
+        while self._progress.open:
             try:
                 self.records()
                 return
@@ -534,7 +534,7 @@ class Worker:
 
     def _send_record(self) -> None:
         """Send this worker's row; that the ring is broken may only show in :meth:`records`."""
-        batch, samples = self._position.batch, self._position.samples
+        batch, samples = self._progress.batch, self._progress.samples
         self._records = None
         try:
             position = batch.position if batch is not None and samples else -1
@@ -555,10 +555,10 @@ class Worker:
             worker=self.id,
             samples=samples,
             position=position,
-            known=newest.number if newest is not None else self.generation,
+            newest_generation=newest.number if newest is not None else self.generation,
             stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
             state=self._check.state,
-            **self._position.row(),
+            **self._progress.row(),
             compute_us=self._pace.compute_us,
             **vars(replace(times, first_step_us=self._pace.first_step_us)),
         )
@@ -578,7 +578,7 @@ class Worker:
 
     def _report(self) -> None:
         now, median_step_s = time.monotonic(), self._pace.median_step_s
-        progress = self._position.progress(self.generation, self.size, median_step_s, now)
+        progress = self._progress.progress(self.generation, self.size, median_step_s, now)
         self._mailbox.report(progress)
 
     def _log_switch(self) -> None:

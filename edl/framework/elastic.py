@@ -14,7 +14,7 @@ then called again with the state as it was committed last, or as it is when work
     train(state)
 
 What is edl's own: where all workers agree that a switch is due they raise and switch, and nobody
-has waited for a newcomer until then; a newcomer rehearses, for its function may be broken off and
+has waited for a newcomer until then; a newcomer warms up, for its function may be broken off and
 called again anyway; who has trained to the end hands its state to those whom the death of another
 caught in their last steps (docs/adr/0010).
 """
@@ -46,7 +46,7 @@ REHEARSAL_S = 5.0  # a first commit or check that comes later most likely follow
 _running = False  # the function that elastic.run has wrapped is being called
 
 # What Horovod says of a broken ring; None: it is another error.
-Broken = Callable[[Exception], str | None]
+RingFailure = Callable[[Exception], str | None]
 _STATE_IS_OURS = (
     "elastic.run needs a state of edl's own, whose commit lets workers join and leave: take "
     "elastic.{} of edl, not of horovod"
@@ -71,7 +71,7 @@ class State(ABC):
         self._callbacks: list[Callable[[], None]] = []
         self._training: Worker | None = None  # while the wrapped function runs
         self._began = 0.0  # since when it does
-        self._points = 0  # passed in the rehearsal
+        self._points = 0  # passed in the warm-up
         for name, value in attributes.items():
             setattr(self, name, value)
         self._saved: Any = None
@@ -156,7 +156,7 @@ class State(ABC):
     def _pass(self, commit: bool) -> None:
         """A point of the script at which its function may be left, by all workers alike."""
         worker = self._training
-        if worker is not None and worker.rehearsing:
+        if worker is not None and worker.warming_up:
             self._points += 1
             long = time.monotonic() - self._began >= REHEARSAL_S
             if worker.begun > 0 or self._points > 1 or long:
@@ -200,7 +200,7 @@ class State(ABC):
 def run(
     function: Callable[..., Any],
     failures: tuple[type[Exception], ...],
-    broken: Broken,
+    broken: RingFailure,
     state_name: str,
 ) -> Callable[..., Any]:
     """``elastic.run`` of a framework.
@@ -214,8 +214,8 @@ def run(
     @functools.wraps(function)
     def wrapper(state: State, *arguments: Any, **named: Any) -> Any:
         worker = _enlist(state, state_name)
-        if worker.rehearsing:
-            _rehearse(worker, state, functools.partial(function, state, *arguments, **named))
+        if worker.warming_up:
+            _warm_up(worker, state, functools.partial(function, state, *arguments, **named))
             worker.join()
         worker.begin()
         result = None  # of who trains to the end; others get the state of one that has
@@ -248,14 +248,14 @@ def run(
     return wrapper
 
 
-def rehearsed(worker: Worker) -> None:
-    """An optimizer is about to make an update: end a rehearsal that has made one.
+def warmed_up(worker: Worker) -> None:
+    """An optimizer is about to make an update: end a warm-up that has made one.
 
     Raises:
         HostsUpdatedInterrupt: as if workers had joined.
         UsageError: no wrapped function runs that could be broken off.
     """
-    if worker.rehearsing and worker.begun > 0:
+    if worker.warming_up and worker.begun > 0:
         if not _running:
             raise UsageError(
                 "this script trains outside of elastic.run, so no worker can join or be replaced; "
@@ -283,7 +283,7 @@ def _enlist(state: State, state_name: str) -> Worker:
     return worker
 
 
-def _rehearse(worker: Worker, state: State, train: Callable[[], Any]) -> None:
+def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
     """Call the function alone, until it has made an update: all that it needs is loaded then.
 
     Then undo it, with the class's own way to save and restore.
@@ -293,7 +293,7 @@ def _rehearse(worker: Worker, state: State, train: Callable[[], Any]) -> None:
         with _training(state, worker):
             train()
     except HostsUpdatedInterrupt:
-        logger.debug("w%d has rehearsed", worker.id)
+        logger.debug("w%d has warmed up", worker.id)
     state.restore()
 
 
@@ -315,4 +315,4 @@ def is_running() -> bool:
     return _running
 
 
-__all__ = ["HorovodInternalError", "Plain", "State", "is_running", "rehearsed", "run"]
+__all__ = ["HorovodInternalError", "Plain", "State", "is_running", "run", "warmed_up"]

@@ -19,7 +19,7 @@ def is_refusal(message: str) -> bool:
     return _REFUSAL.search(message) is not None
 
 
-def told_apart(message: str) -> CollectiveFailed | UsageError:
+def classify_error(message: str) -> CollectiveFailed | UsageError:
     """What a collective that failed with ``message`` is to be raised as."""
     if is_refusal(message):
         return UsageError(f"{message} (every worker must build the same model)")

@@ -14,7 +14,7 @@ def batch_weight() -> int:
     """How many samples of this worker's batch count: 0 for one that is repeated as padding.
 
     Of the batch that is being trained, and between two steps of the one that was trained last. A
-    rehearsal's first batch has its samples, though nothing of it counts.
+    warm-up's first batch has its samples, though nothing of it counts.
     """
     return current_worker().batch_weight
 

@@ -92,7 +92,7 @@ def current_worker() -> Worker:
 
 
 def rank() -> int:
-    """This worker's rank in the ring. Never 0 while it rehearses."""
+    """This worker's rank in the ring. Never 0 while it warms up."""
     return current_worker().rank
 
 
@@ -111,7 +111,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many workers of this host are in the ring; 1 while this worker rehearses."""
+    """How many workers of this host are in the ring; 1 while this worker warms up."""
     return current_worker().ring.place.local_size
 
 
@@ -145,9 +145,9 @@ def is_leader() -> bool:
     return worker.leader.worker == worker.id
 
 
-def is_rehearsing() -> bool:
+def is_warming_up() -> bool:
     """Whether this newcomer still trains for nothing, to be warm when it joins."""
-    return current_worker().rehearsing
+    return current_worker().warming_up
 
 
 def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ def attach_source(
     """Declare ``dataset`` with its ``total`` samples, and tell what was left out of it.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.daemon.progress.Position.attach`.
+        DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
     source = Source(total, batch_size, shuffle, seed, prefetch_batches, fingerprint)

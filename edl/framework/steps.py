@@ -1,4 +1,4 @@
-"""The steps of a script's training loop: epochs, batches, fillers, and a newcomer's rehearsal.
+"""The steps of a script's training loop: epochs, batches, padding batches, and a newcomer's warm-up.
 
 What a framework's loader or data set adds is a :class:`Feed`: where the data of the next batch
 comes from.
@@ -26,7 +26,7 @@ class Feed(Protocol):
     def next(self) -> tuple[Batch, bool]:
         """The batch whose data the script gets next; True with it when it is to count for nothing.
 
-        That is a batch of a rehearsal, or one that is repeated because this worker has no
+        That is a batch of a warm-up, or one that is repeated because this worker has no
         samples left before the others do.
         """
 
@@ -52,17 +52,17 @@ class Steps:
         self._unfinished = unfinished
         self._settle = settle
         self._restarts = -1
-        self._rehearsed = False
+        self._warmed_up = False
         self.in_epoch = False
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.
 
-        A newcomer first rehearses: it gets one batch of one epoch, in a world of one, and what
+        A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
         worker = self._worker
-        if worker.rehearsing:
+        if worker.warming_up:
             yield from self._within(worker.epoch)
         self.enter()
         while worker.epoch < count:
@@ -73,7 +73,7 @@ class Steps:
         worker.finish()
 
     def enter(self) -> None:
-        """All is built (and rehearsed): from here on the epoch and the step are the job's.
+        """All is built (and warmed up): from here on the epoch and the step are the job's.
 
         Raises:
             UsageError: the script has trained to its end before.
@@ -83,7 +83,7 @@ class Steps:
                 "this job's training is over; train all epochs in one "
                 "`for epoch in ....epochs(n)`, or in one fit"
             )
-        if self._worker.rehearsing:
+        if self._worker.warming_up:
             self._worker.join()
         self._worker.begin()
 
@@ -97,21 +97,21 @@ class Steps:
         self._settle()
         if worker.step_open:
             raise UsageError(self._unfinished)
-        if worker.rehearsing:
-            if self._rehearsed:
+        if worker.warming_up:
+            if self._warmed_up:
                 return False
-            self._rehearsed = True
+            self._warmed_up = True
             worker.begin_step(feed.next()[0])
             return True
         if worker.epoch_over:
             return False
         feed.settle()
         worker.boundary()
-        if worker.shard.restarts != self._restarts:
-            self._restarts = worker.shard.restarts
+        if worker.sampler.restarts != self._restarts:
+            self._restarts = worker.sampler.restarts
             feed.restart()
-        batch, filler = feed.next()
-        worker.begin_step(batch, filler)
+        batch, padding = feed.next()
+        worker.begin_step(batch, padding)
         return True
 
     def _within(self, epoch: int) -> Iterator[int]:

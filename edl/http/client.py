@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from edl.core.job.liveness import Answer, Liveness
+from edl.core.job.liveness import Liveness, ProbeResult
 from edl.errors import RendezvousFailed
 from edl.http.signing import SCHEME, authorization
 
@@ -70,9 +70,9 @@ class Health:
     told: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ProbeResult:
         """What of it may prove a death: a port may be used again by another worker."""
-        return Answer(self.liveness, self.told.get("worker"))
+        return ProbeResult(self.liveness, self.told.get("worker"))
 
 
 def ask(address: str, port: int, timeout_s: float) -> Health:

@@ -311,7 +311,7 @@ EDITS: tuple[Edit, ...] = (
         reason="an operation that fails ends the whole call of a graph, and the local gradients "
         "in it are gone. Allreduces named edl_gradient* count their failures instead, for "
         "edl/tensorflow/gradient_ops.py to ask after them; and while nothing is to be sent "
-        "(in a world of one, in a rehearsal) they hand on what they get",
+        "(in a world of one, in a warm-up) they hand on what they get",
         anchor="class HorovodAllreduceOp : public AsyncOpKernel {\n",
         replacement="""// How edl's gradients fare in the step that is under way.
 struct EdlGradients {

@@ -19,20 +19,20 @@ from pathlib import Path
 from types import FrameType
 
 from edl.coordination.job_store import JobStore
-from edl.core.event_text import tell
+from edl.core.event_text import describe
 from edl.core.host.agent import (
     FROZEN_S,
-    Decision,
+    AgentDecision,
+    AgentState,
     Ending,
     GiveUp,
-    Loss,
     Outcome,
-    Own,
+    RingDeath,
     Start,
     decide,
     lingers,
     observe,
-    record_loss,
+    record_ring_death,
     relevant,
 )
 from edl.core.host.process import BACKOFF_MAX_S, Process, exited, how, unstarted
@@ -123,7 +123,7 @@ class Agent:
         self._token = uuid.uuid4().hex[:12]
         self._launches = 0
         self._processes: tuple[Process, ...] = ()
-        self._losses: tuple[Loss, ...] = ()
+        self._ring_deaths: tuple[RingDeath, ...] = ()
         self._snapshot: Snapshot | None = None
         self._state = job.state
         self._state_since = 0.0
@@ -210,9 +210,9 @@ class Agent:
             if snapshot is None:
                 return self._alone(now)
             self._arrive(snapshot, now)
-            self._attend(snapshot)
-            self._heed(snapshot)
-            self._stay_away(snapshot)
+            self._handle_signal(snapshot)
+            self._handle_drain(snapshot)
+            self._leave_again(snapshot)
             decision = decide(snapshot, self._own(), now)
             self._act(decision, snapshot, now)
         except UnknownJob as error:
@@ -290,7 +290,9 @@ class Agent:
                 worker_ended(self._store, process, self._host.name, snapshot)
                 self._reported.add(process.launch)
         self._processes = relevant(self._processes, snapshot)
-        self._losses = record_loss(self._losses, self._processes, snapshot, self._token, now)
+        self._ring_deaths = record_ring_death(
+            self._ring_deaths, self._processes, snapshot, self._token, now
+        )
         generation = snapshot.generation.number if snapshot.generation else 0
         step = (generation, int(snapshot.status.get("step", -1)))
         if step != self._step:
@@ -307,15 +309,15 @@ class Agent:
                 self._ended.add(worker)
             # The last line says how the job has ended; that workers end as they should is usual.
             if not event.kind.startswith("job_") and event.kind != "worker_exited":
-                self._output.note(tell(event))
+                self._output.note(describe(event))
 
     def _on_change(self) -> None:
         """From ZooKeeper's threads."""
         self._changed.set()
         self._wake.set()
 
-    def _own(self) -> Own:
-        return Own(
+    def _own(self) -> AgentState:
+        return AgentState(
             host=self._host.name,
             token=self._token,
             processes=self._processes,
@@ -324,7 +326,7 @@ class Agent:
             backoff_max_s=self._backoff_max_s,
             script=self._script,
             draining=self._draining,
-            losses=self._losses,
+            ring_deaths=self._ring_deaths,
             stepped=self._stepped,
             ended=frozenset(self._ended),
             frozen_s=self._frozen_s,
@@ -346,7 +348,7 @@ class Agent:
 
     # --- acts
 
-    def _act(self, decision: Decision, snapshot: Snapshot, now: float) -> None:
+    def _act(self, decision: AgentDecision, snapshot: Snapshot, now: float) -> None:
         for warning in decision.warnings:
             self._note_once(warning)
         for ending in decision.endings:
@@ -437,7 +439,7 @@ class Agent:
         # Only count: the interrupted thread may hold any lock, also that of an event.
         self._signals[signal.Signals(number)] += 1
 
-    def _attend(self, snapshot: Snapshot) -> None:
+    def _handle_signal(self, snapshot: Snapshot) -> None:
         """Carry out the first signal, once."""
         if not self._signals or self._asked or snapshot is self._refused:
             return
@@ -456,7 +458,7 @@ class Agent:
             self._changed.set()
         self._asked = True
 
-    def _heed(self, snapshot: Snapshot) -> None:
+    def _handle_drain(self, snapshot: Snapshot) -> None:
         """Leave the job if somebody asks this host to."""
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._draining or snapshot.job.state.over:
@@ -484,7 +486,7 @@ class Agent:
         self._put_host()
         self._changed.set()
 
-    def _stay_away(self, snapshot: Snapshot) -> None:
+    def _leave_again(self, snapshot: Snapshot) -> None:
         """Leave again: who did not know that this host leaves has planned workers here."""
         name = self._host.name
         if not self._draining or snapshot.job.state.over or not snapshot.plan.get(name):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edl.config import Config
 from edl.core.job import liveness, stall
-from edl.core.job.liveness import Liveness, Quiet
+from edl.core.job.liveness import Liveness, RingIdle
 from edl.core.job.stall import Activity, Report, Stall
 from edl.core.records import Seat, Snapshot
 from edl.core.step.progress import Progress
@@ -30,7 +30,7 @@ class Heard:
     progress: Progress
 
 
-class Witness:
+class FailureDetector:
     """The eyes of the leader ``worker``; to be used by its daemon thread only."""
 
     def __init__(
@@ -75,8 +75,8 @@ class Witness:
 
     def dead(self, snapshot: Snapshot) -> tuple[dict[int, str], frozenset[int]]:
         """Who is proven dead, with the proof; and who has not answered just now."""
-        quiet = self._quiet()
-        asked = liveness.whom_to_ask(snapshot, self._worker, self._age_s, quiet)
+        idle = self._idle()
+        asked = liveness.whom_to_ask(snapshot, self._worker, self._age_s, idle)
         dead: dict[int, str] = {}
         silent = set()
         for worker, health in sorted(self._ask(asked, snapshot).items()):
@@ -84,7 +84,7 @@ class Witness:
             place = "{}:{}".format(*asked[worker])
             if answer.liveness is Liveness.SILENT:
                 silent.add(worker)
-            if (proof := liveness.proof(worker, place, answer, snapshot, quiet)) is not None:
+            if (proof := liveness.proof(worker, place, answer, snapshot, idle)) is not None:
                 dead[worker] = proof
         return dead, frozenset(silent)
 
@@ -152,12 +152,12 @@ class Witness:
     def _quiet_s(self) -> float:
         return time.monotonic() - self.heard.progress.updated_at
 
-    def _quiet(self) -> Quiet:
+    def _idle(self) -> RingIdle:
         progress, doing = self.heard.progress, self._own_activity().doing
         told = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
         least_s = self._config.start_timeout_s if deaf else liveness.FROZEN_S
-        return Quiet(self._quiet_s, progress.median_step_s, told, least_s)
+        return RingIdle(self._quiet_s, progress.median_step_s, told, least_s)
 
 
 def _activity(health: Health) -> Activity | None:

@@ -21,7 +21,7 @@ from edl.core.job.profile import Reading
 from edl.core.job.stall import Activity
 from edl.core.records import Event, Snapshot, Stage
 from edl.core.step.progress import Progress
-from edl.leader.failure_detector import Witness
+from edl.leader.failure_detector import FailureDetector
 from edl.ring.rendezvous import new_scope
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ EVENTS_KEPT = 2000
 EVICTED_KEPT = 20  # that are gone: agents look there for why a process has ended
 
 
-class Lead:
+class LeaderTerm:
     """One term of leadership. :meth:`turn` is called whenever a fact may have changed."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Lead:
         self._store = store
         self._leadership = leadership
         self._log = log
-        self._witness = Witness(config, worker, progress, activity)
+        self._detector = FailureDetector(config, worker, progress, activity)
         self._write_events = write_events
         self._stall = ""
         self._named: set[int] | None = None  # in this stall; None: the ring trains
@@ -80,8 +80,8 @@ class Lead:
         """
         self._write_events()
         snapshot = self._store.snapshot(wake)
-        ages = self._ages(snapshot, self._witness.look(snapshot))
-        dead, silent = self._witness.dead(snapshot)
+        ages = self._ages(snapshot, self._detector.look(snapshot))
+        dead, silent = self._detector.dead(snapshot)
         dead = self._look_for_stall(snapshot) | dead
         decision = decide(snapshot, self.term, ages, self._limits, dead, silent)
         if decision.acts:
@@ -107,7 +107,7 @@ class Lead:
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""
-        stall = self._witness.stall(snapshot)
+        stall = self._detector.stall(snapshot)
         if stall is None:
             self._stall, self._named = "", None
             return {}
@@ -150,7 +150,7 @@ class Lead:
     def _event(
         self, kind: str, reason: str, generation: int | None = None, **details: object
     ) -> Event:
-        progress = self._witness.heard.progress
+        progress = self._detector.heard.progress
         number = progress.generation if generation is None else generation
         return Event(time.time(), kind, number, progress.step, reason, details)
 
@@ -159,7 +159,7 @@ class Lead:
         if now - self._status_at < self._config.status_period_s:
             return
         self._status_at = now
-        told_by, progress = self._witness.heard.worker, self._witness.heard.progress
+        told_by, progress = self._detector.heard.worker, self._detector.heard.progress
         reason = self._stall or self._reason
         if progress.generation == 0 and snapshot.status:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.

@@ -64,7 +64,7 @@ class Ring:
         return self.place.size == 1
 
     def build_alone(self) -> None:
-        """A world of one, without any rendezvous: for rehearsals and jobs of one worker."""
+        """A world of one, without any rendezvous: for warm-ups and jobs of one worker."""
         self._init(0, Place(0, 1, 0, 1, 0, 1, 0), {})
 
     def build(self, generation: Generation, rank: int) -> None:

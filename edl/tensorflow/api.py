@@ -18,7 +18,7 @@ def init(**settings: Any) -> None:
     """Take part in the job that the launcher started this process for.
 
     Without a launcher the script is a job of one worker. In a job that is already training the
-    call returns at once and the script *rehearses*: its first batch counts for nothing.
+    call returns at once and the script *warms up*: its first batch counts for nothing.
     A second call does nothing. ``settings``: fields of :class:`edl.config.Config`.
 
     Raises:

@@ -31,7 +31,7 @@ from edl.core.step.step_record import Table
 from edl.daemon.activity import waits
 from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
-from edl.framework.horovod_errors import told_apart
+from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
 
 WAITING = FOR_GRADIENTS
@@ -50,7 +50,7 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
             return function(*arguments, **named)
     except (tf.errors.OpError, HorovodInternalError) as error:
         message = _TAIL.sub("", str(getattr(error, "message", error)))
-        raise told_apart(message) from error
+        raise classify_error(message) from error
 
 
 class TensorFlowCollectives:

@@ -35,7 +35,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.
 
-        A newcomer first rehearses: it gets one batch of one epoch, in a world of one, and what
+        A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
         now = training.current()

@@ -29,7 +29,7 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 @dataclass
 class _Entry:
     batch: Batch
-    filler: bool
+    padding: bool
     read: bool = False
     error: EdlError | None = None  # it could not be loaded
 
@@ -58,7 +58,7 @@ class PipelineFeed:
             self._unread.clear()
             self._formed = deque(entry for entry in self._formed if entry.read)
             for entry in self._formed:
-                entry.filler = True
+                entry.padding = True
 
     def next(self) -> tuple[Batch, bool]:
         """See :class:`edl.framework.steps.Feed`.
@@ -69,18 +69,18 @@ class PipelineFeed:
         worker = self._worker
         with self._change:
             self._begun = True
-            if worker.rehearsing:
-                self._put(worker.shard.rehearsal(), False)
+            if worker.warming_up:
+                self._put(worker.sampler.warm_up(), False)
             else:
-                while len(self._formed) <= AHEAD and (batch := worker.shard.form(worker.ledger)):
+                while len(self._formed) <= AHEAD and (batch := worker.sampler.form(worker.ledger)):
                     self._put(batch, False)
             if not self._formed:
-                self._put(worker.shard.rehearsal(), True)
+                self._put(worker.sampler.warm_up(), True)
             entry = self._formed.popleft()
             self._change.notify_all()
         if entry.error is not None:
             raise entry.error
-        return entry.batch, entry.filler
+        return entry.batch, entry.padding
 
     def skip(self) -> None:
         """The batch of the step that has begun is not read through the pipeline."""
@@ -90,7 +90,7 @@ class PipelineFeed:
     def end(self) -> None:
         """End all readers: no batch follows. What they have read and nobody trained is gone."""
         with self._change:
-            self._gave_up |= any(not entry.filler for entry in self._formed)
+            self._gave_up |= any(not entry.padding for entry in self._formed)
             self._reader += 1
             self._formed.clear()
             self._unread.clear()
@@ -101,7 +101,7 @@ class PipelineFeed:
         with self._change:
             gave_up, self._gave_up = self._gave_up, False
         if gave_up:
-            self._worker.shard.restart()
+            self._worker.sampler.restart()
 
     def close(self) -> None:
         """End all readers, and let them leave, for the interpreter is about to go."""
@@ -122,8 +122,8 @@ class PipelineFeed:
         if number == self._iteration:
             self.end()
 
-    def _put(self, batch: Batch, filler: bool) -> None:
-        entry = _Entry(batch, filler)
+    def _put(self, batch: Batch, padding: bool) -> None:
+        entry = _Entry(batch, padding)
         self._formed.append(entry)
         self._unread.append(entry)
 
@@ -181,7 +181,7 @@ class PipelineFeed:
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
             self.trial = True
-            return _Entry(self._worker.shard.rehearsal(), True, read=True)
+            return _Entry(self._worker.sampler.warm_up(), True, read=True)
         waited = 0.0
         while self._reader == number and not self._unread:
             if not self._change.wait(LOOK_S):

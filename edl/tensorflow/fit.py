@@ -4,7 +4,7 @@ Keras tells of each batch before it takes it and after it has trained it, so a c
 what the loop of :mod:`edl.framework.steps` does elsewhere. What it cannot know by itself:
 
 - in which epoch to begin, when the job is already training: ``fit`` reads that from the model
-  after ``on_train_begin``, where the newcomer has rehearsed and joined;
+  after ``on_train_begin``, where the newcomer has warmed up and joined;
 - when an epoch ends, since a resize changes how many steps it has. If the data set simply ended,
   Keras would take the steps of the first epoch for those of every epoch. So an epoch ends with
   Keras' ``stop_training``, which is taken back when the epoch has ended;
@@ -13,7 +13,7 @@ what the loop of :mod:`edl.framework.steps` does elsewhere. What it cannot know 
   =====================  =================================  =====================================
   hook                   first: ``KerasCallback``           last: ``_Last``
   =====================  =================================  =====================================
-  ``on_train_begin``     builds the model                   rehearses, joins: the job's state
+  ``on_train_begin``     builds the model                   warms up, joins: the job's state
                                                             replaces what the others have set up
   ``on_epoch_begin``     the job's next epoch               a newcomer in the midst of an epoch
                                                             takes back what the others did again
@@ -173,8 +173,8 @@ class _Last(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         now = self._training
-        if now.worker.rehearsing:
-            self._rehearse()
+        if now.worker.warming_up:
+            self._warm_up()
         now.steps.enter()
         # Where fit looks for the epoch to begin with.
         self.model._initial_epoch = now.worker.epoch
@@ -230,7 +230,7 @@ class _Last(keras.callbacks.Callback):
         logger.info("%s", told)
         worker.tell("training_stopped", told)
 
-    def _rehearse(self) -> None:
+    def _warm_up(self) -> None:
         """Train the first batch for nothing, so that the graph is built before the join."""
         now = self._training
         arriving = iter(now.newest_dataset)

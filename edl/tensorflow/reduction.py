@@ -28,7 +28,7 @@ from edl.core.step.weighting import Reduction, average_correction, reduction, se
 from edl.daemon import activity
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError, UsageError
-from edl.framework.horovod_errors import told_apart
+from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
@@ -234,7 +234,7 @@ class GradientReduction:
         if self._is_trial():
             return Verdict.SKIP, False
         self._check()
-        if worker.rehearsing:
+        if worker.warming_up:
             return Verdict.APPLY, False
         try:
             way = self._way(worker.records())
@@ -331,7 +331,7 @@ class GradientReduction:
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build once what sends, while nobody waits for it: in a rehearsal, say."""
+        """Build once what sends, while nobody waits for it: in a warm-up, say."""
         if gradient_ops.AVAILABLE and not self._traced:
             self._announce(False)
             gradient_ops.averages([gradient_ops.on_wire(gradient) for gradient in gradients])
@@ -382,7 +382,7 @@ class GradientReduction:
         change nothing.
         """
         worker = self._worker
-        if worker.rehearsing:
+        if worker.warming_up:
             return _Way(Verdict.APPLY)
         while True:
             error, self._broken = self._broken, None
@@ -423,7 +423,7 @@ class GradientReduction:
         if failure is None:
             failpoints.reached("averaged")
             return
-        if isinstance(found := told_apart(failure), UsageError):
+        if isinstance(found := classify_error(failure), UsageError):
             here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
             raise UsageError(f"{found}; the same variables must have a gradient on all: {here}")
         raise RingBroken(self._worker.generation, failure)

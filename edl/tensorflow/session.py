@@ -115,7 +115,7 @@ class _GraphJob:
         now.finish_step()
         if worker.step_open:
             return
-        if worker.rehearsing and not self._tried:
+        if worker.warming_up and not self._tried:
             self._tried = True
             now.steps.begin()
             return

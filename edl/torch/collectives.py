@@ -19,7 +19,7 @@ from edl.daemon.activity import waits
 from edl.errors import UsageError
 from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
-from edl.framework.horovod_errors import told_apart
+from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
 
 # Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
@@ -40,7 +40,7 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except HorovodInternalError as error:
-        raise told_apart(str(error)) from error
+        raise classify_error(str(error)) from error
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UsageError(f"Horovod cannot reduce this: {error}") from error
 

@@ -70,7 +70,7 @@ from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 
 from edl.daemon.activity import waits
 from edl.errors import UsageError
-from edl.framework.elastic import rehearsed
+from edl.framework.elastic import warmed_up
 from edl.framework.process import (
     cross_rank,
     cross_size,
@@ -103,7 +103,7 @@ def DistributedOptimizer(
     plainly = distributed.synchronize
 
     def synchronize_and_tell() -> None:
-        rehearsed(worker)
+        warmed_up(worker)
         plainly()
         worker.beat()
 

@@ -87,7 +87,7 @@ class DataLoader:
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.
 
-        A newcomer first rehearses: it gets one batch of one epoch, in a world of one, and what
+        A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
         return self._steps.epochs(count)
@@ -136,7 +136,7 @@ class _LoaderFeed:
         """See :class:`edl.framework.steps.Feed`."""
         worker = self._worker
         fresh = next(self._arriving, _NONE)
-        if fresh is _NONE and (worker.rehearsing or worker.shard.has_more(worker.ledger)):
+        if fresh is _NONE and (worker.warming_up or worker.sampler.has_more(worker.ledger)):
             # At the start, and when leases came after the loader had read the last one.
             self._arriving = self._load()
             fresh = next(self._arriving)
@@ -145,7 +145,7 @@ class _LoaderFeed:
             return self._formed.popleft(), False
         if self.data is _NONE:
             self.data = self._any_data()
-        return worker.shard.rehearsal(), True
+        return worker.sampler.warm_up(), True
 
     def _load(self) -> Iterator[Any]:
         """PyTorch's batches, from now on.
@@ -168,17 +168,17 @@ class _LoaderFeed:
     def _form(self) -> Batch | None:
         """Called by PyTorch's loader when it wants to load one more batch."""
         worker = self._worker
-        if worker.rehearsing:
-            batch = None if self._formed else worker.shard.rehearsal()
+        if worker.warming_up:
+            batch = None if self._formed else worker.sampler.warm_up()
         else:
-            batch = worker.shard.form(worker.ledger)
+            batch = worker.sampler.form(worker.ledger)
         if batch is not None:
             self._formed.append(batch)
         return batch
 
     def _any_data(self) -> Any:
         """A batch to repeat with weight zero, for a worker that has not had one of its own yet."""
-        indices = self._worker.shard.rehearsal().indices.tolist()
+        indices = self._worker.sampler.warm_up().indices.tolist()
         dataset = self._loader.dataset
         collate = self._loader.collate_fn
         assert collate is not None

@@ -148,7 +148,7 @@ class GradientReduction:
         for gradient in self._gradients:
             if gradient.computed != worker.begun:
                 self._refuse_leftover(gradient, since=0)
-        while not worker.rehearsing:
+        while not worker.warming_up:
             try:
                 self._reduce()
                 break
@@ -160,7 +160,7 @@ class GradientReduction:
                     self._drop(torch.inf if self._last_step.skipped else 0.0)
                     break
         self._done_step = worker.begun
-        if not worker.rehearsing:
+        if not worker.warming_up:
             failpoints.reached("reduced")
 
     def synchronize(self) -> None:
@@ -254,7 +254,7 @@ class GradientReduction:
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
-        if not (worker.rehearsing or worker.ring.alone or self._broken) and worker.samples:
+        if not (worker.warming_up or worker.ring.alone or self._broken) and worker.samples:
             self._send(gradient)
 
     def _backward_ended(self) -> None:

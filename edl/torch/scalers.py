@@ -34,7 +34,7 @@ class Scalers:
     """The enabled scalers in the order in which the script first used them, the same everywhere.
 
     A state may come before the script uses its scaler here: from a checkpoint, as a rule. Then it
-    waits. Or a scaler was used in the rehearsal of a newcomer, and the job has used none yet: then
+    waits. Or a scaler was used in the warm-up of a newcomer, and the job has used none yet: then
     it begins anew.
     """
 

@@ -74,7 +74,7 @@ def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
 
 def test_a_newcomer_before_it_is_ready(tmp_path: Path, zk_hosts: str) -> None:
     """The others never notice; its agent replaces it, since nobody has heard of it for long."""
-    faults = [[fault("rehearsed", "new", signal="STOP")]]
+    faults = [[fault("warmed_up", "new", signal="STOP")]]
     with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
         scale_out(job)
         job.wait_for_strikes()

@@ -94,7 +94,7 @@ STEPS = [
 ]
 
 
-class Broken(Trial):
+class RingFailure(Trial):
     """A job whose ring breaks as :data:`HISTORIES` say."""
 
     samples = 500  # an epoch has 42 steps; the last one is uneven
@@ -127,7 +127,7 @@ class Broken(Trial):
                     assert later in place.met, self.story(f"{name}: rank {rank} {met}")
 
 
-class HorovodrunBroken(Broken, HorovodrunTrial):
+class HorovodrunBroken(RingFailure, HorovodrunTrial):
     """The same, started by `horovodrun`."""
 
 
@@ -140,7 +140,7 @@ WAYS = {
 SHORT = ("torch", "function")
 
 
-def met_alike(kind: type[Broken], way: str, directory: Path, zookeeper: str) -> None:
+def met_alike(kind: type[RingFailure], way: str, directory: Path, zookeeper: str) -> None:
     environment = WAYS[way] | {"EDL_SWITCH_TIMEOUT_S": "30"}
     with trial(directory, zookeeper, np=3, kind=kind, environment=environment) as job:
         job.wait_for_step(STEPS[0], START_S)
@@ -154,7 +154,7 @@ def met_alike(kind: type[Broken], way: str, directory: Path, zookeeper: str) -> 
     "way", [pytest.param(way, marks=[pytest.mark.chaos_short] * (way in SHORT)) for way in WAYS]
 )
 def test_whatever_each_had_of_the_step(way: str, tmp_path: Path, zk_hosts: str) -> None:
-    met_alike(Broken, way, tmp_path, zk_hosts)
+    met_alike(RingFailure, way, tmp_path, zk_hosts)
 
 
 @pytest.mark.parametrize("way", ["torch", "function", "fit", "graph"])

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.chaos]
 
 STEP = ("boundary", "step", "gradient", "records", "reduced", "applied", "exchange", "exchanged")
 SWITCH = ("agreed", "closed", "build", "built", "broadcast")
-NEWCOMER = ("rehearsed", "build", "built", "broadcast")
+NEWCOMER = ("warmed_up", "build", "built", "broadcast")
 REPAIR = ("broken", "reported", "build", "built", "broadcast")
 LEADING = ("deciding", "decided")
 Groups = Sequence[Sequence[Fault]]

@@ -67,7 +67,7 @@ CASES = {
     "as a newcomer, below min_np": Case(
         [
             [fault("gradient")],
-            [fault("rehearsed", "new")],
+            [fault("warmed_up", "new")],
             [fault("build", "new")],
             [fault("built", "new")],
             [fault("broadcast", "new")],

@@ -94,7 +94,7 @@ class Worker:
         if generation is None:
             return True
         if generation.rank_of(self.member.id) is None:
-            self.say(known=generation.number)
+            self.say(newest_generation=generation.number)
             return self.member.generation == 0 and bool(generation.seats)
         self.size = len(generation.seats)
         if self.member.generation < generation.number:

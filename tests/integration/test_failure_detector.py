@@ -23,12 +23,12 @@ from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
 from edl.core.step.progress import Progress
 from edl.daemon.mailbox import Mailbox
 from edl.http.server import DaemonServer
-from edl.leader.failure_detector import Witness
+from edl.leader.failure_detector import FailureDetector
 
 pytestmark = [pytest.mark.integration]
 
 HERE = "127.0.0.1"
-WAITS = Activity("waiting for the leader's next generation", "train.py:9", "rehearsed", 99.0)
+WAITS = Activity("waiting for the leader's next generation", "train.py:9", "warmed_up", 99.0)
 BUSY = Activity(IN_USER_CODE, "train.py:33", "step", 0.1)
 
 
@@ -46,7 +46,7 @@ class Ring:
         self.generation = Generation(7, 1, seats, 0, (), (), "so it began")
         self.mailbox = Mailbox(2)
         config = Config(address=HERE, stall_s=0.1)
-        self.witness = Witness(config, 2, lambda: self.mailbox.progress, lambda: WAITS)
+        self.detector = FailureDetector(config, 2, lambda: self.mailbox.progress, lambda: WAITS)
 
     def health(self) -> dict[str, object]:
         quiet_at = time.monotonic() - self.quiet_s
@@ -76,25 +76,27 @@ def listening() -> Iterator[int]:
 
 
 def test_how_far_the_job_is(ring: Ring) -> None:
-    ring.witness.look(ring.snapshot(0, 1))
-    heard = ring.witness.heard
+    ring.detector.look(ring.snapshot(0, 1))
+    heard = ring.detector.heard
     assert (heard.worker, heard.progress.step, heard.progress.epoch_done) == (0, 40, 30)
     assert time.monotonic() - heard.progress.updated_at < 1.0
     own = Progress(generation=8, step=41)
     ring.mailbox.report(own)
-    ring.witness.look(ring.snapshot(0, 1))
-    assert (ring.witness.heard.worker, ring.witness.heard.progress) == (2, own), "it is in the ring"
+    ring.detector.look(ring.snapshot(0, 1))
+    assert (ring.detector.heard.worker, ring.detector.heard.progress) == (2, own), (
+        "it is in the ring"
+    )
 
 
 def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None:
     """However long the newcomer itself has not trained."""
     ring.mailbox.report(Progress(updated_at=time.monotonic() - 60.0))
     now = ring.snapshot(0)
-    ring.witness.look(now)
-    assert ring.witness.dead(now) == ({}, {1})
+    ring.detector.look(now)
+    assert ring.detector.dead(now) == ({}, {1})
     ring.quiet_s = 5.0
-    ring.witness.look(now)
-    dead, _ = ring.witness.dead(now)
+    ring.detector.look(now)
+    dead, _ = ring.detector.dead(now)
     assert list(dead) == [1]
     assert "no step completes for 5." in dead[1]
 
@@ -105,22 +107,22 @@ def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Rin
     seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in (cut_off, ring.members[1]))
     ring.generation = replace(ring.generation, seats=seats)
     now, hasty = ring.snapshot(), Config(address=HERE, start_timeout_s=1.0)
-    impatient = Witness(hasty, 2, lambda: Mailbox(2).progress, lambda: WAITS)
+    impatient = FailureDetector(hasty, 2, lambda: Mailbox(2).progress, lambda: WAITS)
     time.sleep(1.2)  # a ring of which it had heard would stand
-    for witness, dead in ((ring.witness, set()), (impatient, {0, 1})):
-        witness.look(now)
-        assert witness.dead(now)[0].keys() == dead
+    for detector, dead in ((ring.detector, set()), (impatient, {0, 1})):
+        detector.look(now)
+        assert detector.dead(now)[0].keys() == dead
 
 
 def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
     ring.mailbox.report(Progress(updated_at=time.monotonic() - 60.0))
     time.sleep(0.3)  # it leads for longer than stall_s and 20 steps
     now = ring.snapshot(0, 1)
-    ring.witness.look(now)
-    assert ring.witness.stall(now) is None
+    ring.detector.look(now)
+    assert ring.detector.stall(now) is None
     ring.quiet_s = 5.0
-    ring.witness.look(now)
-    stall = ring.witness.stall(now)
+    ring.detector.look(now)
+    stall = ring.detector.stall(now)
     assert stall is not None
     assert stall.reason.startswith("stalled in step 41: w1 (rank 1, host h) does not answer")
 

@@ -71,8 +71,8 @@ class Membership(RuleBasedStateMachine):
         self.world.agents()
 
     @rule(pick=PICK)
-    def rehearsed(self, pick: int) -> None:
-        self.on(pick, self.world.rehearsed)
+    def warmed_up(self, pick: int) -> None:
+        self.on(pick, self.world.warmed_up)
 
     @rule(pick=PICK)
     def node_is_written(self, pick: int) -> None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
-    Broken,
     Generation,
     Host,
     Job,
     JobState,
     Member,
     Request,
+    RingFailure,
     Seat,
     Snapshot,
     Stage,
@@ -137,10 +137,10 @@ class World:
         self.workers[number] = Worker(member, hangs, sleeps)
         self.nodes[number] = member
 
-    def rehearsed(self, w: Worker) -> None:
+    def warmed_up(self, w: Worker) -> None:
         if w.works and not w.hangs and w.member.stage is Stage.PREPARING:
             known = w.seen.number if w.seen else 0
-            w.member = replace(w.member, stage=Stage.READY, known=known)
+            w.member = replace(w.member, stage=Stage.READY, newest_generation=known)
 
     def sigterm(self, w: Worker) -> None:
         if w.works and w.member.generation == 0:
@@ -243,7 +243,7 @@ class World:
             if w.step >= 0:
                 self.exit(w)
             elif not w.sleeps:
-                w.member = replace(w.member, known=generation.number)
+                w.member = replace(w.member, newest_generation=generation.number)
         elif w.sleeps and generation.previous and w.step < 0:
             return
         elif w.step >= 0 or not generation.previous or self._called(generation):
@@ -276,7 +276,7 @@ class World:
         if w.works and w.entered:
             self._fail(w, w.target)
 
-    def hopeless(self, number: int) -> bool:
+    def unrecoverable(self, number: int) -> bool:
         """Whether a rendezvous can never be complete: somebody will not come."""
 
         asleep = bool(self.generation(number).previous)
@@ -291,8 +291,8 @@ class World:
 
     def _fail(self, w: Worker, number: int) -> None:
         w.failed, w.ring, w.target, w.entered = number, 0, 0, False
-        known = number if w.step < 0 else w.member.known
-        w.member = replace(w.member, broken=Broken(number, w.step), known=known)
+        known = number if w.step < 0 else w.member.newest_generation
+        w.member = replace(w.member, broken=RingFailure(number, w.step), newest_generation=known)
 
     # --- the leader ---
 
@@ -460,9 +460,9 @@ class World:
         for number in recent:
             self.build(number)
         for w in present:
-            if w.entered and self.hopeless(w.target):
+            if w.entered and self.unrecoverable(w.target):
                 self.give_up(w)
-        each(self.rehearsed)
+        each(self.warmed_up)
         each(self.write)
 
     def lead(self) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from edl.checkpoint import format as files
-from edl.checkpoint.store import Checkpoints, Place
+from edl.checkpoint.store import CheckpointConfig, Checkpoints
 from edl.config import Config
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
-from edl.daemon.checkpointing import Durability
+from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.progress import Position
+from edl.daemon.progress import TrainingProgress
 from edl.errors import CheckpointError, UsageError
 
 SOURCE = Source(total=100, batch_size=4, shuffle=True, seed=7, prefetch_batches=0)
@@ -45,15 +45,17 @@ class Start:
         self.told: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
         self.replica = Replica()
-        self.position = Position()
+        self.position = TrainingProgress()
         self.position.attach(source, 0)
-        place = Place(directory, every_s=1000.0, keep=3, job="digits", run=run, resume_from=resume)
+        config = CheckpointConfig(
+            directory, every_s=1000.0, keep=3, job="digits", run=run, resume_from=resume
+        )
         self.checkpoints = Checkpoints(
-            place, self._tell, lambda _path, step: self.saved.append(step)
+            config, self._log, lambda _path, step: self.saved.append(step)
         )
         self.checkpoints.check_directory()
 
-    def _tell(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
+    def _log(self, kind: str, step: int, reason: str, details: Mapping[str, object]) -> None:
         self.told.append((kind, step, reason))
 
     def save(self, step: int) -> None:
@@ -244,11 +246,11 @@ def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
     assert start.saved == []
 
 
-def durability(**settings: Any) -> Durability:
+def checkpointing(**settings: Any) -> Checkpointing:
     config = Config(**settings)
-    position = Position()
+    position = TrainingProgress()
     position.attach(SOURCE, 0)
-    return Durability(config, Mailbox(), position, None)
+    return Checkpointing(config, Mailbox(), position, None)
 
 
 @pytest.mark.parametrize(
@@ -258,17 +260,17 @@ def durability(**settings: Any) -> Durability:
 def test_wrong_values(tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
     arguments = {"directory": tmp_path, "every_s": 1.0, "keep": 1, **values}
     with pytest.raises(UsageError, match=sentence):
-        durability().attach(**arguments)
+        checkpointing().attach(**arguments)
 
 
 def test_wrong_moments(tmp_path: Path) -> None:
-    one = durability()
+    one = checkpointing()
     one.attach(tmp_path, 1.0, 1)
     with pytest.raises(UsageError, match="was called before"):
         one.attach(tmp_path, 1.0, 1)
     with pytest.raises(UsageError, match=r"create an edl\.Optimizer"):
-        one.begin(None, rehearsed=False)
-    late = durability()
+        one.begin(None, warmed_up=False)
+    late = checkpointing()
     late._position.has_state = True
     with pytest.raises(UsageError, match=r"before `for epoch in loader\.epochs"):
         late.attach(tmp_path, 1.0, 1)
@@ -277,9 +279,9 @@ def test_wrong_moments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", ["1", "TRUE", "/somewhere"])
 def test_resuming_a_script_that_saves_nothing(resume: str) -> None:
     with pytest.raises(UsageError, match=r"the script does not call edl.checkpoint"):
-        durability(resume=resume).begin(None, rehearsed=False)
+        checkpointing(resume=resume).begin(None, warmed_up=False)
 
 
 @pytest.mark.parametrize("resume", ["", "0", "no"])
 def test_not_resuming(resume: str) -> None:
-    durability(resume=resume).begin(None, rehearsed=False)
+    checkpointing(resume=resume).begin(None, warmed_up=False)

@@ -21,7 +21,7 @@ from edl.cli.status import table
 from edl.cli.worker import _reachable
 from edl.client.status import summary
 from edl.config import Config, HorovodSlot
-from edl.core.event_text import cost, tell
+from edl.core.event_text import cost, describe
 from edl.core.records import (
     Event,
     Generation,
@@ -353,7 +353,7 @@ def test_events() -> None:
     assert values["workers"]["w2"]["stall_s"] == 0.125
     assert "gen 2    step 40       switch             w2 joined" in aligned(SWITCH)
     assert aligned(SWITCH).endswith("[stall w2 125 ms, w10 250 ms]")
-    assert tell(SWITCH) == (
+    assert describe(SWITCH) == (
         "generation 2 step 40: switch: w2 joined: 2 -> 3 workers, 3 wanted "
         "(stall w2 125 ms, w10 250 ms)"
     )
@@ -362,4 +362,4 @@ def test_events() -> None:
         "w2: detect 15, election 40, roll-call 20, init 50, broadcast 10 ms"
     )
     plain = Event(0.0, "leader", 0, 0, "w0 leads in term 1")
-    assert tell(plain) == "generation 0 step 0: leader: w0 leads in term 1"
+    assert describe(plain) == "generation 0 step 0: leader: w0 leads in term 1"

@@ -19,7 +19,7 @@ from edl.config import Config
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
 from edl.core.job.topology import place
-from edl.core.records import Broken, Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, SwitchTimes
 from edl.daemon.progress import Receive
@@ -59,7 +59,7 @@ class World:
     failed: dict[tuple[int, str, int], Fault] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)  # generations
     dead: set[int] = field(default_factory=set)
-    reports: dict[int, Broken] = field(default_factory=dict)
+    reports: dict[int, RingFailure] = field(default_factory=dict)
     headers: dict[int, dict[str, Any]] = field(default_factory=dict)
     complete: int = 0  # collectives
 
@@ -94,7 +94,7 @@ class World:
                 raise RingBroken(generation.number, f"in {name}")
             return [rows[member] for member in generation.members]
 
-    def repair(self, worker: int, report: Broken) -> Generation:
+    def repair(self, worker: int, report: RingFailure) -> Generation:
         """Report, and wait for what the leader makes of all reports."""
         with self.lock:
             self.broken.add(report.generation)
@@ -185,7 +185,7 @@ class MemorySwitching:
 
     def repair(self, _error: Exception, _since: float) -> None:
         position, world = self._mine._position, self._ring.world
-        report = Broken(self.generation.number, position.step, position.exchanges)
+        report = RingFailure(self.generation.number, position.step, position.exchanges)
         now = self._ring.generation = world.repair(self.worker, report)
         position.adopt(now.members)
         header = world.header(now, self.worker, {**position.header(), "model": self.model})
@@ -212,7 +212,7 @@ def train(worker: Worker) -> list[list[list[float]]]:
     switching: Any = worker._switching
     ring: Any = worker.ring
     while worker.step < STEPS:
-        batch = worker.shard.form(worker.ledger)
+        batch = worker.sampler.form(worker.ledger)
         assert batch is not None
         worker.begin_step(batch)
         while True:
@@ -296,7 +296,7 @@ def test_it_takes_place_between_two_steps_of_the_training() -> None:
     with pytest.raises(UsageError, match=r"call edl\.mean\(\) after .*: training has not begun"):
         worker.exchange([1.0])
     worker._position.has_state = True
-    batch = worker.shard.form(worker.ledger)
+    batch = worker.sampler.form(worker.ledger)
     assert batch is not None
     worker.begin_step(batch)
     with pytest.raises(UsageError, match="this batch is not trained yet"):

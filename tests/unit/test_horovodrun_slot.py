@@ -10,7 +10,7 @@ import pytest
 from edl.core.host.agent import STUCK_S
 from edl.core.host.horovodrun_slot import (
     AfterLoss,
-    Own,
+    SlotState,
     abandoned,
     after_loss,
     assigned,
@@ -25,7 +25,7 @@ from edl.core.host.horovodrun_slot import (
     without_barred,
     would_end_the_job,
 )
-from edl.core.host.lost_slots import Losses
+from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import EXIT_S, Process
 from edl.core.records import Generation, Job, JobState, KeptSlot, Member, Seat, Snapshot, Stage
 
@@ -40,14 +40,14 @@ NOW = Snapshot(JOB, members=MEMBERS, plan={"a": 2}, generation=RING)
 LIVES = Process(1, "l1", 0.0, worker=1, ready=True, seated=True)
 KILLED = replace(LIVES, exit_code=-9, exited=99.0)
 ERROR = replace(LIVES, exit_code=3, exited=99.0)
-OWN = Own(1, LIVES, 0.0)
+OWN = SlotState(1, LIVES, 0.0)
 
 
 def with_job(**changes: Any) -> Snapshot:
     return replace(NOW, job=replace(JOB, **changes))
 
 
-def told_to_end(snapshot: Snapshot, own: Own, at: float) -> str | None:
+def told_to_end(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
     """The signal that the worker gets then."""
     ending = decide(snapshot, own, at).ending
     return None if ending is None else "SIGKILL" if ending.kill else "SIGTERM"
@@ -345,11 +345,11 @@ def test_a_driver_that_missed_a_wish_is_reminded_and_one_that_cannot_is_not() ->
 
 def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> None:
     kept = tuple(KeptSlot(host, slot) for host in "ab" for slot in (0, 1))
-    losses = Losses("a", 0)
+    lost_slots = LostSlots("a", 0)
 
     def barred(now: float, plan: dict[str, int], *slots: KeptSlot) -> set[str]:
-        losses.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
-        return set(losses.barred)
+        lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+        return set(lost_slots.barred)
 
     assert barred(100.0, {"a": 2, "b": 2}, *kept) == set()
     assert barred(101.0, {"a": 2, "b": 1}, *kept[:3]) == set()  # taken back
@@ -363,10 +363,10 @@ def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> No
 
 def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> None:
     kept = (KeptSlot("a", 0), KeptSlot("b", 0))
-    losses = Losses("a", 0)
+    lost_slots = LostSlots("a", 0)
 
     def asks(now: float, plan: dict[str, int], *slots: KeptSlot) -> bool:
-        return losses.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+        return lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
 
     both = {"a": 1, "b": 1}
     for began in (100.0, 200.0):  # the host came back after its cool-down
@@ -377,7 +377,7 @@ def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> N
     assert not asks(300.0, {"a": 1}, *kept[:1])
     assert not asks(301.0, both, *kept[:1])  # a new one is to start there, however slowly
     assert not asks(400.0, both, *kept[:1])
-    assert losses.best is AfterLoss.NOTHING
+    assert lost_slots.best is AfterLoss.NOTHING
     assert not asks(422.0, both, *kept[:1])
     assert asks(430.0, both, *kept[:1])  # it died on the way
 

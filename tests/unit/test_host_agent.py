@@ -15,12 +15,12 @@ from edl.core.host.agent import (
     SETTLE_S,
     STOP_S,
     STUCK_S,
-    Decision,
-    Loss,
-    Own,
+    AgentDecision,
+    AgentState,
+    RingDeath,
     decide,
     observe,
-    record_loss,
+    record_ring_death,
     relevant,
     to_ask,
 )
@@ -73,16 +73,18 @@ def state(state: JobState, reason: str = "why") -> Job:
     return replace(JOB, state=state, reason=reason)
 
 
-def own(*processes: Process, **changes: object) -> Own:
-    values = Own("a", "t", processes, state_since=NOW, start_timeout_s=120.0, script="train.py")
+def own(*processes: Process, **changes: object) -> AgentState:
+    values = AgentState(
+        "a", "t", processes, state_since=NOW, start_timeout_s=120.0, script="train.py"
+    )
     return replace(values, **changes)  # type: ignore[arg-type]
 
 
-def slots(decision: Decision) -> list[int]:
+def slots(decision: AgentDecision) -> list[int]:
     return [start.slot for start in decision.starts]
 
 
-def ended(decision: Decision) -> list[tuple[str, bool]]:
+def ended(decision: AgentDecision) -> list[tuple[str, bool]]:
     return [(ending.launch, ending.kill) for ending in decision.endings]
 
 
@@ -387,19 +389,21 @@ def test_all_workers_exited_with_0_though_the_job_runs() -> None:
 SAVED = replace(JOB, checkpoint="/saved", saved_step=40)
 
 
-def killed(*losses: Loss, saved: Job = SAVED, code: int = -9, now: float = NOW) -> Decision:
+def killed(
+    *ring_deaths: RingDeath, saved: Job = SAVED, code: int = -9, now: float = NOW
+) -> AgentDecision:
     dead = [trainer(slot, exit_code=code, exited=NOW, last_line="Boom") for slot in (0, 1)]
     facts = snapshot(2, generation(0, 1), job=saved)
-    return decide(facts, own(*dead, losses=losses), now)
+    return decide(facts, own(*dead, ring_deaths=ring_deaths), now)
 
 
 def test_after_a_backoff_new_workers_start_from_the_checkpoint() -> None:
-    assert killed(Loss(1, 40, NOW)).outcome is None
-    assert slots(killed(Loss(1, 40, NOW), now=NOW + backoff_s(1, 30.0))) == [0, 1]
+    assert killed(RingDeath(1, 40, NOW)).outcome is None
+    assert slots(killed(RingDeath(1, 40, NOW), now=NOW + backoff_s(1, 30.0))) == [0, 1]
 
 
 def test_without_a_checkpoint_killed_workers_are_the_end() -> None:
-    outcome = killed(Loss(1, -1, NOW), saved=JOB).outcome
+    outcome = killed(RingDeath(1, -1, NOW), saved=JOB).outcome
     assert outcome is not None
     assert outcome.reason == (
         "all workers were killed by SIGKILL; there is no checkpoint to resume from "
@@ -408,22 +412,22 @@ def test_without_a_checkpoint_killed_workers_are_the_end() -> None:
 
 
 def test_errors_of_the_script_are_the_end_though_there_is_a_checkpoint() -> None:
-    assert killed(Loss(1, 40, NOW), code=1).outcome is not None
+    assert killed(RingDeath(1, 40, NOW), code=1).outcome is not None
 
 
 def test_without_progress_a_job_is_not_restarted_for_ever() -> None:
-    losses = [Loss(number, 40, NOW) for number in range(1, RESTARTS + 2)]
-    assert killed(*losses[:RESTARTS]).outcome is None
-    outcome = killed(*losses).outcome
+    ring_deaths = [RingDeath(number, 40, NOW) for number in range(1, RESTARTS + 2)]
+    assert killed(*ring_deaths[:RESTARTS]).outcome is None
+    outcome = killed(*ring_deaths).outcome
     assert outcome is not None
     assert "4 times without progress after the checkpoint of step 40" in outcome.reason
-    earlier = [replace(loss, saved_step=20) for loss in losses[:-1]]
-    assert killed(*earlier, losses[-1]).outcome is None
+    earlier = [replace(ring_death, saved_step=20) for ring_death in ring_deaths[:-1]]
+    assert killed(*earlier, ring_deaths[-1]).outcome is None
 
 
 def test_new_workers_have_a_time_limit() -> None:
-    assert killed(Loss(1, 40, NOW), now=NOW + 240).outcome is None
-    outcome = killed(Loss(1, 40, NOW), now=NOW + 241).outcome
+    assert killed(RingDeath(1, 40, NOW), now=NOW + 240).outcome is None
+    outcome = killed(RingDeath(1, 40, NOW), now=NOW + 241).outcome
     assert outcome is not None
     assert "no new ones began within 240 s" in outcome.reason
 
@@ -431,28 +435,34 @@ def test_new_workers_have_a_time_limit() -> None:
 def test_a_loss_is_recorded_once_for_a_generation() -> None:
     dead = [trainer(slot, exit_code=-9, exited=NOW) for slot in (0, 1)]
     facts = snapshot(2, generation(0, 1), job=SAVED)
-    losses = record_loss((), dead, facts, "t", NOW)
-    assert losses == (Loss(1, 40, NOW),)
-    assert record_loss(losses, dead, facts, "t", NOW + 1) is losses
+    ring_deaths = record_ring_death((), dead, facts, "t", NOW)
+    assert ring_deaths == (RingDeath(1, 40, NOW),)
+    assert record_ring_death(ring_deaths, dead, facts, "t", NOW + 1) is ring_deaths
     later = snapshot(2, generation(0, 1, number=2), job=SAVED)
-    assert record_loss(losses, dead, later, "t", NOW + 2) == (*losses, Loss(2, 40, NOW + 2))
-    assert record_loss((), [*dead[:1], trainer(1)], facts, "t", NOW) == ()
+    assert record_ring_death(ring_deaths, dead, later, "t", NOW + 2) == (
+        *ring_deaths,
+        RingDeath(2, 40, NOW + 2),
+    )
+    assert record_ring_death((), [*dead[:1], trainer(1)], facts, "t", NOW) == ()
     elsewhere = replace(facts, members=(member(1, "other-0", host="b"),))
-    assert record_loss((), dead[:1], elsewhere, "t", NOW) == ()
-    assert record_loss((), dead, snapshot(2), "t", NOW) == ()
+    assert record_ring_death((), dead[:1], elsewhere, "t", NOW) == ()
+    assert record_ring_death((), dead, snapshot(2), "t", NOW) == ()
     back = replace(facts, members=(member(1, "t-1"),))
-    assert record_loss(losses, dead[:1], replace(back, members=elsewhere.members), "t", NOW) == ()
+    assert (
+        record_ring_death(ring_deaths, dead[:1], replace(back, members=elsewhere.members), "t", NOW)
+        == ()
+    )
 
 
 def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
     """Their nodes are gone with it, and they train on."""
     facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=-9, exited=NOW)
-    losses = (Loss(1, -1, NOW),)
+    ring_deaths = (RingDeath(1, -1, NOW),)
     for seconds, ends in ((0.0, False), (LOST_S - 0.1, False), (LOST_S, True)):
-        decision = decide(facts, own(mine, losses=losses), NOW + seconds)
+        decision = decide(facts, own(mine, ring_deaths=ring_deaths), NOW + seconds)
         assert (decision.outcome is not None) == ends
-    earlier = (Loss(0, -1, NOW),)
-    assert decide(facts, own(mine, losses=earlier), NOW + LOST_S).outcome is None
+    earlier = (RingDeath(0, -1, NOW),)
+    assert decide(facts, own(mine, ring_deaths=earlier), NOW + LOST_S).outcome is None
 
 
 def test_those_of_other_hosts_are_dead_when_their_end_was_told_or_proven() -> None:

@@ -10,7 +10,7 @@ from edl import config
 from edl.core.host.host_discovery import first_wish, lines, parse
 from edl.errors import UsageError
 from edl.launch.horovodrun import discovery
-from edl.launch.horovodrun.launcher import Limits
+from edl.launch.horovodrun.launcher import ElasticLimits
 
 
 def test_hosts_and_slots() -> None:
@@ -42,9 +42,9 @@ class Stub:
     has_job = False
     asked = 0
 
-    def limits(self) -> Limits:
+    def limits(self) -> ElasticLimits:
         self.asked += 1
-        return Limits(np=2, min_np=1, max_np=4)
+        return ElasticLimits(np=2, min_np=1, max_np=4)
 
     def identity(self) -> dict[str, str] | None:
         found = {"job": "digits", "secret": "s" * 64, "zookeeper": "127.0.0.1:1"}

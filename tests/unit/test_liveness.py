@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from edl.core.job.liveness import FROZEN_S, SWITCH_S, Answer, Liveness, Quiet, proof, whom_to_ask
-from edl.core.records import Broken, Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.job.liveness import (
+    FROZEN_S,
+    SWITCH_S,
+    Liveness,
+    ProbeResult,
+    RingIdle,
+    proof,
+    whom_to_ask,
+)
+from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
 
 ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
-LONG, SHORT = Quiet(60.0, 0.1), Quiet(0.1, 0.1)
+LONG, SHORT = RingIdle(60.0, 0.1), RingIdle(0.1, 0.1)
 HERE = "h:9002"
 
 
@@ -43,8 +51,8 @@ def facts(*members: Member, generation: Generation = RING, **changes: Any) -> Sn
 # --- whom it asks ---
 
 
-def asked(now: Snapshot, announced_s: float = 99.0, quiet: Quiet = SHORT) -> set[int]:
-    return set(whom_to_ask(now, 0, announced_s, quiet))
+def asked(now: Snapshot, announced_s: float = 99.0, idle: RingIdle = SHORT) -> set[int]:
+    return set(whom_to_ask(now, 0, announced_s, idle))
 
 
 def test_a_ring_that_trains_is_left_alone() -> None:
@@ -52,7 +60,7 @@ def test_a_ring_that_trains_is_left_alone() -> None:
 
 
 def test_all_of_a_ring_that_stands_still_are_asked() -> None:
-    assert asked(facts(A, B, C), quiet=LONG) == {1, 2}
+    assert asked(facts(A, B, C), idle=LONG) == {1, 2}
 
 
 def test_newcomers_that_may_be_taken_in_are_asked() -> None:
@@ -62,7 +70,7 @@ def test_newcomers_that_may_be_taken_in_are_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    "members", [(A, B), (A, B, replace(C, broken=Broken(7, 40)))], ids=["absent", "broken"]
+    "members", [(A, B), (A, B, replace(C, broken=RingFailure(7, 40)))], ids=["absent", "broken"]
 )
 def test_all_are_asked_when_one_is_in_doubt(members: tuple[Member, ...]) -> None:
     assert asked(facts(*members), 0.0) == {1, 2}
@@ -82,24 +90,24 @@ def test_a_switch_is_not_disturbed_at_first() -> None:
 
 
 def test_a_refused_port_is_proof() -> None:
-    told = proof(2, HERE, Answer(REFUSED), facts(A, B, C), SHORT)
+    told = proof(2, HERE, ProbeResult(REFUSED), facts(A, B, C), SHORT)
     assert told == "its process is gone: h:9002 refuses connections"
 
 
 def test_another_worker_on_its_port_is_proof() -> None:
-    told = proof(2, HERE, Answer(ALIVE, "w9"), facts(A, B, C), SHORT)
+    told = proof(2, HERE, ProbeResult(ALIVE, "w9"), facts(A, B, C), SHORT)
     assert told == "its process is gone: on h:9002 w9 answers"
 
 
 @pytest.mark.parametrize("name", ["w2", None])
 def test_who_answers_lives(name: str | None) -> None:
-    assert proof(2, HERE, Answer(ALIVE, name), facts(A, B), LONG) is None
+    assert proof(2, HERE, ProbeResult(ALIVE, name), facts(A, B), LONG) is None
 
 
 def test_frozen_takes_three_proofs() -> None:
-    absent, silent = facts(A, B), Answer(SILENT)
+    absent, silent = facts(A, B), ProbeResult(SILENT)
     assert proof(2, HERE, silent, facts(A, B, C), LONG) is None, "its session lives"
-    assert proof(2, HERE, Answer(ALIVE), absent, LONG) is None, "its port answers"
+    assert proof(2, HERE, ProbeResult(ALIVE), absent, LONG) is None, "its port answers"
     assert proof(2, HERE, silent, absent, SHORT) is None, "steps complete"
     assert proof(2, HERE, silent, absent, replace(LONG, told="; w0 waits")) == (
         "it is frozen or cut off: w2 (rank 2, host h) left ZooKeeper, h:9002 does not answer and "
@@ -108,12 +116,12 @@ def test_frozen_takes_three_proofs() -> None:
 
 
 def test_of_a_newcomer_on_its_way_in_no_step_is_asked() -> None:
-    now, silent = facts(A, B, C, generation=NEXT), Answer(SILENT)
+    now, silent = facts(A, B, C, generation=NEXT), ProbeResult(SILENT)
     assert proof(3, "h:9003", silent, now, SHORT) == (
         "it is frozen or cut off: w3 (rank 3, host h) left ZooKeeper on its way into its first "
         "ring, and h:9003 does not answer"
     )
-    assert proof(3, "h:9003", Answer(ALIVE), now, LONG) is None
+    assert proof(3, "h:9003", ProbeResult(ALIVE), now, LONG) is None
     assert proof(3, "h:9003", silent, replace(now, members=(A, newcomer(3))), LONG) is None
     in_the_ring = replace(now, members=(replace(A, generation=8), B, C))
     assert proof(3, "h:9003", silent, in_the_ring, SHORT) is None, "the ring was built with it"
@@ -132,4 +140,4 @@ def test_of_a_newcomer_on_its_way_in_no_step_is_asked() -> None:
     ],
 )
 def test_when_a_ring_stands_still(quiet_s: float, usual_s: float, stands: bool) -> None:
-    assert Quiet(quiet_s, usual_s).stands is stands
+    assert RingIdle(quiet_s, usual_s).stands is stands

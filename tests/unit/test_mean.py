@@ -12,7 +12,7 @@ import torch
 
 from edl.core.step.mean import weighted_means
 from edl.core.step.source import Source
-from edl.daemon.progress import Position, Receive
+from edl.daemon.progress import Receive, TrainingProgress
 from edl.errors import UsageError
 from edl.framework import metrics
 
@@ -76,21 +76,21 @@ def test_so_is_a_weight_that_is_none(others: list[list[float]], weight: float) -
 # --- the weight of a batch ---
 
 
-def in_a_step(samples: int = 4, filler: bool = False) -> Position:
-    position = Position()
+def in_a_step(samples: int = 4, padding: bool = False) -> TrainingProgress:
+    position = TrainingProgress()
     position.attach(Source(samples, 4, False, 0, 0), 0)
-    batch = position.shard.form(position.ledger)
+    batch = position.sampler.form(position.ledger)
     assert batch is not None
-    position.begin(batch, filler)
+    position.begin(batch, padding)
     return position
 
 
 @pytest.mark.parametrize(
-    ("samples", "filler", "weight"), [(4, False, 4), (3, False, 3), (4, True, 0)]
+    ("samples", "padding", "weight"), [(4, False, 4), (3, False, 3), (4, True, 0)]
 )
-def test_a_batch_weighs_its_samples(samples: int, filler: bool, weight: int) -> None:
+def test_a_batch_weighs_its_samples(samples: int, padding: bool, weight: int) -> None:
     """In the step and after it."""
-    position = in_a_step(samples, filler)
+    position = in_a_step(samples, padding)
     assert position.weight == weight
     position._forget_batch()
     assert position.weight == weight

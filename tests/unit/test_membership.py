@@ -10,7 +10,6 @@ import pytest
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
-    Broken,
     Generation,
     Host,
     Job,
@@ -18,6 +17,7 @@ from edl.core.records import (
     KeptSlot,
     Member,
     Request,
+    RingFailure,
     Seat,
     Snapshot,
     Stage,
@@ -36,7 +36,7 @@ def worker(number: int, host: str = "a", **changes: Any) -> Member:
 
 def newcomer(number: int, host: str = "a", stage: Stage = Stage.READY, known: int = 7) -> Member:
     """It has taken note of generation 7."""
-    return worker(number, host, stage=stage, generation=0, known=known)
+    return worker(number, host, stage=stage, generation=0, newest_generation=known)
 
 
 def ring(*members: Member, **changes: Any) -> Generation:
@@ -106,7 +106,7 @@ def test_a_job_is_stopped_before_it_starts() -> None:
 
 
 def test_a_stop_does_not_wait_for_anything() -> None:
-    broken = replace(A, broken=Broken(7, 40))
+    broken = replace(A, broken=RingFailure(7, 40))
     now = job_of(broken, B, job=replace(JOB, state=JobState.STOPPING))
     assert made(decided(now)).seats == ()
 
@@ -206,7 +206,7 @@ def test_a_ring_that_is_only_absent_may_be_training() -> None:
 
 
 def broke(m: Member, step: int, generation: int = 7) -> Member:
-    return replace(m, broken=Broken(generation, step))
+    return replace(m, broken=RingFailure(generation, step))
 
 
 def test_survivors_go_on_when_all_others_are_dead() -> None:
@@ -246,16 +246,16 @@ def test_who_missed_the_last_step_takes_the_state_of_one_who_did_not() -> None:
 
 def test_who_missed_the_last_exchange_only_needs_its_answer() -> None:
     """The root is one who has it; nobody is sent the state for it."""
-    first = replace(A, broken=Broken(7, 41, exchanges=2))
-    told = replace(B, broken=Broken(7, 41, exchanges=3))
-    new = made(decided(job_of(first, told, replace(C, broken=Broken(7, 41, exchanges=3)))))
+    first = replace(A, broken=RingFailure(7, 41, exchanges=2))
+    told = replace(B, broken=RingFailure(7, 41, exchanges=3))
+    new = made(decided(job_of(first, told, replace(C, broken=RingFailure(7, 41, exchanges=3)))))
     assert (new.sync_root, new.joined) == (1, ())
     assert new.reason.endswith("3 of 3 go on from step 41 of w1")
 
 
 def test_a_step_is_more_than_the_exchanges_before_it() -> None:
-    behind = replace(A, broken=Broken(7, 40, exchanges=3))
-    new = made(decided(job_of(behind, replace(B, broken=Broken(7, 41, exchanges=3)))))
+    behind = replace(A, broken=RingFailure(7, 40, exchanges=3))
+    new = made(decided(job_of(behind, replace(B, broken=RingFailure(7, 41, exchanges=3)))))
     assert (new.sync_root, new.joined) == (1, (0,))
 
 
@@ -660,7 +660,7 @@ def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
 
 def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat() -> None:
     """The others had to go on without it, so it may be stuck; it is given up if it stays so."""
-    now = job_of(A, newcomers=(newcomer(1, known=6),), plan={"a": 2})
+    now = job_of(A, newcomers=(newcomer(1, newest_generation=6),), plan={"a": 2})
     waits(decided(now, ages(generation_s=59)), "w1 does not answer; 1 of 2 train")
     waits(decided(now, ages(w1=59)), "w1 does not answer; 1 of 2 train")
     decision = decided(now, ages(generation_s=60))
@@ -669,7 +669,7 @@ def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat(
 
 
 def test_a_newcomer_that_is_able_goes_before_one_that_is_stuck() -> None:
-    now = job_of(A, newcomers=(newcomer(1, known=6), newcomer(2)), plan={"a": 2})
+    now = job_of(A, newcomers=(newcomer(1, newest_generation=6), newcomer(2)), plan={"a": 2})
     decision = decided(now)
     assert made(decision).members == (0, 2)
     assert decision.evict == {1: "host a is planned for 2 workers and has them"}

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from edl.core.job.plan_hold import Fate, Held, Hold
+from edl.core.job.plan_hold import Fate, Held, PlanHold
 from edl.core.records import Job
 
 JOB = Job("digits", ("python",), np=2, min_np=1, max_np=5)
-MINE = Hold("mine", "process 7 on a", {"a": 2})
-ASKED = Hold("mine", "process 7 on a", {"a": 2}, asked=True)
-OTHER = Hold("other", "process 8 on b", {"a": 2})
+MINE = PlanHold("mine", "process 7 on a", {"a": 2})
+ASKED = PlanHold("mine", "process 7 on a", {"a": 2}, asked=True)
+OTHER = PlanHold("other", "process 8 on b", {"a": 2})
 SLOTS = {"a": 2, "b": 2, "c": 2}
 OURS, FOREIGN = {"a": 1}, {"a": 1, "c": 1}
 
@@ -33,7 +33,7 @@ def held(before: Mapping[str, int], last: Mapping[str, int] | None) -> Held:
         (FOREIGN, None, Fate.ASKED),  # perhaps: nobody can know any more
     ],
 )
-def test_whose_the_plan_is(plan: Mapping[str, int], hold: Hold | None, fate: Fate) -> None:
+def test_whose_the_plan_is(plan: Mapping[str, int], hold: PlanHold | None, fate: Fate) -> None:
     assert held({"a": 2}, last=OURS).fate_of(plan, hold) is fate
 
 
@@ -101,4 +101,4 @@ def test_what_a_profile_took_is_given_back_to_whoever_is_there(case: str) -> Non
 
 
 def test_a_hold_survives_its_storage() -> None:
-    assert Hold.from_json(ASKED.to_json()) == ASKED
+    assert PlanHold.from_json(ASKED.to_json()) == ASKED

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from edl.core.step.source import Source
-from edl.daemon.progress import Position, Receive
+from edl.daemon.progress import Receive, TrainingProgress
 from edl.errors import DataError
 
 
-def position(worker: int, fingerprint: str = "", total: int = 100) -> Position:
-    one = Position()
+def position(worker: int, fingerprint: str = "", total: int = 100) -> TrainingProgress:
+    one = TrainingProgress()
     one.attach(Source(total, 4, True, 7, 0, fingerprint), worker)
     return one
 
@@ -49,16 +49,16 @@ def test_without_fingerprints_the_size_must_do() -> None:
         position(3, total=99).take_over(position(0).header(), Receive.ALL)
 
 
-def between_epochs() -> tuple[Position, Position]:
+def between_epochs() -> tuple[TrainingProgress, TrainingProgress]:
     """w0 has begun epoch 1, and w1 not yet, when w2 dies; neither has missed a step."""
     ahead, behind = position(0), position(1)
     for one in (ahead, behind):
         one.adopt((0, 1, 2))
         one._ledger = replace(one.ledger, free=(), leases=())
     ahead.next_epoch()
-    batch = ahead.shard.form(ahead.ledger)
+    batch = ahead.sampler.form(ahead.ledger)
     assert batch is not None
-    ahead.begin(batch, filler=False)
+    ahead.begin(batch, padding=False)
     for one in (ahead, behind):
         one.adopt((0, 1))
     return ahead, behind
@@ -73,12 +73,12 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     assert behind.ledger.finished
     behind.next_epoch()
     assert (ahead.ledger.epoch, ahead.ledger.digest()) == (1, behind.ledger.digest())
-    batch = behind.shard.form(behind.ledger)
+    batch = behind.sampler.form(behind.ledger)
     assert batch is not None
     order = behind.source.order(1)
     assert list(batch.indices) == list(order[batch.position : batch.position + 4])
-    assert ahead.shard.agrees_with(ahead.ledger)
-    assert ahead.filler or ahead.batch is not None
+    assert ahead.sampler.agrees_with(ahead.ledger)
+    assert ahead.padding or ahead.batch is not None
 
 
 def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from edl.core.records import (
-    Broken,
     Event,
     Generation,
     Host,
@@ -19,6 +18,7 @@ from edl.core.records import (
     Member,
     Record,
     Request,
+    RingFailure,
     Seat,
     Snapshot,
     Stage,
@@ -26,7 +26,7 @@ from edl.core.records import (
 from edl.errors import CoordinationError
 
 SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
-MEMBER = Member(2, "b", 1, "::1", 9002, 77, "x", Stage.ACTIVE, 5, Broken(5, 40))
+MEMBER = Member(2, "b", 1, "::1", 9002, 77, "x", Stage.ACTIVE, 5, RingFailure(5, 40))
 RECORDS: list[Record] = [
     Job("digits", ("python", "train.py"), 2, 1, 4, JobState.STOPPING, "edl stop", 12.5, "/work"),
     Host("a", 4, "10.0.0.1", 99),

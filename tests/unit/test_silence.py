@@ -17,7 +17,7 @@ from edl.core.step.progress import Progress
 from edl.daemon.mailbox import Mailbox
 from edl.http.client import Health
 from edl.leader import failure_detector
-from edl.leader.failure_detector import Witness
+from edl.leader.failure_detector import FailureDetector
 
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
 MEMBERS = tuple(
@@ -56,12 +56,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return Asked(monkeypatch)
 
 
-def leader(quiet_s: float) -> Witness:
+def leader(quiet_s: float) -> FailureDetector:
     """The witness of w0, whose ring has completed no step for ``quiet_s``."""
     mailbox = Mailbox(0)
     mailbox.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
-    return Witness(Config(), 0, lambda: mailbox.progress, lambda: busy)
+    return FailureDetector(Config(), 0, lambda: mailbox.progress, lambda: busy)
 
 
 def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:

@@ -14,7 +14,7 @@ import torch
 from edl.core.step.source import Source
 from edl.core.step.state_check import due, first_difference, fold, reason, split, split_of
 from edl.core.step.step_record import StepRecord, Stop
-from edl.daemon.progress import Position
+from edl.daemon.progress import TrainingProgress
 from edl.daemon.state_check import StateCheck
 from edl.daemon.switching import Switching
 from edl.errors import RingBroken, StateDiffers
@@ -229,7 +229,7 @@ class Job:
     alone = False
 
     def __init__(self, every: int = 2, **others: int) -> None:
-        self.position = Position()
+        self.position = TrainingProgress()
         self.position.attach(Source(100, 4, False, 0, 0), 0)
         self.position.adopt((0, 1, 2))
         self.replica = Fixed(a=1, b=2)

@@ -26,7 +26,15 @@ from edl.core.step.step_record import (
 from edl.errors import RingError
 
 ROW = StepRecord(
-    generation=3, step=41, worker=0, epoch=1, samples=32, position=96, wanted=64, known=3, ledger=7
+    generation=3,
+    step=41,
+    worker=0,
+    epoch=1,
+    samples=32,
+    position=96,
+    wanted=64,
+    newest_generation=3,
+    ledger=7,
 )
 TABLE = tuple(replace(ROW, worker=worker) for worker in (4, 0, 2))  # rank order, not id order
 
@@ -144,7 +152,7 @@ def test_the_global_batch_is_the_sum() -> None:
 
 
 def known(*generations: int) -> tuple[StepRecord, ...]:
-    return tuple(replace(ROW, worker=w, known=g) for w, g in enumerate(generations))
+    return tuple(replace(ROW, worker=w, newest_generation=g) for w, g in enumerate(generations))
 
 
 def test_no_switch_without_news() -> None:

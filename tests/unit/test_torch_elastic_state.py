@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edl.core.step.source import Source
-from edl.daemon.progress import Position, Receive
+from edl.daemon.progress import Receive, TrainingProgress
 from edl.errors import UsageError
 from edl.torch.elastic import TorchState
 
@@ -120,7 +120,7 @@ def test_callbacks_run_with_each_reset() -> None:
 
 
 def test_a_script_that_keeps_its_place_counts_its_saves() -> None:
-    mine, theirs = Position(), Position()
+    mine, theirs = TrainingProgress(), TrainingProgress()
     for position in (mine, theirs):
         position.leave_data_to_script()
         position.adopt((0, 1))
@@ -137,11 +137,11 @@ def test_a_script_that_keeps_its_place_counts_its_saves() -> None:
 
 
 def test_a_script_has_one_place_in_its_data() -> None:
-    position = Position()
+    position = TrainingProgress()
     position.leave_data_to_script()
     with pytest.raises(UsageError, match="create no edl data loader"):
         position.attach(Source(8, 2, False, 0, 0), 0)
-    position = Position()
+    position = TrainingProgress()
     position.attach(Source(8, 2, False, 0, 0), 0)
     with pytest.raises(UsageError, match="edl data loader and a Horovod elastic state"):
         position.leave_data_to_script()

@@ -27,7 +27,7 @@ class Worker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ring = SimpleNamespace(alone=False)
-        self.rehearsing = self.step_open = False
+        self.warming_up = self.step_open = False
         self.begun, self.samples, self.batch_size, self.generation = 0, BATCH, BATCH, 1
         self.other_samples = BATCH
         self.other: dict[str, Tensor] = {}

@@ -53,7 +53,7 @@ def test_a_newcomer_has_the_scale_of_the_job() -> None:
     job, newcomer = Script(8.0, 4.0), Script(8.0, 4.0)
     for _ in range(3):
         job.train(0, 1)
-    newcomer.train(0, overflow=True)  # its rehearsal
+    newcomer.train(0, overflow=True)  # its warm-up
     assert joined(newcomer, job) == [16.0, 4.0], "the second one is not used here yet"
     newcomer.train(1, overflow=True)
     assert newcomer.scales() == [16.0, 4.0], "8 is the job's"

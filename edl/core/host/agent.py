@@ -62,7 +62,7 @@ FROZEN_S = 10.0  # for a worker that is not frozen to answer
 
 
 @dataclass(frozen=True)
-class Loss:
+class RingDeath:
     """All workers of a ring have died. ``at``: by the agent's clock."""
 
     generation: int
@@ -71,7 +71,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Own:
+class AgentState:
     """What an agent knows besides ZooKeeper."""
 
     host: str
@@ -82,7 +82,7 @@ class Own:
     backoff_max_s: float = BACKOFF_MAX_S
     script: str = "the script"  # for messages
     draining: bool = False  # the host is about to leave the job
-    losses: tuple[Loss, ...] = ()
+    ring_deaths: tuple[RingDeath, ...] = ()
     stepped: float = 0.0  # when the job's step was last seen to change
     ended: frozenset[int] = frozenset()  # workers of which some agent has told how they ended
     frozen_s: float = FROZEN_S
@@ -126,7 +126,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Decision:
+class AgentDecision:
     """What the agent does now. ``end``: there is nothing left for it to do."""
 
     reason: str
@@ -154,27 +154,27 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
     return tuple(p for p in processes if p.alive or last[p.slot] == p.launch or p.worker in seats)
 
 
-def record_loss(
-    losses: tuple[Loss, ...],
+def record_ring_death(
+    ring_deaths: tuple[RingDeath, ...],
     processes: Sequence[Process],
     snapshot: Snapshot,
     token: str,
     now: float,
-) -> tuple[Loss, ...]:
+) -> tuple[RingDeath, ...]:
     """``losses``, with that of the present generation; without it when somebody is back."""
     generation = snapshot.generation
     if generation is None:
-        return losses
-    known = bool(losses) and losses[-1].generation == generation.number
+        return ring_deaths
+    known = bool(ring_deaths) and ring_deaths[-1].generation == generation.number
     lost = bool(_dead_ring(snapshot, processes, token))
     if lost == known:
-        return losses
+        return ring_deaths
     if known:
-        return losses[:-1]
-    return (*losses, Loss(generation.number, snapshot.job.saved_step, now))
+        return ring_deaths[:-1]
+    return (*ring_deaths, RingDeath(generation.number, snapshot.job.saved_step, now))
 
 
-def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
+def decide(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision:
     """The agent's next act, or none, with the reason. ``now``: the agent's monotonic clock."""
     decision = _decide(snapshot, own, now)
     told = {ending.launch for ending in decision.endings}
@@ -183,7 +183,7 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
     return replace(decision, endings=decision.endings + late)
 
 
-def _decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
+def _decide(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision:
     state = snapshot.job.state
     if state.over:
         return _wind_down(snapshot, own, now)
@@ -191,26 +191,26 @@ def _decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
         return _stop(snapshot, own, now)
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
     if outcome:
-        return Decision(outcome.reason, outcome=outcome)
+        return AgentDecision(outcome.reason, outcome=outcome)
     return _keep(snapshot, own, now)
 
 
-def _wind_down(snapshot: Snapshot, own: Own, now: float) -> Decision:
+def _wind_down(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision:
     job = snapshot.job
     living = [p for p in own.processes if p.alive]
     if not living:
-        return Decision(f"the job is over: {job.reason}", end=True)
+        return AgentDecision(f"the job is over: {job.reason}", end=True)
     waited = now - own.state_since
     reason = f"job {job.name} is {job.state}"
     if job.state is JobState.FAILED:
-        return Decision(reason, endings=_end(living, now, reason))
+        return AgentDecision(reason, endings=_end(living, now, reason))
     limit = FINISH_S if job.state is JobState.FINISHED else STOP_S
     late = living if waited >= limit else [p for p in living if not p.seated]
     warnings: tuple[str, ...] = ()
     if job.state is JobState.FINISHED and waited >= STOP_S:
         names = ", ".join(p.name for p in living)
         warnings = (f"{names} still running {STOP_S:g} s after the job has finished",)
-    return Decision(reason, endings=_end(late, now, reason), warnings=warnings)
+    return AgentDecision(reason, endings=_end(late, now, reason), warnings=warnings)
 
 
 def stop_limit(job: Job) -> float:
@@ -218,12 +218,12 @@ def stop_limit(job: Job) -> float:
     return STOP_S + (job.save_timeout_s if job.checkpoint else 0.0)
 
 
-def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
+def _stop(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision:
     living = [p for p in own.processes if p.alive]
     others = _others(snapshot, own)
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not others:
-        return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
+        return AgentDecision(reason, outcome=Outcome(JobState.STOPPED, reason))
     waited = now - own.state_since
     patience, quiet = stop_limit(snapshot.job), now - max(own.stepped, own.state_since)
     still = stuck(snapshot, living, quiet)
@@ -231,14 +231,14 @@ def _stop(snapshot: Snapshot, own: Own, now: float) -> Decision:
         ending, why = living, "the job stops before it began"
     elif still:  # they know that the job stops: SIGTERM would tell them nothing else
         why = f"the job stops and no step has completed for {quiet:.0f} s"
-        return Decision(reason, endings=tuple(Ending(p.launch, True, why) for p in still))
+        return AgentDecision(reason, endings=tuple(Ending(p.launch, True, why) for p in still))
     elif waited >= patience:
         ending, why = living, f"the ring did not end within {patience:g} s"
     elif snapshot.leader is None and waited >= LEADERLESS_S:
         ending, why = living, f"the job stops and nobody has led it for {LEADERLESS_S:g} s"
     else:
         ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
-    return Decision(reason, endings=_end(ending, now, why))
+    return AgentDecision(reason, endings=_end(ending, now, why))
 
 
 def stuck(snapshot: Snapshot, living: Sequence[Process], quiet: float) -> list[Process]:
@@ -256,7 +256,7 @@ def stuck(snapshot: Snapshot, living: Sequence[Process], quiet: float) -> list[P
     return [p for p in living if stages.get(p.launch) not in on_its_way and not lingers(p)]
 
 
-def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
+def _cannot_begin(snapshot: Snapshot, own: AgentState, now: float) -> Outcome | None:
     """FAILED, when a job without any generation has no prospect of one."""
     job, processes = snapshot.job, own.processes
     if snapshot.generation is not None or not processes:
@@ -299,7 +299,7 @@ def _cannot_begin(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     return None
 
 
-def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
+def _nobody_left(snapshot: Snapshot, own: AgentState, now: float) -> Outcome | None:
     """FAILED or FINISHED, when every worker of the current generation has exited by itself."""
     generation = snapshot.generation
     if generation is None:
@@ -311,14 +311,14 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
         return None
     failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if failed:
-        hopeless = _hopeless(snapshot.job, own, failed, now)
-        if hopeless is None:
+        unrecoverable = _why_unrecoverable(snapshot.job, own, failed, now)
+        if unrecoverable is None:
             return None
         own_errors = [p for p in failed if p.failed and (p.exit_code or 0) > 0]
         died = (own_errors or failed)[0]
         several = len(generation.seats) > 1
         who = "all workers" if several else "the last worker"
-        reason = f"{who} {how_all(failed, several)}{hopeless}; {last_words(died)}"
+        reason = f"{who} {how_all(failed, several)}{unrecoverable}; {last_words(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     if all(now - (p.exited or 0.0) >= SETTLE_S for p in mine):
         return Outcome(JobState.FINISHED, "all workers have exited with code 0")
@@ -334,7 +334,7 @@ def _dead_ring(snapshot: Snapshot, processes: Sequence[Process], token: str) -> 
 
 
 def _others_are_dead(
-    snapshot: Snapshot, generation: Generation, mine: Sequence[Process], own: Own, now: float
+    snapshot: Snapshot, generation: Generation, mine: Sequence[Process], own: AgentState, now: float
 ) -> bool:
     """Whether the workers of other hosts are dead, too.
 
@@ -344,17 +344,23 @@ def _others_are_dead(
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
     if {p.worker for p in mine} | own.ended | gone >= {*generation.members}:
         return True
-    lost = [loss.at for loss in own.losses if loss.generation == generation.number]
+    lost = [
+        ring_death.at
+        for ring_death in own.ring_deaths
+        if ring_death.generation == generation.number
+    ]
     return bool(lost) and now - lost[0] >= LOST_S
 
 
-def _hopeless(job: Job, own: Own, failed: Sequence[Process], now: float) -> str | None:
+def _why_unrecoverable(
+    job: Job, own: AgentState, failed: Sequence[Process], now: float
+) -> str | None:
     """Why a job whose workers are all dead cannot go on, as a clause; None: it can."""
     if all((p.exit_code or 0) > 0 for p in failed):
         return ""  # the script's own errors would come again
     if job.saved_step < 0:
         return "; there is no checkpoint to resume from (edl.checkpoint)"
-    same = [loss for loss in own.losses if loss.saved_step == job.saved_step]
+    same = [ring_death for ring_death in own.ring_deaths if ring_death.saved_step == job.saved_step]
     if len(same) > RESTARTS:
         return f", {len(same)} times without progress after the checkpoint of step {job.saved_step}"
     limit = 2 * own.start_timeout_s
@@ -363,7 +369,7 @@ def _hopeless(job: Job, own: Own, failed: Sequence[Process], now: float) -> str 
     return None
 
 
-def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
+def _keep(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision:
     """Keep as many workers as the plan says."""
     wanted = snapshot.plan.get(own.host, 0)
     foreign = [m for m in _others(snapshot, own) if m.host == own.host]
@@ -399,7 +405,7 @@ def _keep(snapshot: Snapshot, own: Own, now: float) -> Decision:
     )
     end = own.draining and wanted == 0 and not living
     reason = f"{counted} of {wanted} workers run on {own.host}"
-    return Decision(reason, starts, tuple(endings), None, warnings, end)
+    return AgentDecision(reason, starts, tuple(endings), None, warnings, end)
 
 
 def _counts(process: Process, now: float) -> bool:
@@ -433,7 +439,7 @@ def is_frozen(process: Process, snapshot: Snapshot, frozen_s: float, now: float)
 
 
 def _places(
-    lacking: int, slots: int | None, occupied: set[int], own: Own
+    lacking: int, slots: int | None, occupied: set[int], own: AgentState
 ) -> list[tuple[int, Process | None]]:
     """Where ``lacking`` workers are to be started: slots, each with its last process.
 
@@ -455,7 +461,7 @@ def _places(
 
 
 def _starts(
-    places: Sequence[tuple[int, Process | None]], own: Own, now: float
+    places: Sequence[tuple[int, Process | None]], own: AgentState, now: float
 ) -> tuple[Start, ...]:
     """Fill the places; a slot whose last start failed waits for its back-off."""
     starts = []
@@ -471,7 +477,7 @@ def _starts(
     return tuple(starts)
 
 
-def _give_up(process: Process, snapshot: Snapshot, own: Own) -> Decision:
+def _give_up(process: Process, snapshot: Snapshot, own: AgentState) -> AgentDecision:
     """Go on without the slot of ``process``, or end the job that cannot."""
     job = snapshot.job
     what = (
@@ -484,10 +490,10 @@ def _give_up(process: Process, snapshot: Snapshot, own: Own) -> Decision:
     if plan is None:
         reason = f"{what}, and without it fewer than {job.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)
-        return Decision(reason, outcome=Outcome(JobState.FAILED, reason, code))
+        return AgentDecision(reason, outcome=Outcome(JobState.FAILED, reason, code))
     wanted = sum(plan.values())
     reason = f"{what} and is given up; {workers(wanted)} {verb(wanted)} wanted now; {last}"
-    return Decision(reason, give_up=GiveUp(process.launch, process.slot, plan, reason))
+    return AgentDecision(reason, give_up=GiveUp(process.launch, process.slot, plan, reason))
 
 
 def lingers(process: Process) -> bool:
@@ -520,7 +526,7 @@ def ending_of(
     return None
 
 
-def _others(snapshot: Snapshot, own: Own) -> list[Member]:
+def _others(snapshot: Snapshot, own: AgentState) -> list[Member]:
     return _foreign(snapshot, own.processes, own.token)
 
 

@@ -65,7 +65,7 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 
 @dataclass(frozen=True)
-class Own:
+class SlotState:
     """What `edl-worker` knows besides ZooKeeper. Times by its own clock."""
 
     slot: int
@@ -83,7 +83,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SlotDecision:
     """What is done now. ``exit_code``: this process ends with it."""
 
     reason: str
@@ -94,7 +94,7 @@ class Decision:
     give_up: bool = False  # no worker is started in the slot any more, for ``reason``
 
 
-def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
+def decide(snapshot: Snapshot, own: SlotState, now: float) -> SlotDecision:
     """The next act for one slot, or none, with the reason. ``now``: as the times in ``own``."""
     process = own.process
     living = process if process is not None and process.alive else None
@@ -104,7 +104,7 @@ def decide(snapshot: Snapshot, own: Own, now: float) -> Decision:
     return decision
 
 
-def _decide(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+def _decide(snapshot: Snapshot, own: SlotState, living: Process | None, now: float) -> SlotDecision:
     job = snapshot.job
     if job.state.over:
         return _wind_down(snapshot, own, living, now)
@@ -116,7 +116,7 @@ def _decide(snapshot: Snapshot, own: Own, living: Process | None, now: float) ->
         return _leave(snapshot, own, living, now)
     outcome = _cannot_begin(snapshot, own) or _nobody_left(snapshot, own, now)
     if outcome is not None:
-        return Decision(outcome.reason, outcome=outcome)
+        return SlotDecision(outcome.reason, outcome=outcome)
     if living is not None:
         return _watch(snapshot, living, now)
     return _start(snapshot, own, now)
@@ -268,7 +268,7 @@ def released(wish: Mapping[str, int], host: str, min_np: int) -> dict[str, int]:
     return {**wish, host: wish[host] - 1}
 
 
-def last_round(job: Job, slot: int, answers: bool, lost: str, waited: float) -> Decision:
+def last_round(job: Job, slot: int, answers: bool, lost: str, waited: float) -> SlotDecision:
     """What to do at the end of the job while the driver waits until every slot has asked it.
 
     The driver counts a question and a success of the same slot as two slots', so that the end of
@@ -282,18 +282,20 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, waited: float) -> 
     """
     over = f"job {job.name} is {job.state}"
     if waited < ROUND_S:
-        return Decision(f"{over}, and the driver of horovodrun places the slots anew")
+        return SlotDecision(f"{over}, and the driver of horovodrun places the slots anew")
     if not answers:
         reason = f"{over}, but the driver of horovodrun has not answered slot {slot}"
-        return Decision(f"{reason}; it ends with an error, or all would wait", exit_code=1)
+        return SlotDecision(f"{reason}; it ends with an error, or all would wait", exit_code=1)
     whom = f"{lost}, whose edl-worker has died" if lost else "an edl-worker that does not ask it"
-    return Decision(
+    return SlotDecision(
         f"{over}, but horovodrun waits for {whom}. If its host is lost, ssh has not "
         "noticed: end horovodrun by Ctrl-C, and set ServerAliveInterval in ~/.ssh/config"
     )
 
 
-def _wind_down(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+def _wind_down(
+    snapshot: Snapshot, own: SlotState, living: Process | None, now: float
+) -> SlotDecision:
     job = snapshot.job
     reason = f"job {job.name} is {job.state}"
     if living is None:
@@ -301,73 +303,77 @@ def _wind_down(snapshot: Snapshot, own: Own, living: Process | None, now: float)
         last = own.process
         if job.state is JobState.FINISHED and last is not None:
             code = exit_status(last.exit_code or 1) if last.failed_late(own.state_since) else 0
-        return Decision(reason, exit_code=code)
+        return SlotDecision(reason, exit_code=code)
     limit = {JobState.FAILED: 0.0, JobState.FINISHED: FINISH_S}.get(job.state, STOP_S)
     if now - own.state_since >= limit or not living.seated:
-        return Decision(reason, ending=ending_of(living, now, reason))
-    return Decision(f"{reason}; {living.name} still runs")
+        return SlotDecision(reason, ending=ending_of(living, now, reason))
+    return SlotDecision(f"{reason}; {living.name} still runs")
 
 
-def _stop(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+def _stop(snapshot: Snapshot, own: SlotState, living: Process | None, now: float) -> SlotDecision:
     reason = snapshot.job.reason or "the job is asked to stop"
     if living is None:
         stopped = Outcome(JobState.STOPPED, reason) if not snapshot.members else None
-        return Decision(reason, outcome=stopped)
+        return SlotDecision(reason, outcome=stopped)
     waited = now - own.state_since
     patience = stop_limit(snapshot.job)
     quiet = now - max(own.stepped, own.state_since)
     if snapshot.generation is not None and stuck(snapshot, [living], quiet):
         why = f"the job stops and no step has completed for {quiet:.0f} s"
-        return Decision(reason, ending=Ending(living.launch, True, why))
+        return SlotDecision(reason, ending=Ending(living.launch, True, why))
     if snapshot.generation is None or living.worker is None or waited >= patience:
-        return Decision(reason, ending=ending_of(living, now, reason))
-    return Decision(reason)
+        return SlotDecision(reason, ending=ending_of(living, now, reason))
+    return SlotDecision(reason)
 
 
-def _end_with_the_ring(snapshot: Snapshot) -> Decision:
+def _end_with_the_ring(snapshot: Snapshot) -> SlotDecision:
     """The last generation has no seats: the job has stopped when all have left."""
     assert snapshot.generation is not None
     reason = snapshot.generation.reason
     stopped = None if snapshot.members else Outcome(JobState.STOPPED, reason)
-    return Decision(reason, outcome=stopped)
+    return SlotDecision(reason, outcome=stopped)
 
 
-def _leave(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+def _leave(snapshot: Snapshot, own: SlotState, living: Process | None, now: float) -> SlotDecision:
     if own.cut_off and not own.removed:
         return _leave_unseen(snapshot, own, living, now)
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
     if living is not None:
         if own.removed and (not living.seated or living.worker in snapshot.evicted):
-            return Decision(reason, ending=ending_of(living, now, reason))
+            return SlotDecision(reason, ending=ending_of(living, now, reason))
         if own.told is None:  # the leader takes it out of the ring: its slot is beyond the plan
-            return Decision(reason)
+            return SlotDecision(reason)
         patience_s = BARRED_S if own.removed and own.given_up else RELEASE_S
-        return Decision(reason, ending=ending_of(living, now, reason, patience_s))
+        return SlotDecision(reason, ending=ending_of(living, now, reason, patience_s))
     if own.removed:
-        return Decision(reason, exit_code=0)
+        return SlotDecision(reason, exit_code=0)
     if own.told is not None and now - own.told >= RELEASE_S:
-        return Decision(f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1)
-    return Decision(f"{reason}; waiting for the driver to take back slot {own.slot}")
+        return SlotDecision(
+            f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1
+        )
+    return SlotDecision(f"{reason}; waiting for the driver to take back slot {own.slot}")
 
 
-def _leave_unseen(snapshot: Snapshot, own: Own, living: Process | None, now: float) -> Decision:
+def _leave_unseen(
+    snapshot: Snapshot, own: SlotState, living: Process | None, now: float
+) -> SlotDecision:
     """Leave as a process that has ended, for the driver; the last one has to say so of the job.
 
     horovodrun itself may be about to end, which is the end of the job, and takes a moment to see.
     """
     reason = "its ssh has ended, and so has this process for the driver"
     if living is not None:
-        return Decision(reason, ending=ending_of(living, now, reason, RELEASE_S))
+        return SlotDecision(reason, ending=ending_of(living, now, reason, RELEASE_S))
     ended = (own.process.exited if own.process is not None else None) or 0.0
     if len(snapshot.slots) > 1 and now - ended >= UNSEEN_S:
-        return Decision(reason, exit_code=1)
+        return SlotDecision(reason, exit_code=1)
     if now - ended >= RELEASE_S:
         reason = f"the ssh of slot {own.slot} has ended, and no other edl-worker is left"
-        return Decision(reason, outcome=Outcome(JobState.FAILED, reason, 1))
-    return Decision(f"{reason}; waiting for the end of horovodrun")
+        return SlotDecision(reason, outcome=Outcome(JobState.FAILED, reason, 1))
+    return SlotDecision(f"{reason}; waiting for the end of horovodrun")
 
 
-def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:
+def _cannot_begin(snapshot: Snapshot, own: SlotState) -> Outcome | None:
     """FAILED, when the first start of the script shows that it cannot work."""
     process = own.process
     if snapshot.generation is not None or process is None or process.alive:
@@ -381,7 +387,7 @@ def _cannot_begin(snapshot: Snapshot, own: Own) -> Outcome | None:
     return None
 
 
-def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
+def _nobody_left(snapshot: Snapshot, own: SlotState, now: float) -> Outcome | None:
     """FAILED, when the whole ring has died and there is nothing to go on from."""
     process, job = own.process, snapshot.job
     if not _all_dead(snapshot, own, now) or process is None or process.alive:
@@ -399,35 +405,35 @@ def _nobody_left(snapshot: Snapshot, own: Own, now: float) -> Outcome | None:
     return Outcome(JobState.FAILED, reason, exit_status(code or 1))
 
 
-def _watch(snapshot: Snapshot, living: Process, now: float) -> Decision:
+def _watch(snapshot: Snapshot, living: Process, now: float) -> SlotDecision:
     evicted = snapshot.evicted.get(living.worker) if living.worker is not None else None
     if evicted is not None:
-        return Decision(evicted, ending=ending_of(living, now, evicted))
+        return SlotDecision(evicted, ending=ending_of(living, now, evicted))
     if not living.seated and living.absent is not None and now - living.absent >= ABSENT_S:
         reason = f"it left ZooKeeper {ABSENT_S:g} s ago"
-        return Decision(reason, ending=ending_of(living, now, reason))
-    return Decision(f"{living.name} runs")
+        return SlotDecision(reason, ending=ending_of(living, now, reason))
+    return SlotDecision(f"{living.name} runs")
 
 
-def _start(snapshot: Snapshot, own: Own, now: float) -> Decision:
+def _start(snapshot: Snapshot, own: SlotState, now: float) -> SlotDecision:
     last = own.process
     if last is None:
-        return Decision("the driver wants it", Start(own.slot, 0, "the driver wants it"))
+        return SlotDecision("the driver wants it", Start(own.slot, 0, "the driver wants it"))
     if last.used_up:
-        return Decision(f"slot {own.slot} was given up")
+        return SlotDecision(f"slot {own.slot} was given up")
     if own.lost_since is not None and not _all_dead(snapshot, own, now):
-        return Decision("nobody of the ring is in ZooKeeper")
+        return SlotDecision("nobody of the ring is in ZooKeeper")
     if last.uses_up(snapshot.job.max_restarts):
         return _give_up(snapshot, own, last)
     told = f"{last.name} {how(last.exit_code or 0)}"
     pause = last.pause_s(own.backoff_max_s) or SETTLE_S
     if now < (last.exited or 0.0) + pause:
-        return Decision(f"{told}; a pause before the next start")
+        return SlotDecision(f"{told}; a pause before the next start")
     reason = f"{told} and the driver wants a worker"
-    return Decision(reason, Start(own.slot, last.failures_now, reason))
+    return SlotDecision(reason, Start(own.slot, last.failures_now, reason))
 
 
-def _give_up(snapshot: Snapshot, own: Own, last: Process) -> Decision:
+def _give_up(snapshot: Snapshot, own: SlotState, last: Process) -> SlotDecision:
     """Go on without this slot, or end the job that cannot."""
     job = snapshot.job
     code = last.exit_code or 0
@@ -436,12 +442,12 @@ def _give_up(snapshot: Snapshot, own: Own, last: Process) -> Decision:
     story = f"{last.name} {how(code)}; {last_words(last)}"
     unused = {(one.host, one.slot) for one in snapshot.slots if one.given_up}
     if len(planned(snapshot) - unused) - 1 >= job.min_np:
-        return Decision(f"{what} and is given up ({how_often}): {story}", give_up=True)
+        return SlotDecision(f"{what} and is given up ({how_often}): {story}", give_up=True)
     reason = f"{what} ({how_often}), and without it fewer than {job.min_np} are left: {story}"
-    return Decision(reason, outcome=Outcome(JobState.FAILED, reason, exit_status(code or 1)))
+    return SlotDecision(reason, outcome=Outcome(JobState.FAILED, reason, exit_status(code or 1)))
 
 
-def _all_dead(snapshot: Snapshot, own: Own, now: float) -> bool:
+def _all_dead(snapshot: Snapshot, own: SlotState, now: float) -> bool:
     """Whether the whole ring, of which nobody is in ZooKeeper, is dead.
 
     How each has ended was told, or the leader had proof of it; or they are away for so long.

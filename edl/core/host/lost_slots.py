@@ -16,7 +16,7 @@ from edl.core.records import Snapshot
 TURN_S = 1.0  # between two edl-workers that would do the same for all
 
 
-class Losses:
+class LostSlots:
     """Watched by the edl-worker of ``slot`` on ``host``.
 
     ``lost``: slots whose edl-worker has died, as (host, slot). ``best``: what is to be done.

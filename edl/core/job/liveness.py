@@ -34,7 +34,7 @@ class Liveness(StrEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """What came back from a worker's port: ``name`` is the worker that it says it is, if any."""
 
     liveness: Liveness
@@ -42,7 +42,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Quiet:
+class RingIdle:
     """How long the ring has completed no step, and what steps usually take, in seconds.
 
     ``usual_s`` is 0 before the first one. ``told``: what the leader saw, for the reason. To have
@@ -62,7 +62,7 @@ class Quiet:
 
 
 def whom_to_ask(
-    now: Snapshot, leader: int, announced_s: float, quiet: Quiet
+    now: Snapshot, leader: int, announced_s: float, idle: RingIdle
 ) -> dict[int, tuple[str, int]]:
     """The workers whose word the leader waits for, with their address and port.
 
@@ -75,14 +75,16 @@ def whom_to_ask(
     members = {member.id: member for member in now.members}
     asked = {m.id: (m.address, m.port) for m in now.members if m.stage is Stage.READY}
     seats = seats_of(now.generation)
-    if quiet.stands or not _settled(now.generation, members):
+    if idle.stands or not _settled(now.generation, members):
         asked |= {seat.id: (seat.address, seat.port) for seat in seats.values()}
         if announced_s < SWITCH_S and not _in_doubt(seats, members):
             asked = {w: at for w, at in asked.items() if w not in seats}
     return {w: at for w, at in asked.items() if w != leader and w not in now.evicted}
 
 
-def proof(worker: int, place: str, answer: Answer, now: Snapshot, quiet: Quiet) -> str | None:
+def proof(
+    worker: int, place: str, answer: ProbeResult, now: Snapshot, idle: RingIdle
+) -> str | None:
     """What proves that ``worker`` is dead, as a sentence; None: nothing does.
 
     ``place``: where it was asked.
@@ -96,15 +98,15 @@ def proof(worker: int, place: str, answer: Answer, now: Snapshot, quiet: Quiet) 
             f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
             f"first ring, and {place} does not answer"
         )
-    if not quiet.stands:
+    if not idle.stands:
         return None
     return (
         f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper, {place} does not "
-        f"answer and no step completes for {quiet.quiet_s:.1f} s{quiet.told}"
+        f"answer and no step completes for {idle.quiet_s:.1f} s{idle.told}"
     )
 
 
-def gone(worker: int, place: str, answer: Answer) -> str | None:
+def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
     """What proves that the process of ``worker`` has ended, whatever its ring does; or None."""
     if answer.liveness is Liveness.REFUSED:
         return f"{GONE}: {place} refuses connections"

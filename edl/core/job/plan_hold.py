@@ -16,7 +16,7 @@ from edl.core.records import Job, Record
 
 
 @dataclass(frozen=True)
-class Hold(Record):
+class PlanHold(Record):
     """``profile/hold``: somebody profiles the job, which had ``before`` on each host until then."""
 
     token: str
@@ -49,11 +49,11 @@ class Held:
     ours: Sequence[Plan]
     last: Plan | None
 
-    def overruled(self, hold: Hold) -> bool:
+    def overruled(self, hold: PlanHold) -> bool:
         """Whether somebody else says how many workers there shall be, by the ``hold`` there is."""
         return hold.asked or hold.token != self.token
 
-    def fate_of(self, plan: Plan, hold: Hold | None) -> Fate:
+    def fate_of(self, plan: Plan, hold: PlanHold | None) -> Fate:
         """Whose ``plan`` is, by the ``hold`` that stands; None: it went with a lost session."""
         ours = plan in self.ours
         if hold is not None and self.overruled(hold):

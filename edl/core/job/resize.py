@@ -270,7 +270,7 @@ def _newcomers(
     Who is ``silent``, or behind with taking note of the present ``generation``, may be stuck;
     who builds a ring with it would wait in vain.
     """
-    behind = {m.id for m in newcomers if m.known < generation}
+    behind = {m.id for m in newcomers if m.newest_generation < generation}
     misplaced = {m.id for m in newcomers if now.job.driver and m.slot >= plan.get(m.host, 0)}
     newcomers = [m for m in newcomers if m.id not in misplaced]
     evict = dict.fromkeys(sorted(misplaced), "the driver of horovodrun has taken back its slot")

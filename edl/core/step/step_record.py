@@ -117,7 +117,7 @@ class StepRecord(SwitchTimes):
     samples: int
     position: int
     wanted: int
-    known: int
+    newest_generation: int
     ledger: int
     stop: int = Stop.NO
     state: int = 0
@@ -215,10 +215,10 @@ def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
     switches after the same step. A switch needs no guess about how long a message takes.
     """
     current = records[0].generation
-    target = max(record.known for record in records)
+    target = max(record.newest_generation for record in records)
     if target <= current:
         return None, f"no worker knows a generation after {current}"
-    behind = [f"w{record.worker}" for record in records if record.known < target]
+    behind = [f"w{record.worker}" for record in records if record.newest_generation < target]
     if behind:
         return None, f"generation {target} is not yet known to {', '.join(behind)}"
     return target, f"all {len(records)} workers know generation {target}"

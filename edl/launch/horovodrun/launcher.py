@@ -14,7 +14,7 @@ from edl.launch.horovodrun.driver import read_identity
 
 
 @dataclass(frozen=True)
-class Limits:
+class ElasticLimits:
     """What horovodrun was asked for. ``max_np`` None: as many as there are slots."""
 
     np: int
@@ -30,7 +30,7 @@ class Launcher:
     started: str  # tells it from another process of that number, here or on another machine
     command: tuple[str, ...]
 
-    def limits(self) -> Limits | None:
+    def limits(self) -> ElasticLimits | None:
         """-np, --min-np and --max-np, as horovodrun itself reads them; None: it could not."""
         from horovod.runner.launch import parse_args  # a slow import
 
@@ -42,7 +42,7 @@ class Launcher:
             return None
         if args.num_proc is None:
             return None
-        return Limits(args.num_proc, args.min_num_proc or args.num_proc, args.max_num_proc)
+        return ElasticLimits(args.num_proc, args.min_num_proc or args.num_proc, args.max_num_proc)
 
     def identity(self) -> dict[str, str] | None:
         """Which job its driver has; None: it has no driver yet, or no job."""

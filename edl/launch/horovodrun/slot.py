@@ -26,7 +26,7 @@ from edl.core.host.agent import Ending, Outcome, Start
 from edl.core.host.horovodrun_slot import (
     REMOVAL_S,
     ROUND_S,
-    Own,
+    SlotState,
     assigned,
     awaits_others,
     decide,
@@ -39,7 +39,7 @@ from edl.core.host.horovodrun_slot import (
     without_barred,
     would_end_the_job,
 )
-from edl.core.host.lost_slots import Losses
+from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process, exited, seen, unstarted
 from edl.core.records import JobState, KeptSlot, Snapshot
 from edl.errors import CoordinationError, UnknownJob
@@ -65,7 +65,7 @@ GIVEN_UP_S = 2.0  # SIGTERM this soon after an answer of the driver is the drive
 KILLED_S = 10.0  # for a process that was killed to end
 
 
-class Keeper:
+class SlotSupervisor:
     """Keeps one slot of a job at work. ``run()`` returns the exit code for the driver.
 
     Args:
@@ -112,7 +112,7 @@ class Keeper:
         self._wish: Mapping[str, int] = {}
         self._wish_since = 0.0  # since when it is that one
         self._reminded = False  # the driver, of this wish
-        self._losses = Losses(host, slot)
+        self._lost_slots = LostSlots(host, slot)
         self._session_epoch = 0  # of the session that has our node
         self._given_up = False  # told to end by the driver itself, it seems
         self._pending_at = -GONE_S  # when a slot that was taken back was last seen in use
@@ -153,12 +153,12 @@ class Keeper:
         self._look_who_reads(now)
         try:
             snapshot = self._read(now)
-            self._attend(snapshot, now)
+            self._handle_signal(snapshot, now)
             if snapshot is None:
                 return self._alone(now)
             self._follow_driver(snapshot, now)
             self._outlive_driver(snapshot)
-            self._see_losses(snapshot, now)
+            self._see_lost_slots(snapshot, now)
             decision = decide(snapshot, self._own(now), now)
             if decision.reason != self._reason:
                 self._reason = decision.reason
@@ -256,8 +256,8 @@ class Keeper:
             return
         if removal_pending(snapshot) and now - self._word_since < REMOVAL_S:
             self._pending_at = now
-        job, losses = snapshot.job, self._losses
-        fatal = would_end_the_job(losses.best, job.wish, losses.barred, job.min_np)
+        job, lost_slots = snapshot.job, self._lost_slots
+        fatal = would_end_the_job(lost_slots.best, job.wish, lost_slots.barred, job.min_np)
         done = now - self._pending_at >= GONE_S
         runs = self._child is not None
         self._driver.allow(self._counts and may_ask(job.state, runs, done, fatal), said)
@@ -286,29 +286,29 @@ class Keeper:
         wish = {host: workers for host, workers in snapshot.job.wish.items() if workers}
         if wish != self._wish:
             self._wish, self._wish_since, self._reminded = wish, now, False
-        if self._reminded or self._losses.turn(snapshot) != 0:
+        if self._reminded or self._lost_slots.turn(snapshot) != 0:
             return
-        barred = self._losses.barred
+        barred = self._lost_slots.barred
         if forgotten(snapshot.plan, wish, barred, self._wish_since, self._said_since, now):
             self._reminded = True
             self._driver.ask()
 
-    def _see_losses(self, snapshot: Snapshot, now: float) -> None:
+    def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
         """Find edl-workers that have died; let the driver place the slots anew if that helps."""
-        losses, size = self._losses, self._word.size
+        lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
             return
-        before = losses.best
-        if losses.see(snapshot, self._word_since, now):
+        before = lost_slots.best
+        if lost_slots.see(snapshot, self._word_since, now):
             self._driver.ask()
-        if losses.lost and losses.best is not before and losses.turn(snapshot) == 0:
-            self._say(f"edl-worker died in {losses}: {losses.best.value}")
-        if without_barred(snapshot.plan, losses.lost, size) != dict(snapshot.plan):
-            self._store.change_plan(lambda plan: without_barred(plan, losses.lost, size))
+        if lost_slots.lost and lost_slots.best is not before and lost_slots.turn(snapshot) == 0:
+            self._say(f"edl-worker died in {lost_slots}: {lost_slots.best.value}")
+        if without_barred(snapshot.plan, lost_slots.lost, size) != dict(snapshot.plan):
+            self._store.change_plan(lambda plan: without_barred(plan, lost_slots.lost, size))
             self._changed.set()
 
-    def _own(self, now: float) -> Own:
-        return Own(
+    def _own(self, now: float) -> SlotState:
+        return SlotState(
             slot=self._slot,
             process=self._process,
             state_since=self._state_since,
@@ -323,7 +323,7 @@ class Keeper:
             ended=frozenset(self._ended),
         )
 
-    def _attend(self, snapshot: Snapshot | None, now: float) -> None:
+    def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
         """Carry out a signal: end, and give up a slot of this host.
 
         The latter not at once: a horovodrun that is about to end would place the slots anew.
@@ -432,10 +432,10 @@ class Keeper:
             return self._say_end(snapshot, code)
         before = self._waits_since
         self._waits_since = before if before is not None else now
-        waited, lost = now - self._waits_since, str(self._losses)
+        waited, lost = now - self._waits_since, str(self._lost_slots)
         decision = last_round(snapshot.job, self._slot, self._driver.answers, lost, waited)
         first = not self._waits_said and waited >= ROUND_S
-        if first and (decision.exit_code is not None or self._losses.turn(snapshot) == 0):
+        if first and (decision.exit_code is not None or self._lost_slots.turn(snapshot) == 0):
             self._waits_said = True
             self._say(decision.reason)
         return decision.exit_code
@@ -449,13 +449,13 @@ class Keeper:
 
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
         """Say how the job has ended; the exit code for the driver, from ``code``."""
-        job, losses = snapshot.job, self._losses
+        job, lost_slots = snapshot.job, self._lost_slots
         if job.state is JobState.FAILED:
             self._say(f"job {job.name} has failed: {job.reason}")
-        elif job.state is JobState.FINISHED and losses.lost and losses.turn(snapshot) == 0:
+        elif job.state is JobState.FINISHED and lost_slots.lost and lost_slots.turn(snapshot) == 0:
             self._say(
                 f"job {job.name} has finished; horovodrun ends with an error all the same, "
-                f"because edl-worker died in {losses}"
+                f"because edl-worker died in {lost_slots}"
             )
         elif code == 0 and self._given_up and self._word.local_size is not None:
             self._say("the driver of horovodrun has given up; see its message")

@@ -42,7 +42,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         worker = current_worker()
         worker.beat()
         self._left -= 1
-        if self._left == 0 or worker.rehearsing:
+        if self._left == 0 or worker.warming_up:
             self._left = self._batches_per_commit
             self._state.commit()
 

@@ -165,7 +165,7 @@ class CallbackStates:
         saved = self._worker.sends_state  # nobody else has sent it
         if not saved and state["names"] != self._names:
             self._refuse(state["names"])
-        if self._worker.rehearsing or not saved:
+        if self._worker.warming_up or not saved:
             self.verbose = state["verbose"]
             self.told_verbose(self.verbose)
         self.begun, self.received = int(state["begun"]), state
@@ -193,7 +193,7 @@ class CallbackStates:
             f"the Keras callbacks differ between workers: {what}, unlike the others; give it to "
             "all workers, in the same order; edl lets only rank 0 write"
         )
-        if worker.rehearsing:
+        if worker.warming_up:
             raise UsageError(sentence)
         worker.fail(sentence)
 

@@ -36,7 +36,7 @@ class Writer(keras.callbacks.Callback):
     @property
     def writes(self) -> bool:
         """This worker is rank 0 now."""
-        return self._worker.rank == 0 and not self._worker.rehearsing
+        return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
         super().set_params(params)

@@ -44,7 +44,7 @@ def role():
     """The role of this process."""
     if not edl.is_initialized():
         return "first"
-    if edl.is_rehearsing():
+    if edl.is_warming_up():
         return "new"
     return "leader" if edl.is_leader() else "plain"
 

@@ -68,7 +68,7 @@ class Actor:
         self.done = -1
 
     def pass_(self, name):
-        if not edl.is_initialized() or edl.is_rehearsing() or not edl.current_worker().generation:
+        if not edl.is_initialized() or edl.is_warming_up() or not edl.current_worker().generation:
             return
         if name == "broken" and self.current is not None:
             where = {"point": self.last, "step": edl.step(), "generation": edl.generation()}

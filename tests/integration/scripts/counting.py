@@ -38,9 +38,9 @@ for epoch in loader.epochs(args.epochs):
         model(indices).backward()
         diary.in_step()
         optimizer.step()
-        if not edl.is_rehearsing():
+        if not edl.is_warming_up():
             diary.end_step(model.steps.item(), tally())
             diary.exchange(model.steps.item())
-    if not edl.is_rehearsing():
+    if not edl.is_warming_up():
         diary.end_epoch(epoch, model.count)
 diary.report(model.w.detach().numpy(), model.count, model.steps.item())

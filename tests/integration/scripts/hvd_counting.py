@@ -21,7 +21,7 @@ args = options.parse_args()
 
 def trap(place):
     """Die at ``place`` if that is asked of this slot, when nobody else has done so."""
-    if args.die == f"{hvd.local_rank()}:{place}" and not hvd.is_rehearsing():
+    if args.die == f"{hvd.local_rank()}:{place}" and not hvd.is_warming_up():
         mark = args.out / "died"
         if not mark.exists():
             mark.touch()
@@ -55,13 +55,13 @@ def train(state):
     while state.epoch < args.epochs:
         for batch, indices in enumerate(loader):
             diary.begin_step(model.steps.item())
-            assert hvd.is_rehearsing() or believed == hvd.size()
+            assert hvd.is_warming_up() or believed == hvd.size()
             optimizer.zero_grad()
             model(indices).backward()
             diary.in_step()
             trap("step")
             optimizer.step()
-            if not hvd.is_rehearsing():
+            if not hvd.is_warming_up():
                 diary.end_step(model.steps.item(), model.tally())
             sampler.record_batch(batch, args.batch_size)
             trap("commit")
@@ -70,7 +70,7 @@ def train(state):
             else:
                 state.commit()
         trap("epoch")
-        if not hvd.is_rehearsing():
+        if not hvd.is_warming_up():
             diary.end_epoch(state.epoch, model.count)
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)

@@ -105,12 +105,12 @@ def train(state):
             diary.begin_step(trained())
             diary.in_step()
             way.step(share)
-            if not hvd.is_rehearsing():
+            if not hvd.is_warming_up():
                 problem = tally()
                 diary.end_step(trained(), problem)
             state.trained += args.batch_size * hvd.size()
             state.commit()
-        if not hvd.is_rehearsing():
+        if not hvd.is_warming_up():
             diary.end_epoch(state.epoch, way.read(count).astype(np.int64))
         state.epoch, state.trained = state.epoch + 1, 0
         state.commit()

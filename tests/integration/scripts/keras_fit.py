@@ -37,7 +37,7 @@ args = options.parse_args()
 
 def strike(what):
     for fault in args.fault:
-        if fault["what"] == what and fault["rank"] == edl.rank() and not edl.is_rehearsing():
+        if fault["what"] == what and fault["rank"] == edl.rank() and not edl.is_warming_up():
             try:
                 os.unlink(fault["file"])  # one of them
             except FileNotFoundError:

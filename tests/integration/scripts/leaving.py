@@ -34,5 +34,5 @@ for epoch in loader.epochs(args.epochs):
         optimizer.step()
         if leaves("after", batch):
             break
-    if not edl.is_rehearsing():
+    if not edl.is_warming_up():
         print(f"epoch {epoch} left at step {edl.step()}", flush=True)

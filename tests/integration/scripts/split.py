@@ -59,7 +59,7 @@ elif args.framework == "graph":
         while not s.Done():
             s.run(train, {x: edl.next_batch()})
             edl.notify_batch_end()
-            if not done and not edl.is_rehearsing() and strays(edl.current_worker().epoch):
+            if not done and not edl.is_warming_up() and strays(edl.current_worker().epoch):
                 done = True
                 s.run(stray)
 else:

@@ -103,11 +103,11 @@ class Diary:
 
     def begin_step(self, steps):
         generation = edl.generation()
-        if not edl.is_rehearsing() and (
+        if not edl.is_warming_up() and (
             not self.rings or self.rings[-1]["generation"] != generation
         ):
             self.rings.append({"generation": generation, "size": edl.size(), "step": steps})
-        if self._scene and not edl.is_rehearsing():
+        if self._scene and not edl.is_warming_up():
             self._scene.begin_batch(edl.rank(), edl.size())
 
     def in_step(self):

@@ -68,7 +68,7 @@ for epoch in dataset.epochs(args.epochs):
         train(indices)
         if args.slow.exists():
             time.sleep(1.0)
-        if not edl.is_rehearsing():
+        if not edl.is_warming_up():
             trained = indices.numpy().tolist()[:counted]
             tell(step=step, epoch=epoch, rate=rate, indices=trained)
 

@@ -110,12 +110,12 @@ def loop():
             diary.begin_step(int(model.steps.numpy()))
             diary.in_step()
             step(indices)
-            if not edl.is_rehearsing():
+            if not edl.is_warming_up():
                 diary.end_step(int(model.steps.numpy()), model.tally())
                 if args.exchange:
                     edl.notify_batch_end()
                     diary.exchange(int(model.steps.numpy()))
-        if not edl.is_rehearsing():
+        if not edl.is_warming_up():
             diary.end_epoch(epoch, model.count.numpy())
     model.report()
 
@@ -211,7 +211,7 @@ def graph():
     with edl.Session() as s:
         while not s.Done():
             s.run(model.train, {model.indices: edl.next_batch()} if args.mode == "feed" else None)
-            if not edl.is_rehearsing():
+            if not edl.is_warming_up():
                 model.after_step(s.run)
                 edl.notify_batch_end()
                 diary.exchange(int(s.run(model.steps)))
@@ -251,7 +251,7 @@ class GraphTally(tf.compat.v1.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         run = run_context.session.run
-        if not edl.is_rehearsing():
+        if not edl.is_warming_up():
             self._model.after_step(run)
             self._model.after_batch_end(run)
 

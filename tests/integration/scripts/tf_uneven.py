@@ -78,7 +78,7 @@ for _ in dataset.epochs(4):
         (train_scaled if args.what == "inf" else train)(indices)
         if args.slow and args.slow.exists():
             time.sleep(2.0)
-        if not edl.is_rehearsing():
+        if not edl.is_warming_up():
             counted = indices.numpy()[: edl.current_worker().samples]
             tell(step=step, scale=before, bad=bool((counted == BAD).any()))
 

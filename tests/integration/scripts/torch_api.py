@@ -85,7 +85,7 @@ for epoch in loader.epochs(args.epochs):
         step, rate = edl.step(), optimizer.param_groups[0]["lr"]
         counted = edl.current_worker().samples
         optimizer.step()
-        if not edl.is_rehearsing():
+        if not edl.is_warming_up():
             tell(step=step, epoch=epoch, rate=rate, norm=norm, indices=indices.tolist()[:counted])
         by_batch.step()
     by_epoch.step()

@@ -116,7 +116,7 @@ def main():
     for epoch in loader.epochs(args.epochs):
         for indices in loader:
             worker, step = edl.current_worker(), edl.step()
-            if edl.is_rehearsing():
+            if edl.is_warming_up():
                 training.train(indices, epoch)
                 continue
             tell(begun=step, worker=worker.id, indices=indices.tolist())
