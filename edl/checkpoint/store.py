@@ -147,8 +147,8 @@ class Checkpoints:
             if config.resume_from is not None:
                 hint = f"you resume from {config.resume_from}, which starts another one"
             raise CheckpointError(
-                f"{config.directory} has checkpoints of another run ({others[0]}): {hint}; to start "
-                "afresh choose another directory, or remove it"
+                f"{config.directory} has checkpoints of another run ({others[0]}): {hint}; to "
+                "start afresh choose another directory, or remove it"
             )
         if config.resume_from is not None and not resumes_here:
             if not config.resume_from.is_dir():

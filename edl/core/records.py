@@ -297,7 +297,7 @@ def _read(hint: Any, value: Any) -> Any:
         return hint(value)
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json(value)
-    if "Broken" in text:
+    if "RingFailure" in text:
         return None if value is None else RingFailure.from_json(value)
     if text.startswith("tuple"):
         if not isinstance(value, list | tuple):

@@ -162,7 +162,10 @@ class Daemon:
         self.set_stage(Stage.READY, generation=0, newest_generation=generation)
 
     def set_stage(
-        self, stage: Stage, generation: int | None = None, known: int | None = None
+        self,
+        stage: Stage,
+        generation: int | None = None,
+        newest_generation: int | None = None,
     ) -> None:
         """Make a new stage of this worker known, as soon as ZooKeeper allows.
 
@@ -177,7 +180,9 @@ class Daemon:
                 own,
                 stage=own.stage if own.stage is Stage.LEAVING and stage is Stage.ACTIVE else stage,
                 generation=own.generation if generation is None else generation,
-                newest_generation=own.newest_generation if known is None else known,
+                newest_generation=(
+                    own.newest_generation if newest_generation is None else newest_generation
+                ),
             )
             self._dirty = True
         self._wake.set()

@@ -41,7 +41,7 @@ from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
 
-REHEARSAL_S = 5.0  # a first commit or check that comes later most likely follows an update
+WARM_UP_S = 5.0  # a first commit or check that comes later most likely follows an update
 
 _running = False  # the function that elastic.run has wrapped is being called
 
@@ -158,7 +158,7 @@ class State(ABC):
         worker = self._training
         if worker is not None and worker.warming_up:
             self._points += 1
-            long = time.monotonic() - self._began >= REHEARSAL_S
+            long = time.monotonic() - self._began >= WARM_UP_S
             if worker.begun > 0 or self._points > 1 or long:
                 raise HostsUpdatedInterrupt(False)
             return

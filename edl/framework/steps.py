@@ -1,4 +1,4 @@
-"""The steps of a script's training loop: epochs, batches, padding batches, and a newcomer's warm-up.
+"""The steps of a script's training loop: epochs, batches, padding, a newcomer's warm-up.
 
 What a framework's loader or data set adds is a :class:`Feed`: where the data of the next batch
 comes from.

@@ -41,10 +41,8 @@ def told(current: int, known: list[int]) -> tuple[StepRecord, ...]:
     )
 
 
-@given(
-    current=st.integers(0, 5), newest_generation=st.lists(st.integers(0, 8), min_size=1, max_size=6)
-)
-@example(current=3, newest_generation=[2, 2])  # it switched back to a generation that was over
+@given(current=st.integers(0, 5), known=st.lists(st.integers(0, 8), min_size=1, max_size=6))
+@example(current=3, known=[2, 2])  # it switched back to a generation that was over
 def test_workers_switch_together_and_forward_only(current: int, known: list[int]) -> None:
     records = told(current, known)
     target, reason = agreed_generation(records)
@@ -58,9 +56,7 @@ def test_workers_switch_together_and_forward_only(current: int, known: list[int]
     assert agreed_generation(tuple(reversed(records)))[0] == target
 
 
-@given(
-    newest_generation=st.lists(st.integers(3, 8), min_size=1, max_size=6), newest=st.integers(8, 9)
-)
+@given(known=st.lists(st.integers(3, 8), min_size=1, max_size=6), newest=st.integers(8, 9))
 def test_news_that_reach_everybody_lead_to_a_switch(known: list[int], newest: int) -> None:
     """However late they hear of it: once the last one knows, all switch to the same."""
     targets = []

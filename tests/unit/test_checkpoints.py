@@ -271,7 +271,7 @@ def test_wrong_moments(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"create an edl\.Optimizer"):
         one.begin(None, warmed_up=False)
     late = checkpointing()
-    late._position.has_state = True
+    late._progress.has_state = True
     with pytest.raises(UsageError, match=r"before `for epoch in loader\.epochs"):
         late.attach(tmp_path, 1.0, 1)
 

@@ -184,7 +184,7 @@ class MemorySwitching:
         return self._ring.generation
 
     def repair(self, _error: Exception, _since: float) -> None:
-        position, world = self._mine._position, self._ring.world
+        position, world = self._mine._progress, self._ring.world
         report = RingFailure(self.generation.number, position.step, position.exchanges)
         now = self._ring.generation = world.repair(self.worker, report)
         position.adopt(now.members)
@@ -201,8 +201,8 @@ def worker_in(world: World, number: int) -> Worker:
     worker.ring = ring  # type: ignore[assignment]
     worker._switching = MemorySwitching(worker, ring)  # type: ignore[assignment]
     worker.attach_source(Source(1000, 4, True, 7, 0))
-    worker._position.adopt(world.generation.members)
-    worker._position.has_state = True
+    worker._progress.adopt(world.generation.members)
+    worker._progress.has_state = True
     return worker
 
 
@@ -292,10 +292,10 @@ def test_one_dies_after_the_other(later: int, late: frozenset[int]) -> None:
 def test_it_takes_place_between_two_steps_of_the_training() -> None:
     seats = (Seat(0, "a", 0, "127.0.0.1", 9000),)
     worker = worker_in(World([], Generation(1, 1, seats, 0, (), (), "alone")), 0)
-    worker._position.has_state = False
+    worker._progress.has_state = False
     with pytest.raises(UsageError, match=r"call edl\.mean\(\) after .*: training has not begun"):
         worker.exchange([1.0])
-    worker._position.has_state = True
+    worker._progress.has_state = True
     batch = worker.sampler.form(worker.ledger)
     assert batch is not None
     worker.begin_step(batch)

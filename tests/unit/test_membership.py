@@ -34,9 +34,11 @@ def worker(number: int, host: str = "a", **changes: Any) -> Member:
     return replace(fresh, **{"stage": Stage.ACTIVE, "generation": 7, **changes})
 
 
-def newcomer(number: int, host: str = "a", stage: Stage = Stage.READY, known: int = 7) -> Member:
+def newcomer(
+    number: int, host: str = "a", stage: Stage = Stage.READY, newest_generation: int = 7
+) -> Member:
     """It has taken note of generation 7."""
-    return worker(number, host, stage=stage, generation=0, newest_generation=known)
+    return worker(number, host, stage=stage, generation=0, newest_generation=newest_generation)
 
 
 def ring(*members: Member, **changes: Any) -> Generation:

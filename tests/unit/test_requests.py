@@ -15,9 +15,9 @@ from edl.client.holding import HeldPlan
 from edl.client.migrating import migrate
 from edl.client.profiling import profile
 from edl.client.scaling import Wanted, resize, wait_for_size
-from edl.client.waiting import Story, looks
+from edl.client.waiting import Messages, looks
 from edl.coordination.job_store import JobStore
-from edl.core.job.plan_hold import Hold
+from edl.core.job.plan_hold import PlanHold
 from edl.core.job.profile import Curve, Reading
 from edl.core.records import (
     Generation,
@@ -66,7 +66,7 @@ class Store(JobStore):
         self.slots: tuple[KeptSlot, ...] = ()
         self.request: Request | None = None
         self.where: list[str] = []  # hosts of the workers, if they do not follow the plan
-        self.hold: Hold | None = None
+        self.hold: PlanHold | None = None
         self.away: set[int] = set()
         self.calls = self.step = self.samples = 0
         self.sizes: list[int] = []
@@ -146,14 +146,14 @@ class Store(JobStore):
         self.hosts = tuple(host for host in self.hosts if host.name != name)
         return True
 
-    def hold_profile(self, hold: Hold) -> bool:
+    def hold_profile(self, hold: PlanHold) -> bool:
         self._call()
         if self.hold is not None and self.hold.token != hold.token:
             return False
         self.hold = hold
         return True
 
-    def profile_hold(self) -> Hold | None:
+    def profile_hold(self) -> PlanHold | None:
         self._call()
         return self.hold
 
@@ -189,12 +189,12 @@ def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
 def test_a_look_that_is_not_answered_is_made_again() -> None:
     store = Store()
     store.away = {1, 2, 4}
-    seen = looks(store, 5.0, "this", Story())
+    seen = looks(store, 5.0, "this", Messages())
     assert [next(seen).status["step"] for _ in range(3)] == [1, 2, 3]
 
 
 def test_who_is_late_is_told_what_was_told_last_and_what_stands() -> None:
-    story = Story()
+    story = Messages()
     story("w3 is preparing")
     seen = looks(Store(), 0.0, "moving it", story, "it goes on")
     next(seen)
@@ -208,7 +208,7 @@ def test_who_is_late_because_of_zookeeper_is_told_so() -> None:
     store = Store()
     store.away = {1}
     with pytest.raises(TimedOut, match=r"not done after 0 s; ZooKeeper is away"):
-        next(looks(store, 0.0, "it", Story()))
+        next(looks(store, 0.0, "it", Messages()))
 
 
 def test_nobody_waits_for_a_job_that_has_ended() -> None:
@@ -519,7 +519,7 @@ def test_a_lost_session_alone_does_not_end_a_profile() -> None:
 
 def test_one_profile_at_a_time() -> None:
     store = Store()
-    store.hold = other = Hold("t", "process 7 on c", {"a": 2})
+    store.hold = other = PlanHold("t", "process 7 on c", {"a": 2})
     with pytest.raises(UsageError, match="job digits is profiled by process 7 on c; wait until"):
         measure(store, 1)
     assert (store.plan, store.hold) == ({"a": 2}, other)

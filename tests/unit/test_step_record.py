@@ -102,7 +102,7 @@ def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
 
 
 def test_rows_may_differ_in_what_is_a_workers_own() -> None:
-    own = {"samples", "position", "wanted", "known", "state"} | {
+    own = {"samples", "position", "wanted", "newest_generation", "state"} | {
         n for n in FIELDS if n.endswith("_us")
     }
     assert set(FIELDS) - own == {"generation", "step", "worker", "epoch", "ledger", "stop"}

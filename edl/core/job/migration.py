@@ -57,7 +57,7 @@ class Migration:
     known: bool = True
 
     def __str__(self) -> str:
-        if not self.generations and not self.newest_generation:
+        if not self.generations and not self.known:
             return f"moved {self.move}; in which switch, the event log does not say"
         if not self.generations:
             return f"moved {self.move} without a switch: nobody had begun to move away"

@@ -103,7 +103,7 @@ class StepRecord(SwitchTimes):
     had no data and repeats a batch that counts for nothing).
     ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
     ``ledger`` is the digest of its ledger before this step.
-    ``known`` is the newest generation it knows to be prepared (its own when there is none).
+    ``newest_generation`` is the newest one that it knows to be prepared, its own at least.
     ``stop`` is a :class:`Stop`.
     ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
     ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
