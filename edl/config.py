@@ -47,6 +47,8 @@ class Config:
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
     min_np: int | None = None  # where horovodrun's own --min-np and --max-np cannot be seen
     max_np: int | None = None
+    sizes: tuple[int, ...] = ()  # numbers of workers that the job may have; (): all between
+    size_step: int = 1  # only multiples of it
 
     session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
     connect_timeout_s: float = 10.0  # first connection to ZooKeeper
@@ -139,11 +141,13 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
     for one in fields(Config):
         name, variable = one.name, f"EDL_{one.name.upper()}"
         if arguments.get(name) is not None:
-            values[name] = arguments[name]
+            given = arguments[name]
+            is_text = isinstance(given, str) and hints[name] is not str
+            values[name] = _parse(name, given, hints[name]) if is_text else given
         elif environ.get(variable):
             values[name] = _parse(variable, environ[variable], hints[name])
         elif name in file_values:
-            values[name] = _parse(f"edl.toml: {name}", str(file_values[name]), hints[name])
+            values[name] = _parse(f"edl.toml: {name}", _as_text(file_values[name]), hints[name])
     return Config(**values)
 
 
@@ -277,10 +281,17 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
     return {}
 
 
+def _as_text(value: Any) -> str:
+    """A value of the settings file as the environment would have it."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _parse(name: str, text: str, hint: Any) -> Any:
     try:
         if hint in (int, int | None):
             return int(text)
+        if hint == tuple[int, ...]:
+            return tuple(int(word) for word in text.split(",") if word.strip())
         if hint in (float, float | None):
             return float(text)
         if hint is bool:
@@ -288,6 +299,10 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     except KeyError:
         raise ConfigError(name, f"{name} is {text!r}; it must be 1 or 0") from None
     except ValueError:
-        kind = "an integer" if hint in (int, int | None) else "a number"
+        kind = "a number"
+        if hint in (int, int | None):
+            kind = "an integer"
+        elif hint == tuple[int, ...]:
+            kind = "whole numbers with commas between, like 1,2,4"
         raise ConfigError(name, f"{name} is {text!r}; it must be {kind}") from None
     return text

@@ -48,7 +48,8 @@ def guest(
             f"job {record.name} was started by horovodrun, which places its workers; let its "
             "host discovery script name this host"
         )
-    slots = record.max_np if slots is None else slots
+    if slots is None:
+        slots = record.sizes.max_np or record.np
     if slots < 1:
         raise UsageError(f"--slots is {slots}; a host needs at least 1")
     if np is not None and not 1 <= np <= slots:

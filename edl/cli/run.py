@@ -30,9 +30,9 @@ from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, new_secret
 from edl.coordination.session import Session
 from edl.core.host.agent import STOP_S, stop_limit
-from edl.core.job.placement import check_limits
 from edl.core.plural import counted, workers
 from edl.core.records import Job, JobState
+from edl.core.sizes import Sizes
 from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 
@@ -40,7 +40,7 @@ POLL_S = 0.5  # for the end of a job that stops
 
 # What all hosts with --or-join have to ask for alike. --resume is for who starts the job.
 _ALIKE = (
-    *("command", "cwd", "min_np", "max_np"),
+    *("command", "cwd", "sizes"),
     *("elastic_timeout_s", "save_timeout_s", "stall_limit_s", "max_restarts", "chaos"),
 )
 
@@ -56,6 +56,25 @@ def run(
         typer.Option(
             "--max-np",
             help="Never more workers. Default: the greater of -np and --slots.",
+            show_default=False,
+        ),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--sizes",
+            metavar="N,N,...",
+            help="Only these numbers of workers, like 1,2,4. Default: all between --min-np and "
+            "--max-np.",
+            show_default=False,
+        ),
+    ] = None,
+    size_step: Annotated[
+        int | None,
+        typer.Option(
+            "--size-step",
+            metavar="N",
+            help="Only multiples of N workers. Default: 1.",
             show_default=False,
         ),
     ] = None,
@@ -136,6 +155,8 @@ def run(
         address=address,
         network_interface=network_interface,
         zookeeper=zookeeper,
+        sizes=sizes,
+        size_step=size_step,
         elastic_timeout_s=elastic_timeout_s,
         stall_limit_s=stall_limit_s,
         max_restarts=max_restarts,
@@ -145,7 +166,8 @@ def run(
         raise UsageError(f"cannot resume: there is no directory {resume_from}")
     max_np = max(np, slots or 0) if max_np is None else max_np
     slots = max_np if slots is None else slots
-    check_limits(np, min_np, max_np)
+    allowed = Sizes(min_np, max_np, settings.sizes, settings.size_step)
+    allowed.check(np)
     if slots < np:
         raise UsageError(
             f"-np is {np} and this host has {counted(slots, 'slot')}; raise --slots, or start with "
@@ -167,8 +189,7 @@ def run(
         name=name,
         command=tuple(command),
         np=np,
-        min_np=min_np,
-        max_np=max_np,
+        sizes=allowed,
         created=time.time(),
         cwd=str(cwd),
         resume=settings.resume,

@@ -90,7 +90,7 @@ def table(facts: Mapping[str, Any]) -> RenderableType:
         "state": state,
         "leader": f"{facts['leader'] or 'nobody'}, term {facts['term']}",
         "workers": f"{facts['world_size']} of {sum(facts['plan'].values())} wanted ({planned}); "
-        f"{facts['min_np']} to {facts['max_np']}; generation {facts['generation']}",
+        f"{facts['sizes']}; generation {facts['generation']}",
         "progress": f"{epoch}step {facts['step']}, {facts['samples_per_s']:.0f} samples/s",
         "ZooKeeper": facts["zookeeper"] + (f", away: {facts['away']}" if facts["away"] else ""),
     }

@@ -22,6 +22,7 @@ from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, keep, new_secret
 from edl.core.host.horovodrun_slot import assigned
 from edl.core.records import Host, Job
+from edl.core.sizes import Sizes
 from edl.errors import EdlError, JobExists, UsageError
 from edl.launch.address import address_of, own_address
 from edl.launch.command import check_command
@@ -29,8 +30,6 @@ from edl.launch.horovodrun.driver import Driver
 from edl.launch.horovodrun.launcher import find_launcher
 from edl.launch.horovodrun.slot import SlotSupervisor
 from edl.launch.parent import behind_a_shell
-
-ANY_NUMBER = 1_000_000  # max_np where only the driver knows it
 
 
 def main() -> None:
@@ -130,8 +129,12 @@ def _create(
         name=name,
         command=tuple(command),
         np=slot.size,
-        min_np=settings.min_np or (seen.min_np if seen else 1),
-        max_np=settings.max_np or (seen.max_np if seen else None) or ANY_NUMBER,
+        sizes=Sizes(
+            min_np=settings.min_np or (seen.min_np if seen else 1),
+            max_np=settings.max_np or (seen.max_np if seen else None),
+            sizes=settings.sizes,
+            size_step=settings.size_step,
+        ),
         created=time.time(),
         cwd=str(Path.cwd()),
         resume=settings.resume,

@@ -24,6 +24,7 @@ from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.job.plan_hold import PlanHold
 from edl.core.job.profile import Curve
+from edl.core.record import Record
 from edl.core.records import (
     Event,
     Generation,
@@ -33,7 +34,6 @@ from edl.core.records import (
     KeptSlot,
     Leader,
     Member,
-    Record,
     Request,
     Snapshot,
 )
@@ -169,7 +169,9 @@ class JobStore:
         def change(values: dict[str, Any]) -> dict[str, Any]:
             job = replace(Job.from_json(values), offer=dict(slots))
             if not job.wish:
-                job = replace(job, wish=dict(wish), min_np=min_np, max_np=max_np or job.max_np)
+                most = max_np or job.sizes.max_np
+                sizes = replace(job.sizes, min_np=min_np, max_np=most)
+                job = replace(job, wish=dict(wish), sizes=sizes)
             return {**values, **job.to_json()}
 
         return Job.from_json(self._compare_and_set(self.paths.job, change))

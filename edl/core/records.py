@@ -7,11 +7,12 @@ the agent act on them, the CLI shows them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any
 
-from edl.errors import CoordinationError
+from edl.core.record import Record
+from edl.core.sizes import Sizes
 
 
 class Stage(StrEnum):
@@ -38,30 +39,6 @@ class JobState(StrEnum):
         return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED)
 
 
-class Record:
-    """Mixin: a frozen dataclass that reads and writes itself as JSON values."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a record; unknown fields are ignored (written by a newer edl).
-
-        Raises:
-            CoordinationError: a field is missing or has the wrong shape.
-        """
-        hints = get_type_hints(cls)
-        known: dict[str, Any] = {}
-        try:
-            for f in fields(cls):  # type: ignore[arg-type]
-                if f.name in values:
-                    known[f.name] = _read(hints[f.name], values[f.name])
-            return cls(**known)
-        except (TypeError, ValueError, KeyError) as error:
-            raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
-
-
 @dataclass(frozen=True)
 class Job(Record):
     """``job``: what ``edl run`` asked for, and where the job stands.
@@ -76,8 +53,7 @@ class Job(Record):
     name: str
     command: tuple[str, ...]
     np: int  # workers to start with
-    min_np: int
-    max_np: int
+    sizes: Sizes
     state: JobState = JobState.RUNNING
     reason: str = ""  # of the state
     created: float = 0.0  # wall clock, for people only
@@ -288,29 +264,3 @@ class Snapshot:
             if worker not in here and not (self.generation and self.generation.knows(worker))
         )
         return tuple(gone[: max(0, len(gone) - keep)])
-
-
-def _read(hint: Any, value: Any) -> Any:
-    """Give a JSON value the type that its field declares."""
-    text = str(hint)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(value)
-    if isinstance(hint, type) and issubclass(hint, Record):
-        return hint.from_json(value)
-    if "RingFailure" in text:
-        return None if value is None else RingFailure.from_json(value)
-    if text.startswith("tuple"):
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"{value!r} is not a list")
-        (item, _ellipsis) = get_args(hint)
-        return tuple(_read(item, each) for each in value)
-    if text.startswith("collections.abc.Mapping"):
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{value!r} is not a mapping")
-        return value
-    allowed = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
-    if allowed and (
-        not isinstance(value, allowed) or isinstance(value, bool) is not (hint is bool)
-    ):
-        raise TypeError(f"{value!r} is not {hint.__name__}")
-    return value

@@ -23,6 +23,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.job.liveness import gone
 from edl.core.records import Event, Generation, JobState, Leader, Member, RingFailure, Seat, Stage
+from edl.core.sizes import Sizes
 from edl.daemon.activity import Watch
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
@@ -59,7 +60,7 @@ class Daemon:
         self._config = config
         self._mailbox = mailbox
         self._ring = ring
-        self.min_np = 1
+        self.sizes = Sizes()
         if config.secret is None:
             raise ConfigError(
                 "secret",
@@ -319,7 +320,7 @@ class Daemon:
             self._scope = generation.scope
             self._mailbox.announce(generation)
         self._mailbox.job_is(job.state, job.reason)
-        self.min_np = job.min_np
+        self.sizes = job.sizes
         self._break_ring_of(frozenset(evicted))
         self._depose_the_dead(generation)
         if job.state.over or (generation is not None and not generation.seats):

@@ -259,7 +259,7 @@ class Switching:
         """
         if not self._pauses():
             return
-        limit, min_np = self._config.elastic_timeout_s, self._daemon.min_np
+        limit, min_np = self._config.elastic_timeout_s, self._daemon.sizes.min_np
         deadline = time.monotonic() + limit
         logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
         while self._pauses():
@@ -291,7 +291,7 @@ class Switching:
         step, and would wait for the gradients of those that pause. An elastic script begins anew
         on all of them.
         """
-        if self._ring.place.size >= self._daemon.min_np:
+        if self._daemon.sizes.enough(self._ring.place.size):
             return False
         return self._progress.scripted or self._progress.step > self._repaired_at
 

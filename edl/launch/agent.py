@@ -430,7 +430,7 @@ class Agent:
         if withdrawn(has, got):
             return
         self._got_np = has
-        limit = "" if has >= asked else f", not {asked}: max_np is {snapshot.job.max_np}"
+        limit = "" if has >= asked else f", not {asked}: the job may have {snapshot.job.sizes}"
         self._note_once(f"host {name} has a place for {workers(has)}{limit}")
 
     # --- signals

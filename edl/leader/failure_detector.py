@@ -95,7 +95,7 @@ class FailureDetector:
         if (
             snapshot.job.state.over
             or generation is None
-            or len(generation.seats) < snapshot.job.min_np  # it waits for replacements
+            or not snapshot.job.sizes.enough(len(generation.seats))  # it waits for replacements
             or not stall.stands_still(quiet_s, progress.median_step_s, self._config.stall_s)
         ):
             self._mute.clear()

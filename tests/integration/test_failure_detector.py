@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made import make_job
 from test_sessions import OPEN, expire, has_come_up, whole
 from trial import trial
 
 from edl.config import Config
 from edl.core.job.stall import IN_USER_CODE, Activity
-from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 from edl.core.step.progress import Progress
 from edl.daemon.mailbox import Mailbox
 from edl.http.server import DaemonServer
@@ -55,7 +56,9 @@ class Ring:
 
     def snapshot(self, *members: int) -> Snapshot:
         here = tuple(m for m in self.members if m.id in members)
-        return Snapshot(Job("job", ("true",), 2, 1, 3), members=here, generation=self.generation)
+        return Snapshot(
+            make_job("job", command=("true",), max_np=3), members=here, generation=self.generation
+        )
 
 
 @pytest.fixture

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from made import make_job
 
 from edl.config import Config
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
 from edl.core.job.topology import place
-from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingFailure, Seat, Snapshot, Stage
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, SwitchTimes
 from edl.daemon.progress import Receive
@@ -110,7 +111,7 @@ class World:
 
     def _decide(self) -> None:
         now = Snapshot(
-            Job("test", ("true",), WORKERS, 1, WORKERS),
+            make_job("test", np=WORKERS, command=("true",), max_np=WORKERS),
             members=tuple(
                 replace(member_of(seat, self.generation.number), broken=self.reports[seat.id])
                 for seat in self.generation.seats

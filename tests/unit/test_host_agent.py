@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from made import make_job, resized
 
 from edl.core.host.agent import (
     ABSENT_S,
@@ -38,7 +39,7 @@ from edl.core.records import Generation, Host, Job, JobState, Leader, Member, Se
 from edl.errors import REFUSED_EXIT
 
 NOW = 1000.0
-JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+JOB = make_job()
 
 
 def process(slot: int, **changes: object) -> Process:
@@ -343,7 +344,7 @@ def test_enough_other_workers_outweigh_a_silent_one() -> None:
 
 
 def test_a_slot_that_keeps_failing_ends_a_job_that_cannot_do_without_it() -> None:
-    job = replace(JOB, min_np=2)
+    job = resized(JOB, min_np=2)
     ready = process(0, worker=0, ready=True, started=NOW - 120)
     failing = died(1, 7, started=NOW - 1, failures=6)
     outcome = decide(snapshot(2, job=job), own(ready, failing), NOW).outcome
@@ -526,7 +527,7 @@ def test_who_plans_more_lets_a_slot_that_was_given_up_begin_anew_after_all_other
 
 
 def test_below_min_np_a_free_slot_takes_the_place() -> None:
-    needy = replace(JOB, min_np=2)
+    needy = resized(JOB, min_np=2)
     facts = snapshot(2, generation(0), job=needy, hosts=(Host("a", 2, "1.1.1.1"),))
     now = own(trainer(0), failing())
     outcome = decide(facts, now, NOW).outcome

@@ -7,7 +7,9 @@ import json
 from typing import Any
 
 import pytest
+from made import make_job
 
+from edl.core.record import Record
 from edl.core.records import (
     Event,
     Generation,
@@ -16,7 +18,6 @@ from edl.core.records import (
     JobState,
     Leader,
     Member,
-    Record,
     Request,
     RingFailure,
     Seat,
@@ -28,7 +29,7 @@ from edl.errors import CoordinationError
 SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
 MEMBER = Member(2, "b", 1, "::1", 9002, 77, "x", Stage.ACTIVE, 5, RingFailure(5, 40))
 RECORDS: list[Record] = [
-    Job("digits", ("python", "train.py"), 2, 1, 4, JobState.STOPPING, "edl stop", 12.5, "/work"),
+    make_job(state=JobState.STOPPING, reason="edl stop", created=12.5, cwd="/work"),
     Host("a", 4, "10.0.0.1", 99),
     MEMBER,
     Member(3, "b", 0, "::1", 9003, 78, "y"),
@@ -108,7 +109,7 @@ def test_states_in_which_a_job_is_over() -> None:
 
 
 def test_a_plan_is_added_up() -> None:
-    job = Job("digits", (), 2, 1, 4)
+    job = make_job(command=())
     assert Snapshot(job, plan={"a": 2, "b": 1, "c": 0}).planned == 3
     assert Snapshot(job).planned == 0
 
@@ -122,7 +123,7 @@ def test_who_is_evicted_is_forgotten_once_gone_but_for_the_newest() -> None:
         6, 2, SEATS, 4, (2,), (1,), "w1 left", "", (SEATS[0], Seat(1, "b", 0, "::1", 1))
     )
     evicted = dict.fromkeys(range(8), "gone")  # 1, 2 and 4 are known to the generation
-    now = Snapshot(Job("digits", ("x",), 2, 1, 4), members=(MEMBER,), generation=generation)
+    now = Snapshot(make_job(command=("x",)), members=(MEMBER,), generation=generation)
     now = dataclasses.replace(now, evicted=evicted)
     assert now.forgettable(0) == (0, 3, 5, 6, 7)
     assert now.forgettable(3) == (0, 3)

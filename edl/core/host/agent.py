@@ -281,7 +281,7 @@ def _cannot_begin(snapshot: Snapshot, own: AgentState, now: float) -> Outcome | 
         return Outcome(JobState.FAILED, reason, exit_status(code))
     usable = sum(p.alive and p.worker is not None for p in processes) + len(others)
     late = [p for p in processes if p.started + own.start_timeout_s <= now]
-    if usable >= job.min_np or not late:
+    if job.sizes.enough(usable) or not late:
         return None
     limit = f"within {own.start_timeout_s:g} s (EDL_START_TIMEOUT_S)"
     silent = [p for p in late if p.alive and p.worker is None]
@@ -292,7 +292,7 @@ def _cannot_begin(snapshot: Snapshot, own: AgentState, now: float) -> Outcome | 
     if failed:
         died = failed[0]
         reason = (
-            f"{usable} of at least {job.min_np} workers came up {limit}; {died.name} "
+            f"{usable} of at least {job.sizes.min_np} workers came up {limit}; {died.name} "
             f"{how(died.exit_code or 1)}; {last_words(died)}"
         )
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
@@ -488,7 +488,7 @@ def _give_up(process: Process, snapshot: Snapshot, own: AgentState) -> AgentDeci
     used_up = {p.slot for p in own.processes if p.used_up} | {process.slot}
     plan = without_slot(snapshot, own.host, used_up)
     if plan is None:
-        reason = f"{what}, and without it fewer than {job.min_np} (--min-np) are left: {last}"
+        reason = f"{what}, and without it fewer than {job.sizes.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)
         return AgentDecision(reason, outcome=Outcome(JobState.FAILED, reason, code))
     wanted = sum(plan.values())

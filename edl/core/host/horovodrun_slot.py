@@ -51,6 +51,7 @@ from edl.core.host.agent import (
 from edl.core.host.process import BACKOFF_MAX_S, Process, exit_status, how, last_words
 from edl.core.job.liveness import GONE
 from edl.core.records import Job, JobState, Snapshot
+from edl.core.sizes import Sizes
 
 RELEASE_S = 30.0  # for the driver to take the slot back from a process that was told to end
 BARRED_S = 3.0  # of the 5 s that the driver leaves to the processes of a host that it bars
@@ -211,7 +212,7 @@ def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
-def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
+def after_loss(plan: Mapping[str, int], sizes: Sizes, lost: Slots) -> AfterLoss:
     """Whether the driver should place the slots anew, when the edl-workers of ``lost`` have died.
 
     It bars their hosts. So it should when enough slots are left on the others, or when too few
@@ -223,7 +224,7 @@ def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
     barred = {host for host, _ in lost}
     left = sum(workers for host, workers in plan.items() if host not in barred)
     working = sum(plan.values()) - len(lost)
-    if left >= min_np or working < min_np:
+    if sizes.enough(left) or not sizes.enough(working):
         return AfterLoss.PLACE_ANEW
     return AfterLoss.WAIT if left else AfterLoss.HOLD
 
@@ -239,7 +240,7 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 
 
 def would_end_the_job(
-    best: AfterLoss, wish: Mapping[str, int], barred: Collection[str], min_np: int
+    best: AfterLoss, wish: Mapping[str, int], barred: Collection[str], sizes: Sizes
 ) -> bool:
     """Whether the driver would end a job that trains, if it were asked to place the slots anew.
 
@@ -247,7 +248,7 @@ def would_end_the_job(
     have asked. Without a ``wish`` nobody knows here what it would find.
     """
     if best is AfterLoss.WAIT and wish:
-        return sum(workers for host, workers in wish.items() if host not in barred) < min_np
+        return not sizes.enough(sum(n for host, n in wish.items() if host not in barred))
     return best is AfterLoss.HOLD
 
 
@@ -261,9 +262,9 @@ def without_barred(plan: Mapping[str, int], lost: Slots, size: int) -> dict[str,
     return rest if sum(rest.values()) >= size else dict(plan)
 
 
-def released(wish: Mapping[str, int], host: str, min_np: int) -> dict[str, int]:
-    """The wish with a worker less on ``host``, unless fewer than ``min_np`` would be left."""
-    if not wish.get(host) or sum(wish.values()) <= min_np:
+def released(wish: Mapping[str, int], host: str, sizes: Sizes) -> dict[str, int]:
+    """The wish with a worker less on ``host``, if the job may have that many."""
+    if not wish.get(host) or not sizes.allows(sum(wish.values()) - 1):
         return dict(wish)
     return {**wish, host: wish[host] - 1}
 
@@ -441,9 +442,9 @@ def _give_up(snapshot: Snapshot, own: SlotState, last: Process) -> SlotDecision:
     how_often = f"EDL_MAX_RESTARTS is {job.max_restarts}"
     story = f"{last.name} {how(code)}; {last_words(last)}"
     unused = {(one.host, one.slot) for one in snapshot.slots if one.given_up}
-    if len(planned(snapshot) - unused) - 1 >= job.min_np:
+    if job.sizes.enough(len(planned(snapshot) - unused) - 1):
         return SlotDecision(f"{what} and is given up ({how_often}): {story}", give_up=True)
-    reason = f"{what} ({how_often}), and without it fewer than {job.min_np} are left: {story}"
+    reason = f"{what} ({how_often}), and without it fewer than {job.sizes.min_np} are left: {story}"
     return SlotDecision(reason, outcome=Outcome(JobState.FAILED, reason, exit_status(code or 1)))
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from edl.core.records import Record
+from edl.core.record import Record
 from edl.errors import UsageError
 
 WARM_UP = 5  # steps of a new ring that are not measured

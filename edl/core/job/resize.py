@@ -16,42 +16,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.leavers import Leaver, Why, attainable_size, leavers_of, without
 from edl.core.plural import names, verb, workers, workers_train
-from edl.core.records import Generation, Member, Request, Seat, Snapshot, Stage
-
-
-class Why(Enum):
-    """Why a worker may leave. Those further down stay first when the ring needs them."""
-
-    SIGNAL = "it was sent SIGTERM"
-    DRAIN = "its drain was accepted"
-    PLAN = "the plan does not want it where it is"
-
-
-@dataclass(frozen=True)
-class Leaver:
-    """A worker that may leave.
-
-    Attributes:
-        share: how many workers fewer the plan wants on ``host`` once it has left.
-        must: it goes now, whatever size that makes.
-        refilled: the launcher starts another in its slot when it has left, and not before.
-    """
-
-    id: int
-    host: str
-    why: Why
-    share: int = 0
-    must: bool = False
-    refilled: bool = False
-
-    @property
-    def moves(self) -> bool:
-        """Somebody wants a worker in another place instead: it waits for that one."""
-        return self.why is Why.PLAN or (self.why is Why.DRAIN and self.share == 0)
+from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -78,11 +47,11 @@ def change(
     newcomers = [
         m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
-    answers, leavers = _leavers(now, active, alive, ages, limits)
+    answers, leavers = leavers_of(now, active, alive, ages, limits)
     signalled = sum(one.why is Why.SIGNAL for one in leavers)
     if now.job.driver and signalled == len(active) and not newcomers:
         return end(now, term, "all workers were asked to leave, as when horovodrun ends")
-    plan = _without(now.plan, leavers)
+    plan = without(now.plan, leavers)
     evict, ready, coming = _newcomers(
         newcomers, now, active, leavers, plan, current.number, silent, ages, limits
     )
@@ -97,12 +66,12 @@ def change(
     absent = _absent(now, active, leavers, plan, [alive[w].host for w in (*ready, *coming)])
     rest = [*(f"w{worker}" for worker in coming), *absent]
     hurry = any(alive[seat.id].stage is Stage.LEAVING for seat in active)
-    hurry |= len(active) < _attainable(now, active, plan) or ready_s >= limits.prepare_s
+    hurry |= len(active) < attainable_size(now, active, plan) or ready_s >= limits.prepare_s
     together = list(target.joining) if target.held and rest and not hurry else []
     if together:
         target = _target(now, active, leavers, [])
     if not target.joining and not target.leaving:
-        reason = _standstill(target, coming, alive, len(active), sum(plan.values()))
+        reason = _standstill(now, target, ready, coming, alive)
         if together:
             reason = f"{names(together)} are ready and move together with {', '.join(rest)}"
         return Decision(reason, None, None, evict, refused)
@@ -110,145 +79,11 @@ def change(
     # once more with each look. So the drain of who is held stays open, too.
     held = {one.id for one in target.held}
     answers = tuple(one for one in answers if not (one.accepted and one.worker in held))
-    plan = _without(now.plan, target.leaving)
+    plan = without(now.plan, target.leaving)
     leaving = [one.id for one in target.leaving]
     new = _generation(current, alive, term, sum(plan.values()), target.joining, leaving)
     changed_plan = plan if plan != dict(now.plan) else None
     return Decision(new.reason, new, changed_plan, evict, answers)
-
-
-# --- 1. who may leave, and why
-
-
-def _leavers(
-    now: Snapshot,
-    active: Sequence[Seat],
-    alive: Mapping[int, Member],
-    ages: Ages,
-    limits: Limits,
-) -> tuple[tuple[Request, ...], tuple[Leaver, ...]]:
-    """The answers to the open requests, and all who may leave: first who should go first."""
-    by_slot = bool(now.job.driver)
-    answers, drained = _drained(now, active)
-    gone = {one.id for one in drained}
-    plan = _without(now.plan, drained)
-    asked = [s for s in active if alive[s.id].stage is Stage.LEAVING and s.id not in gone]
-    shares = dict.fromkeys((s.id for s in asked), 0)
-    if not by_slot:
-        shares = _shares(now, plan, active, asked, gone)
-    signalled = tuple(
-        Leaver(
-            *(s.id, s.host, Why.SIGNAL, shares[s.id]),
-            must=_impatient(alive[s.id], ages, limits),
-            refilled=by_slot,
-        )
-        for s in asked
-    )
-    leavers = (*signalled, *drained)
-    plan = _without(plan, signalled)
-    return answers, (*leavers, *_unwanted(active, {one.id for one in leavers}, plan, by_slot))
-
-
-def _without(plan: Mapping[str, int], leavers: Collection[Leaver]) -> dict[str, int]:
-    """The plan when they have left."""
-    lowered = dict(plan)
-    for one in leavers:
-        if one.share:
-            lowered[one.host] = lowered.get(one.host, 0) - one.share
-    return lowered
-
-
-def _drained(
-    now: Snapshot, active: Sequence[Seat]
-) -> tuple[tuple[Request, ...], tuple[Leaver, ...]]:
-    """Answer the open requests; each accepted drain lowers the plan of its host by one.
-
-    Not where nobody is wanted on that host anyway.
-    """
-    plan = dict(now.plan)
-    answers: list[Request] = []
-    drained: dict[int, Leaver] = {}
-    for request in now.requests:
-        seat = next((seat for seat in active if seat.id == request.worker), None)
-        left = len(active) - len(drained)
-        if request.kind != "drain":
-            accepted = False
-            outcome = f"this leader does not know requests of kind {request.kind!r}"
-        elif now.job.driver:
-            accepted = False
-            outcome = (
-                f"cannot drain w{request.worker}: horovodrun would start a worker in its place; "
-                "use `edl scale`"
-            )
-        elif seat is None or seat.id in drained:
-            accepted, outcome = False, f"w{request.worker} is not training in this job"
-        elif min(sum(plan.values()), left) <= now.job.min_np:
-            accepted = False
-            outcome = (
-                f"cannot drain w{seat.id}: {workers_train(left)}, {sum(plan.values())} "
-                f"{verb(sum(plan.values()))} wanted and min_np is {now.job.min_np}; "
-                "scale out first"
-            )
-        else:
-            accepted, outcome = True, f"w{seat.id} leaves with the next switch"
-            share = min(1, plan.get(seat.host, 0))
-            drained[seat.id] = Leaver(seat.id, seat.host, Why.DRAIN, share)
-            plan[seat.host] = plan.get(seat.host, 0) - share
-        answers.append(
-            Request(request.kind, request.worker, request.number, True, accepted, outcome)
-        )
-    return tuple(answers), tuple(drained.values())
-
-
-def _attainable(now: Snapshot, active: Sequence[Seat], plan: Mapping[str, int]) -> int:
-    """How many workers the plan wants that are there, or that somebody can start.
-
-    Nobody can on a host without an agent: perhaps it has died, and its share stays in the plan.
-    """
-    if now.job.driver:
-        return sum(plan.values())
-    agents, here = {host.name for host in now.hosts}, Counter(seat.host for seat in active)
-    return sum(n if host in agents else min(n, here[host]) for host, n in plan.items())
-
-
-def _shares(
-    now: Snapshot,
-    plan: Mapping[str, int],
-    active: Sequence[Seat],
-    asked: Sequence[Seat],
-    drained: Collection[int],
-) -> dict[int, int]:
-    """By how much each who was ``asked`` to leave by a signal lowers the plan of its host.
-
-    By one, unless the plan wants fewer on that host anyway, or min_np then needs a replacement.
-    """
-    lower, shares = dict(plan), dict[int, int]()
-    staying = Counter(seat.host for seat in active if seat.id not in drained)
-    for seat in asked:
-        host = seat.host
-        surplus = staying[host] > lower.get(host, 0)
-        spare = _attainable(now, active, lower) > now.job.min_np
-        shares[seat.id] = int(not surplus and spare and lower.get(host, 0) > 0)
-        lower[host] = lower.get(host, 0) - shares[seat.id]
-        staying[host] -= 1
-    return shares
-
-
-def _unwanted(
-    active: Sequence[Seat], leaving: Collection[int], plan: Mapping[str, int], by_slot: bool
-) -> tuple[Leaver, ...]:
-    """Whom the plan no longer wants: the highest ranks of each host, or whose slot is beyond."""
-    unwanted: list[Seat] = []
-    for host in sorted({seat.host for seat in active}):
-        here = [s for s in active if s.host == host and s.id not in leaving]
-        wanted = plan.get(host, 0)
-        unwanted += [s for s in here if s.slot >= wanted] if by_slot else here[wanted:]
-    return tuple(Leaver(seat.id, seat.host, Why.PLAN) for seat in unwanted)
-
-
-def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Whether who was sent SIGTERM has waited for its replacement for as long as it can."""
-    return ages.stage_s.get(member.id, 0.0) >= limits.leave_grace_s
 
 
 # --- 2. who is ready
@@ -324,13 +159,26 @@ def _target(
         leaving = [one for one in leavers if one not in held]
         for joined in range(len(ready), -1, -1):
             size = len(active) - len(leaving) + joined
-            fits = not joined or size <= now.job.max_np or (bringer and joined == 1)
-            if fits and size >= _floor(now, active, leaving):
+            # A ring of one has two for the switch in which its only worker is replaced.
+            alone = bool(bringer) and joined == len(active) == 1
+            if (alone or _fits(now, size, len(active), leaving)) and size >= _floor(
+                now, active, leaving
+            ):
                 return Target(size, tuple(ready[:joined]), tuple(leaving), tuple(held))
     leaving = [one for one in leavers if one.must and one not in bringer]
     joined = min(len(ready), len(leaving))
     size = len(active) - len(leaving) + joined
     return Target(size, tuple(ready[:joined]), tuple(leaving), (*bringer, *patient))
+
+
+def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Leaver]) -> bool:
+    """Whether a ring of so many ``train`` on with ``size`` workers, by the sizes of the job.
+
+    It may shrink to what is planned in any case, and to refill a slot.
+    """
+    planned = sum(without(now.plan, leaving).values())
+    refilled = any(one.refilled for one in leaving)
+    return now.job.sizes.keeps(size, train) or refilled or (size == planned < train)
 
 
 def _hold_order(active: Sequence[Seat], leavers: Sequence[Leaver]) -> list[Leaver]:
@@ -355,16 +203,16 @@ def _floor(now: Snapshot, active: Sequence[Seat], leaving: Sequence[Leaver]) -> 
     start workers now: whoever asked for the migration gives it up. Who was asked to leave waits
     only for workers that can come. Who must go, goes.
     """
-    plan = _without(now.plan, leaving)
+    plan = without(now.plan, leaving)
     refilled = sum(one.refilled for one in leaving)
 
     def at_least(wanted: int) -> int:
-        return min(len(active), max(wanted - refilled, now.job.min_np))
+        return min(len(active), max(now.job.sizes.fit(wanted) - refilled, now.job.sizes.min_np))
 
     if any(one.moves for one in leaving):
         return at_least(sum(plan.values()))
     if any(not one.must for one in leaving):
-        return at_least(_attainable(now, active, plan))
+        return at_least(attainable_size(now, active, plan))
     return 0
 
 
@@ -390,19 +238,23 @@ def _absent(
 
 
 def _standstill(
+    now: Snapshot,
     target: Target,
+    ready: Sequence[int],
     coming: Sequence[int],
     alive: Mapping[int, Member],
-    train: int,
-    wanted: int,
 ) -> str:
     """Why there is nothing to change now."""
+    train, wanted = target.size, now.planned
     held = sorted(one.id for one in target.held)
     if held:
         when = verb(
             len(held), "leaves when its replacement is", "leave when their replacements are"
         )
         return f"{names(held)} {when} ready"
+    if ready:
+        wait = verb(len(ready), "is ready and waits", "are ready and wait")
+        return f"{names(ready)} {wait}: the job may have {now.job.sizes}; {train} of {wanted} train"
     mute = [w for w in coming if alive[w].stage is Stage.READY]
     if mute:
         do = verb(len(mute), "does", "do")

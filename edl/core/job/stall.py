@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.records import Record
+from edl.core.record import Record
 
 IN_USER_CODE = "in user code"
 FOR_RECORDS = "waiting for the step records of the others"

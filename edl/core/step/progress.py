@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edl.core.records import Record
+from edl.core.record import Record
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class SlotSupervisor:
         if removal_pending(snapshot) and now - self._word_since < REMOVAL_S:
             self._pending_at = now
         job, lost_slots = snapshot.job, self._lost_slots
-        fatal = would_end_the_job(lost_slots.best, job.wish, lost_slots.barred, job.min_np)
+        fatal = would_end_the_job(lost_slots.best, job.wish, lost_slots.barred, job.sizes)
         done = now - self._pending_at >= GONE_S
         runs = self._child is not None
         self._driver.allow(self._counts and may_ask(job.state, runs, done, fatal), said)
@@ -338,8 +338,8 @@ class SlotSupervisor:
         if done or now - (self._told or 0.0) < SHUTDOWN_S:
             return
         if snapshot is not None and snapshot.job.wish:
-            least = snapshot.job.min_np
-            self._store.change_wish(lambda wish: released(wish, self._host, least))
+            sizes = snapshot.job.sizes
+            self._store.change_wish(lambda wish: released(wish, self._host, sizes))
             self._released = True
 
     def _look_who_reads(self, now: float) -> None:
