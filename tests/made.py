@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.records import Job
 from edl.core.sizes import Sizes
 
-SIZES = ("min_np", "max_np", "sizes", "size_step")
+SIZES = {one.name for one in fields(Sizes)}
+SETTINGS = {one.name for one in fields(JobSettings)}
+COMMAND = ("python", "train.py")
 
 
-def make_job(name: str = "digits", np: int = 2, **changes: Any) -> Job:
-    """A job of 1 to 4 workers, unless ``changes`` say otherwise."""
-    sizes = {"min_np": 1, "max_np": 4} | {k: changes.pop(k) for k in SIZES if k in changes}
-    changes.setdefault("command", ("python", "train.py"))
-    return Job(name=name, np=np, sizes=Sizes(**sizes), **changes)
+def make_job(name: str = "digits", **changes: Any) -> Job:
+    """A job of 1 to 4 workers that starts with 2, unless ``changes`` say otherwise."""
+    return changed(Job(name, JobSpec(COMMAND, 2, Sizes(1, 4))), **changes)
 
 
-def resized(job: Job, **changes: Any) -> Job:
-    """The job with other ``changes``, those of its sizes included."""
-    sizes = {k: changes.pop(k) for k in SIZES if k in changes}
-    return replace(job, sizes=replace(job.sizes, **sizes), **changes)
+def changed(job: Job, **changes: Any) -> Job:
+    """The job with other values of any of its fields, those of its spec included."""
+    sizes = {k: changes.pop(k) for k in SIZES & changes.keys()}
+    settings = {k: changes.pop(k) for k in SETTINGS & changes.keys()}
+    spec = {k: changes.pop(k) for k in {"command", "np", "cwd"} & changes.keys()}
+    new = replace(
+        job.spec,
+        sizes=replace(job.spec.sizes, **sizes),
+        settings=replace(job.spec.settings, **settings),
+        **spec,
+    )
+    return replace(job, spec=new, **changes)

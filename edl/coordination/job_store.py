@@ -171,7 +171,7 @@ class JobStore:
             if not job.wish:
                 most = max_np or job.sizes.max_np
                 sizes = replace(job.sizes, min_np=min_np, max_np=most)
-                job = replace(job, wish=dict(wish), sizes=sizes)
+                job = replace(job, wish=dict(wish), spec=replace(job.spec, sizes=sizes))
             return {**values, **job.to_json()}
 
         return Job.from_json(self._compare_and_set(self.paths.job, change))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edl.core.plural import workers
 from edl.core.record import Record
+from edl.core.settings import setting
 from edl.errors import UsageError
 
 
@@ -19,10 +20,28 @@ from edl.errors import UsageError
 class Sizes(Record):
     """The world sizes of one job."""
 
-    min_np: int = 1
-    max_np: int | None = None  # None: as many as there are slots
-    sizes: tuple[int, ...] = ()  # only these; empty: all between the two
-    size_step: int = 1  # only its multiples
+    min_np: int = setting(
+        1,
+        "never fewer workers. Under horovodrun, where its own `--min-np` "
+        "[cannot be seen](horovod.md#settings)",
+        option="--min-np",
+    )
+    max_np: int | None = setting(
+        None,
+        "never more workers. Default: the greater of `-np` and `--slots`; under horovodrun as for "
+        "`min_np`",
+        option="--max-np",
+    )
+    sizes: tuple[int, ...] = setting(
+        (),
+        "only these numbers of workers, like `1,2,4` ([sizes](operations.md#only-some-sizes)); "
+        "empty: all from `min_np` to `max_np`",
+        option="--sizes",
+        metavar="N,N,...",
+    )
+    size_step: int = setting(
+        1, "only multiples of this many workers", option="--size-step", metavar="N"
+    )
 
     # --- what is allowed
 

@@ -121,7 +121,7 @@ class Switching:
     def _wait_for_start(self) -> Generation:
         self._daemon.stand_for_election()
         self._daemon.set_stage(Stage.READY)
-        limit = 2 * self._config.start_timeout_s
+        limit = 2 * self._daemon.settings.start_timeout_s
         first = self._mailbox.wait_for_generation(0, time.monotonic() + limit)
         if first is None:
             state = self._mailbox.job_state
@@ -259,7 +259,7 @@ class Switching:
         """
         if not self._pauses():
             return
-        limit, min_np = self._config.elastic_timeout_s, self._daemon.sizes.min_np
+        limit, min_np = self._daemon.settings.elastic_timeout_s, self._daemon.sizes.min_np
         deadline = time.monotonic() + limit
         logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
         while self._pauses():
@@ -381,8 +381,8 @@ class Switching:
         While ZooKeeper is away nobody can lead, so that time does not count towards
         switch_timeout_s; elastic_timeout_s bounds it all, if it is the longer one.
         """
-        limit = self._config.switch_timeout_s
-        longest = max(limit, self._config.elastic_timeout_s)
+        limit = self._daemon.settings.switch_timeout_s
+        longest = max(limit, self._daemon.settings.elastic_timeout_s)
         began = heard = now = time.monotonic()
         while now - heard < limit and now - began < longest:
             found = self._mailbox.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)

@@ -67,9 +67,8 @@ class Worker:
             )
             self._switching.median_step_us = lambda: round(self._pace.median_step_s * 1e6)
             self._switching.on_switch = self._switched
-        self._check = StateCheck(
-            config.state_check_steps, self.ring, self._progress, self._checkpointing, self.tell
-        )
+        self._check = StateCheck(self.ring, self._progress, self._checkpointing, self.tell)
+        self.settle_s = lambda: self._checkpointing.settings.save_timeout_s
         self._replica: Replica | None = None
         self._target: int | None = None  # the generation that all agreed to switch to
         self.warming_up = False

@@ -50,6 +50,8 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
     settings_now = config.load(**settings)
     if settings_now.job is not None:
         _refuse_child()
+        if said := sorted(settings.keys() & config.OF_THE_JOB):
+            logger.warning("edl.init: %s is as the launcher of the job has it", ", ".join(said))
     if _worker is not None:
         return
     if config.horovod_slot() is not None:
@@ -65,7 +67,7 @@ def start(collectives: Callable[[], Collectives], settings: dict[str, Any]) -> N
         offer_stacks(settings_now.stacks, settings_now.stack_signal)
         _leave_on_sigterm(worker)
         ending.arm()
-    ending.Closing(worker.close, worker.ring.break_, settings_now.save_timeout_s).start()
+    ending.Closing(worker.close, worker.ring.break_, worker.settle_s).start()
     worker.start()
     _worker = worker
 

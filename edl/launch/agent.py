@@ -116,10 +116,10 @@ class Agent:
         self._start_timeout_s = start_timeout_s
         self._backoff_max_s = backoff_max_s
         self._on_snapshot = on_snapshot
-        self._workers = Workers(job.command, Path(job.cwd), environment, logs)
+        self._workers = Workers(job.spec.command, Path(job.spec.cwd), environment, logs)
         self._frozen = Frozen(store, host.name, self._workers, stack_signal)
         self._frozen_s = frozen_s
-        self._script = title(job.command)
+        self._script = title(job.spec.command)
         self._token = uuid.uuid4().hex[:12]
         self._launches = 0
         self._processes: tuple[Process, ...] = ()
@@ -370,7 +370,7 @@ class Agent:
         try:
             path = self._workers.start(launch, start.slot)
         except OSError as error:
-            process = unstarted(process, self._job.command, error)
+            process = unstarted(process, self._job.spec.command, error)
         else:
             logger.info("slot %d: %s", start.slot, start.reason)
             self._output.follow(launch, path, start.slot)

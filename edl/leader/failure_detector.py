@@ -91,12 +91,13 @@ class FailureDetector:
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Who holds up a ring that should train; None while it does."""
         generation, progress = snapshot.generation, self.heard.progress
+        settings = self._config.job_settings
         quiet_s = min(self._quiet_s, time.monotonic() - self._since)
         if (
             snapshot.job.state.over
             or generation is None
             or not snapshot.job.sizes.enough(len(generation.seats))  # it waits for replacements
-            or not stall.stands_still(quiet_s, progress.median_step_s, self._config.stall_s)
+            or not stall.stands_still(quiet_s, progress.median_step_s, settings.stall_s)
         ):
             self._mute.clear()
             return None
@@ -116,7 +117,7 @@ class FailureDetector:
             )
             for seat in seats
         ]
-        limit_s, frozen_s = self._config.stall_limit_s, self._config.frozen_s
+        limit_s, frozen_s = settings.stall_limit_s, self._config.frozen_s
         return stall.judge(reports, quiet_s, progress.step, limit_s, frozen_s)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
@@ -156,7 +157,7 @@ class FailureDetector:
         progress, doing = self.heard.progress, self._own_activity().doing
         told = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
-        least_s = self._config.start_timeout_s if deaf else liveness.FROZEN_S
+        least_s = self._config.job_settings.start_timeout_s if deaf else liveness.FROZEN_S
         return RingIdle(self._quiet_s, progress.median_step_s, told, least_s)
 
 

@@ -11,6 +11,7 @@ import pytest
 from edl.checkpoint import format as files
 from edl.checkpoint.store import CheckpointConfig, Checkpoints
 from edl.config import Config
+from edl.core.job_spec import JobSettings
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
@@ -247,7 +248,7 @@ def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
 
 
 def checkpointing(**settings: Any) -> Checkpointing:
-    config = Config(**settings)
+    config = Config(job_settings=JobSettings(**settings))
     position = TrainingProgress()
     position.attach(SOURCE, 0)
     return Checkpointing(config, Mailbox(), position, None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import make_job, resized
+from made import changed, make_job
 
 from edl.core.host.agent import STUCK_S
 from edl.core.host.horovodrun_slot import (
@@ -46,7 +46,7 @@ OWN = SlotState(1, LIVES, 0.0)
 
 
 def with_job(**changes: Any) -> Snapshot:
-    return replace(NOW, job=replace(JOB, **changes))
+    return replace(NOW, job=changed(JOB, **changes))
 
 
 def told_to_end(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
@@ -263,7 +263,7 @@ def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -
     own = replace(
         OWN, process=replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
     )
-    job = resized(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
+    job = changed(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
     used = (KeptSlot("a", 0, given_up="it failed"),) if elsewhere else ()
     decision = decide(replace(NOW, job=job, slots=used), own, 200.0)
     assert decision.outcome is not None

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from made import make_job, resized
+from made import changed, make_job
 
 from edl.core.job.host_join import arrive, is_last, withdrawn
 from edl.core.records import Generation, Host, Member, Seat, Snapshot
@@ -97,6 +97,6 @@ def test_who_is_last() -> None:
 
 
 def test_a_host_brings_as_many_as_make_an_allowed_size() -> None:
-    now = Snapshot(resized(JOB, sizes=(1, 2, 4)), hosts=(Host("a", 4, "x"), Host("b", 4, "x")))
+    now = Snapshot(changed(JOB, sizes=(1, 2, 4)), hosts=(Host("a", 4, "x"), Host("b", 4, "x")))
     assert arrive(now, {"a": 2}, "b", 1, late=True) == {"a": 2, "b": 0}
     assert arrive(now, {"a": 2}, "b", 3, late=True) == {"a": 2, "b": 2}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import make_job, resized
+from made import changed, make_job
 
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import decide
@@ -128,7 +128,7 @@ def test_a_generation_without_seats_is_the_last() -> None:
 
 
 def starting(*members: Member, **changes: Any) -> Snapshot:
-    return Snapshot(resized(JOB, **changes), members=members, plan={"a": 2})
+    return Snapshot(changed(JOB, **changes), members=members, plan={"a": 2})
 
 
 def test_a_job_starts_when_np_workers_are_ready() -> None:
@@ -148,7 +148,7 @@ def test_the_ranks_of_a_start_go_host_by_host() -> None:
 def test_a_restart_keeps_the_order_of_the_hosts() -> None:
     dead = ring(worker(0, "b"), worker(1, "a"))
     fresh = (newcomer(2, "a"), newcomer(3, "c"), newcomer(4, "b"))
-    job = replace(JOB, np=3, saved_step=40)
+    job = changed(JOB, np=3, saved_step=40)
     now = Snapshot(job, members=fresh, plan={"a": 1, "b": 1, "c": 1}, generation=dead)
     assert made(decided(now, dead=(0, 1))).members == (4, 2, 3)
 
@@ -475,7 +475,7 @@ def test_scale_in_takes_the_highest_ranks() -> None:
 
 
 def test_scale_in_never_goes_below_min_np() -> None:
-    now = job_of(A, B, C, plan={"a": 1}, job=resized(JOB, min_np=2))
+    now = job_of(A, B, C, plan={"a": 1}, job=changed(JOB, min_np=2))
     assert len(made(decided(now)).members) == 2
 
 
@@ -571,7 +571,7 @@ def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
 def test_a_dead_host_is_no_spare_worker() -> None:
     """min_np is 2 of the two that train: a replacement is needed, in the same place."""
     now = with_a_dead_host(worker(0, "a"), leaving(worker(1, "b")))
-    now = replace(now, plan={"a": 1, "b": 1, "d": 1}, job=resized(JOB, min_np=2))
+    now = replace(now, plan={"a": 1, "b": 1, "d": 1}, job=changed(JOB, min_np=2))
     waits(decided(now, ages(w1=0)), "w1 leaves when its replacement is ready")
     ready = replace(now, members=(*now.members, newcomer(3, "b")))
     assert made(decided(ready, ages(w1=0))).members == (0, 3)
@@ -738,7 +738,7 @@ def test_every_leaver_lowers_the_plan_for_itself() -> None:
 
 
 def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
-    job = resized(JOB, min_np=2)
+    job = changed(JOB, min_np=2)
     now = job_of(A, leaving(B), job=job)
     waits(decided(now, ages(w1=29)), "w1 leaves when its replacement is ready")
     now = job_of(A, leaving(B), newcomers=(newcomer(2),), job=job, plan={"a": 2})
@@ -747,7 +747,7 @@ def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
 
 
 def test_a_leaver_at_min_np_is_released_after_the_grace() -> None:
-    now = job_of(A, leaving(B), job=resized(JOB, min_np=2))
+    now = job_of(A, leaving(B), job=changed(JOB, min_np=2))
     decision = decided(now, ages(w1=30))
     assert made(decision).members == (0,)
     assert decision.plan is None, "its replacement is still wanted"
@@ -755,7 +755,7 @@ def test_a_leaver_at_min_np_is_released_after_the_grace() -> None:
 
 def test_the_last_to_be_asked_waits() -> None:
     """w0 got a SIGTERM, w2 is to migrate; one of them may go now."""
-    now = job_of(leaving(A), B, worker(2, "b"), plan={"a": 2, "c": 1}, job=resized(JOB, min_np=1))
+    now = job_of(leaving(A), B, worker(2, "b"), plan={"a": 2, "c": 1}, job=changed(JOB, min_np=1))
     decision = decided(now)
     assert (made(decision).left, made(decision).members) == ((0,), (1, 2))
 
@@ -846,7 +846,7 @@ def test_a_drain_lowers_the_plan_and_is_answered_with_the_switch() -> None:
 
 
 def test_a_drain_at_min_np_is_refused() -> None:
-    decision = decided(job_of(A, B, requests=(drain(0, 1),), job=resized(JOB, min_np=2)))
+    decision = decided(job_of(A, B, requests=(drain(0, 1),), job=changed(JOB, min_np=2)))
     assert (decision.generation, decision.plan) == (None, None)
     (answer,) = decision.answers
     assert (answer.done, answer.accepted) == (True, False)
@@ -893,7 +893,7 @@ def test_an_unknown_request_is_refused() -> None:
 
 # --- 5. only some sizes ---
 
-FEW = resized(JOB, sizes=(1, 2, 4))
+FEW = changed(JOB, sizes=(1, 2, 4))
 HERE = (Host("a", 4, "::1"),)
 
 
@@ -941,9 +941,9 @@ def test_a_signal_to_one_of_four_needs_a_replacement_and_two_leave_as_they_are()
 
 
 def test_those_that_move_keep_the_size() -> None:
-    now = replace(migrating(newcomer(3, "b"), newcomer(4, "b")), job=resized(JOB, sizes=(1, 3)))
+    now = replace(migrating(newcomer(3, "b"), newcomer(4, "b")), job=changed(JOB, sizes=(1, 3)))
     assert made(decided(now)).members == (0, 3, 4)
-    alone = job_of(A, newcomers=(newcomer(1, "b"),), plan={"b": 1}, job=resized(JOB, sizes=(1, 4)))
+    alone = job_of(A, newcomers=(newcomer(1, "b"),), plan={"b": 1}, job=changed(JOB, sizes=(1, 4)))
     assert made(decided(alone)).members == (0, 1), "one brings the state, and goes with the next"
 
 
@@ -956,7 +956,7 @@ def ids(seats: tuple[Seat, ...]) -> tuple[int, ...]:
 
 def test_old_members_keep_their_order_and_newcomers_follow_by_id() -> None:
     now = job_of(worker(7), worker(4), worker(9), newcomers=(newcomer(2), newcomer(8, "b")))
-    now = replace(now, plan={"a": 4, "b": 1}, job=resized(JOB, max_np=9))
+    now = replace(now, plan={"a": 4, "b": 1}, job=changed(JOB, max_np=9))
     assert made(decided(now)).members == (7, 4, 9, 2, 8)
 
 

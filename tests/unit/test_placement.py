@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 import pytest
-from made import make_job, resized
+from made import changed, make_job
 
 from edl.core.job.placement import (
     drain_host,
@@ -164,7 +164,7 @@ def test_a_number_from_a_program_is_a_whole_one() -> None:
 
 # --- only some sizes ---
 
-FEW = resized(JOB, min_np=1, sizes=(1, 2, 4))
+FEW = changed(JOB, min_np=1, sizes=(1, 2, 4))
 
 
 def test_a_host_that_leaves_keeps_the_size_on_free_slots_or_the_next_smaller_is_wanted() -> None:
@@ -173,7 +173,7 @@ def test_a_host_that_leaves_keeps_the_size_on_free_slots_or_the_next_smaller_is_
     assert drain_host(replace(now, hosts=agents), "b", {"a": 3, "b": 1}) == {"a": 2, "b": 0}
     more = (Host("a", 4, "x"), Host("b", 1, "x"))
     assert drain_host(replace(now, hosts=more), "b", {"a": 3, "b": 1}) == {"a": 4, "b": 0}
-    two = resized(JOB, min_np=2, sizes=(2, 4))
+    two = changed(JOB, min_np=2, sizes=(2, 4))
     now = replace(training("a", "b", a=1, b=1), job=two)
     with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
         drain_host(now, "b", {"a": 1, "b": 1})

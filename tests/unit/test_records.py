@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from made import make_job
 
+from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.record import Record
 from edl.core.records import (
     Event,
@@ -24,6 +25,7 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
+from edl.core.sizes import Sizes
 from edl.errors import CoordinationError
 
 SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
@@ -38,6 +40,7 @@ RECORDS: list[Record] = [
     Request("drain", 2, 0),
     Leader(2, 4),
     Event(1.5, "switch", 6, 41, "w2 joined", {"workers": {"w2": {"wait_s": 0.1}}}),
+    JobSpec(("python", "train.py"), 2, Sizes(1, 4, (1, 2, 4)), JobSettings(stall_limit_s=5.0)),
 ]
 
 
@@ -73,8 +76,10 @@ def test_fields_that_an_older_edl_did_not_write_have_their_default() -> None:
         (Generation, {"seats": {"id": 4}}),
         (Generation, {"joined": 3}),
         (Generation, {"joined": ["w3"]}),
-        (Job, {"command": "python train.py"}),
-        (Job, {"command": [1]}),
+        (JobSpec, {"command": "python train.py"}),
+        (JobSpec, {"command": [1]}),
+        (JobSpec, {"settings": {"resume": 1}}),
+        (Job, {"spec": 4}),
         (Job, {"state": "resting"}),
         (Request, {"accepted": 1}),
         (Event, {"details": [1]}),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import make_job, resized
+from made import changed, make_job
 
 from edl.cli import stop
 from edl.client import holding, migrating, waiting
@@ -60,7 +60,7 @@ class Store(JobStore):
 
     def __init__(self, **job: Any) -> None:
         self.name = "digits"
-        self.job = resized(JOB, **job)
+        self.job = changed(JOB, **job)
         self.plan: dict[str, int] = {"a": 2}
         self.hosts = HOSTS
         self.slots: tuple[KeptSlot, ...] = ()

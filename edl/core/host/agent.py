@@ -215,7 +215,7 @@ def _wind_down(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision
 
 def stop_limit(job: Job) -> float:
     """How long a ring may take to end after `edl stop`, in seconds; it may save before."""
-    return STOP_S + (job.save_timeout_s if job.checkpoint else 0.0)
+    return STOP_S + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
 
 
 def _stop(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision:
@@ -393,7 +393,7 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> AgentDecision:
     occupied = {p.slot for p in living} | {m.slot for m in foreign}
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
     places = _places(wanted - counted, slots, occupied, own)
-    limit = snapshot.job.max_restarts
+    limit = snapshot.job.spec.settings.max_restarts
     failing = next((p for _, p in places if p is not None and p.uses_up(limit)), None)
     if failing is not None:
         return _give_up(failing, snapshot, own)
@@ -482,7 +482,7 @@ def _give_up(process: Process, snapshot: Snapshot, own: AgentState) -> AgentDeci
     job = snapshot.job
     what = (
         f"slot {process.slot} of host {own.host} failed {process.failures_now} times in a row "
-        f"(--max-restarts is {job.max_restarts})"
+        f"(--max-restarts is {job.spec.settings.max_restarts})"
     )
     last = f"{process.name} {how(process.exit_code or 0)}; {last_words(process)}"
     used_up = {p.slot for p in own.processes if p.used_up} | {process.slot}

@@ -424,7 +424,7 @@ def _start(snapshot: Snapshot, own: SlotState, now: float) -> SlotDecision:
         return SlotDecision(f"slot {own.slot} was given up")
     if own.lost_since is not None and not _all_dead(snapshot, own, now):
         return SlotDecision("nobody of the ring is in ZooKeeper")
-    if last.uses_up(snapshot.job.max_restarts):
+    if last.uses_up(snapshot.job.spec.settings.max_restarts):
         return _give_up(snapshot, own, last)
     told = f"{last.name} {how(last.exit_code or 0)}"
     pause = last.pause_s(own.backoff_max_s) or SETTLE_S
@@ -439,7 +439,7 @@ def _give_up(snapshot: Snapshot, own: SlotState, last: Process) -> SlotDecision:
     job = snapshot.job
     code = last.exit_code or 0
     what = f"slot {own.slot} failed {last.failures_now} times in a row"
-    how_often = f"EDL_MAX_RESTARTS is {job.max_restarts}"
+    how_often = f"EDL_MAX_RESTARTS is {job.spec.settings.max_restarts}"
     story = f"{last.name} {how(code)}; {last_words(last)}"
     unused = {(one.host, one.slot) for one in snapshot.slots if one.given_up}
     if job.sizes.enough(len(planned(snapshot) - unused) - 1):

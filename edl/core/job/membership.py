@@ -94,7 +94,7 @@ def _decide(
         why = now.job.reason or "no reason given"
         return end(now, term, f"the job is asked to stop: {why}")
     if current is None:
-        return _start(now, now.job.np, alive, term, ages, limits)
+        return _start(now, now.job.spec.np, alive, term, ages, limits)
     ring = _ring(now, current)
     absent = [s.id for s in ring if not (s.id in alive or s.id in dead or s.id in now.evicted)]
     if not any(seat.id in alive for seat in ring):
