@@ -97,6 +97,12 @@ class RingFailure(Record):
     generation: int
     step: int  # the last step that it completed; -1: it has no state yet
     exchanges: int = 0  # how many exchanges between steps it has completed
+    error: str = ""  # what Horovod said, in short
+    blamed_rank: int = -1  # the member that the error is about; -1: it does not say
+
+    def __str__(self) -> str:
+        """For people: the error, and who is blamed."""
+        return self.error + (f" (rank {self.blamed_rank})" if self.blamed_rank >= 0 else "")
 
     @property
     def progress(self) -> tuple[int, int]:

@@ -199,9 +199,9 @@ class Daemon:
             self._dirty = True
         self._wake.set()
 
-    def report_broken(self, generation: int, step: int, exchanges: int) -> None:
-        """Say that the ring of ``generation`` failed, and what was complete; see ``Broken``."""
-        self._change_member(broken=RingFailure(generation, step, exchanges))
+    def report_broken(self, failure: RingFailure) -> None:
+        """Say that a ring failed, and what was complete."""
+        self._change_member(broken=failure)
 
     @property
     def run(self) -> str:

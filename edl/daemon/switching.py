@@ -25,8 +25,9 @@ from typing import NoReturn, Protocol
 from edl import failpoints
 from edl.checkpoint.store import Durable
 from edl.config import Config
+from edl.core.job.ring_failure import blamed_rank, short_error
 from edl.core.plural import workers
-from edl.core.records import Generation, JobState, Seat, Stage
+from edl.core.records import Generation, JobState, RingFailure, Seat, Stage
 from edl.core.step.step_record import (
     StepRecord,
     SwitchTimes,
@@ -371,9 +372,23 @@ class Switching:
         failpoints.reached("broken")
         self._ring.break_()
         step = self._progress.step if self._progress.has_state else NO_STATE
-        self._daemon.report_broken(generation, step, self._progress.exchanges)
+        self._daemon.report_broken(self._failure(generation, step, error))
         self._ring.close()
         failpoints.reached("reported")
+
+    def _failure(self, generation: int, step: int, error: RingError) -> RingFailure:
+        """The report that the ring of ``generation`` failed."""
+        text = getattr(error, "detail", str(error))
+        current = self.generation
+        seats = current.seats if current is not None and current.number == generation else ()
+        blamed = blamed_rank(text, seats, self._ring.place.rank)
+        return RingFailure(
+            generation,
+            step,
+            self._progress.exchanges,
+            short_error(text),
+            -1 if blamed is None else blamed,
+        )
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """The generation that the leader makes of the survivors.

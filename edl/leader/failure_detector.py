@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 
 from edl.config import Config
 from edl.core.job import liveness, stall
-from edl.core.job.liveness import Liveness, RingIdle
-from edl.core.job.stall import Activity, Report, Stall
+from edl.core.job.liveness import USUAL, Liveness, LivenessLimits, RingIdle
+from edl.core.job.stall import Activity, Report, Stall, StallLimits
 from edl.core.records import Seat, Snapshot
 from edl.core.step.progress import Progress
 from edl.errors import CoordinationError
 from edl.http.client import Health, ask_all
-
-ASK_TIMEOUT_S = 0.5
-SILENCE_S = 1.0  # for this long after a worker did not answer, it counts as silent
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,17 @@ class FailureDetector:
         worker: int,
         progress: Callable[[], Progress],
         activity: Callable[[], Activity],
+        limits: LivenessLimits = USUAL,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._own_progress = progress
         self._worker = worker
-        self._since = time.monotonic()
+        self._limits = limits
+        settings = config.job_settings
+        self._stall_limits = StallLimits(settings.stall_s, config.frozen_s, settings.stall_limit_s)
+        self._clock = clock
+        self._since = clock()
         self._announced = (0, 0.0)  # the newest generation and when it was first seen
         self._own_activity = activity
         self._heard = Heard(worker, Progress(updated_at=self._since))
@@ -65,7 +68,7 @@ class FailureDetector:
         generation = snapshot.generation
         number = generation.number if generation is not None else 0
         if number != self._announced[0]:
-            self._announced = (number, time.monotonic())
+            self._announced = (number, self._clock())
         ring = (generation.previous or generation.seats) if generation is not None else ()
         never_in = not self._own_progress().generation
         self._outside = never_in and all(seat.id != self._worker for seat in ring)
@@ -91,19 +94,18 @@ class FailureDetector:
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Who holds up a ring that should train; None while it does."""
         generation, progress = snapshot.generation, self.heard.progress
-        settings = self._config.job_settings
-        quiet_s = min(self._quiet_s, time.monotonic() - self._since)
+        quiet_s = min(self._quiet_s, self._clock() - self._since)
         if (
             snapshot.job.state.over
             or generation is None
             or not snapshot.job.sizes.enough(len(generation.seats))  # it waits for replacements
-            or not stall.stands_still(quiet_s, progress.median_step_s, settings.stall_s)
+            or not stall.stands_still(quiet_s, progress.median_step_s, self._stall_limits)
         ):
             self._mute.clear()
             return None
         seats = [seat for seat in generation.seats if seat.id not in snapshot.evicted]
         ports = {s.id: (s.address, s.port) for s in seats if s.id != self._worker}
-        answers, now = ask_all(ports, ASK_TIMEOUT_S), time.monotonic()
+        answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         silent = {w for w, health in answers.items() if health.liveness is Liveness.SILENT}
         self._mute = {worker: self._mute.get(worker, now) for worker in silent}
         reports = [
@@ -117,21 +119,20 @@ class FailureDetector:
             )
             for seat in seats
         ]
-        limit_s, frozen_s = settings.stall_limit_s, self._config.frozen_s
-        return stall.judge(reports, quiet_s, progress.step, limit_s, frozen_s)
+        return stall.judge(reports, quiet_s, progress.step, self._stall_limits)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
         own = self._own_progress()
-        progress = own if worker == self._worker else _progress(answers[worker])
+        progress = own if worker == self._worker else _progress(answers[worker], self._clock())
         return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
         """Ask all workers, except who was silent just before it left ZooKeeper."""
-        since = time.monotonic() - SILENCE_S
+        since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
         silent = {w for w, at in self._silent.items() if at > since and w not in members}
         asked = {worker: at for worker, at in ports.items() if worker not in silent}
-        answers, now = ask_all(asked, ASK_TIMEOUT_S), time.monotonic()
+        answers, now = ask_all(asked, self._limits.answer_s), self._clock()
         mute = (w for w, health in answers.items() if health.liveness is Liveness.SILENT)
         self._silent |= dict.fromkeys(mute, now)
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
@@ -139,7 +140,8 @@ class FailureDetector:
     def _listen(self, ring: Sequence[Seat]) -> None:
         """Take the word of the first member of ``ring`` that has completed a step."""
         ports = {seat.id: (seat.address, seat.port) for seat in ring}
-        told = {w: _progress(health) for w, health in ask_all(ports, ASK_TIMEOUT_S).items()}
+        answers, now = ask_all(ports, self._limits.answer_s), self._clock()
+        told = {w: _progress(health, now) for w, health in answers.items()}
         for worker, progress in told.items():
             if progress is not None and progress.generation:
                 self._heard = Heard(worker, progress)
@@ -147,18 +149,18 @@ class FailureDetector:
 
     @property
     def _age_s(self) -> float:
-        return time.monotonic() - self._announced[1]
+        return self._clock() - self._announced[1]
 
     @property
     def _quiet_s(self) -> float:
-        return time.monotonic() - self.heard.progress.updated_at
+        return self._clock() - self.heard.progress.updated_at
 
     def _idle(self) -> RingIdle:
         progress, doing = self.heard.progress, self._own_activity().doing
         told = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
-        least_s = self._config.job_settings.start_timeout_s if deaf else liveness.FROZEN_S
-        return RingIdle(self._quiet_s, progress.median_step_s, told, least_s)
+        least_s = self._config.job_settings.start_timeout_s if deaf else None
+        return RingIdle(self._quiet_s, progress.median_step_s, told, least_s, self._limits)
 
 
 def _activity(health: Health) -> Activity | None:
@@ -170,12 +172,12 @@ def _activity(health: Health) -> Activity | None:
         return None
 
 
-def _progress(health: Health) -> Progress | None:
+def _progress(health: Health, now_s: float) -> Progress | None:
     told: Mapping[str, object] = health.told
     quiet_s = told.get("quiet_s")
     if not isinstance(quiet_s, int | float):
         return None
     try:
-        return replace(Progress.from_json(told), updated_at=time.monotonic() - quiet_s)
+        return replace(Progress.from_json(told), updated_at=now_s - quiet_s)
     except CoordinationError:
         return None

@@ -16,7 +16,7 @@ from edl.config import Config
 from edl.coordination.election import Leadership
 from edl.coordination.job_store import JobStore
 from edl.core.job.decision import Ages, Decision, Limits
-from edl.core.job.membership import decide
+from edl.core.job.membership import broke, decide
 from edl.core.job.profile import Reading
 from edl.core.job.stall import Activity
 from edl.core.records import Event, Snapshot, Stage
@@ -43,16 +43,18 @@ class LeaderTerm:
         activity: Callable[[], Activity],
         log: Callable[[Event], None],
         write_events: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._store = store
         self._leadership = leadership
         self._log = log
-        self._detector = FailureDetector(config, worker, progress, activity)
+        self._detector = FailureDetector(config, worker, progress, activity, clock=clock)
         self._write_events = write_events
         self._stall = ""
         self._named: set[int] | None = None  # in this stall; None: the ring trains
-        self._since = time.monotonic()
+        self._clock = clock
+        self._since = clock()
         self._stages: dict[int, tuple[Stage, float]] = {}
         self._reason = ""
         self._status_at = 0.0
@@ -87,7 +89,7 @@ class LeaderTerm:
         if decision.acts:
             decision = self._with_scope(decision)
             failpoints.reached("deciding")
-            self._leadership.carry_out(decision, snapshot, [*self._events_of(decision)])
+            self._leadership.carry_out(decision, snapshot, [*self._events_of(decision, snapshot)])
             failpoints.reached("decided")
             wake()
         if decision.reason != self._reason:
@@ -96,7 +98,7 @@ class LeaderTerm:
         self._put_status(snapshot)
 
     def _ages(self, snapshot: Snapshot, generation_s: float) -> Ages:
-        now = time.monotonic()
+        now = self._clock()
         for member in snapshot.members:
             if self._stages.get(member.id, (None, 0.0))[0] is not member.stage:
                 self._stages[member.id] = (member.stage, now)
@@ -126,10 +128,17 @@ class LeaderTerm:
         scope = new_scope(decision.generation.number)
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
-    def _events_of(self, decision: Decision) -> Iterator[Event]:
+    def _events_of(self, decision: Decision, snapshot: Snapshot) -> Iterator[Event]:
         """What the event log shall say of a decision."""
         if decision.generation is not None:
             new = decision.generation
+            details: dict[str, object] = {}
+            if new.repairs and snapshot.generation is not None:
+                details["failures"] = {
+                    f"w{member.id}": str(member.broken)
+                    for member in snapshot.members
+                    if broke(member, snapshot.generation)
+                }
             yield self._event(
                 "generation",
                 new.reason,
@@ -139,6 +148,7 @@ class LeaderTerm:
                 joined=[f"w{worker}" for worker in new.joined],
                 left=[f"w{worker}" for worker in new.left],
                 repair=new.repairs,
+                **details,
             )
         for worker, reason in sorted(decision.evict.items()):
             yield self._event("evicted", f"w{worker} was given up: {reason}", worker=f"w{worker}")
@@ -155,7 +165,7 @@ class LeaderTerm:
         return Event(time.time(), kind, number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._status_at < self._config.job_settings.status_period_s:
             return
         self._status_at = now

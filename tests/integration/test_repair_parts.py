@@ -23,6 +23,8 @@ def test_the_parts_of_a_repair(tmp_path: Path, zk_hosts: str) -> None:
             repair, told = repaired(job, before)
             old_term = max(e["term"] for e in job.events("generation") if e["generation"] <= before)
             assert len(told) == 2, repair
+            assert repair["failures"].keys() == told.keys(), "each survivor says what it saw"
+            assert all(repair["failures"].values()), repair
             for parts in told.values():
                 check(parts)
             elections = [parts["election_s"] for parts in told.values()]

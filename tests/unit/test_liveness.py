@@ -9,8 +9,7 @@ import pytest
 from made import make_job
 
 from edl.core.job.liveness import (
-    FROZEN_S,
-    SWITCH_S,
+    USUAL,
     Liveness,
     ProbeResult,
     RingIdle,
@@ -83,8 +82,8 @@ def test_the_leader_and_those_given_up_are_not_asked() -> None:
 
 def test_a_switch_is_not_disturbed_at_first() -> None:
     now = facts(A, B, C, newcomer(3), newcomer(4), generation=NEXT)
-    assert asked(now, SWITCH_S - 0.01) == {4}
-    assert asked(now, SWITCH_S) == {1, 2, 3, 4}
+    assert asked(now, USUAL.switch_s - 0.01) == {4}
+    assert asked(now, USUAL.switch_s) == {1, 2, 3, 4}
 
 
 # --- what proves a death ---
@@ -132,10 +131,10 @@ def test_of_a_newcomer_on_its_way_in_no_step_is_asked() -> None:
 @pytest.mark.parametrize(
     ("quiet_s", "usual_s", "stands"),
     [
-        (FROZEN_S, 0.0, False),
-        (FROZEN_S + 0.1, 0.0, True),
-        (FROZEN_S + 0.1, 0.2, True),
-        (FROZEN_S + 0.1, 0.3, False),
+        (USUAL.frozen_s, 0.0, False),
+        (USUAL.frozen_s + 0.1, 0.0, True),
+        (USUAL.frozen_s + 0.1, 0.2, True),
+        (USUAL.frozen_s + 0.1, 0.3, False),
         (49.0, 10.0, False),
         (51.0, 10.0, True),
     ],

@@ -10,8 +10,7 @@ import pytest
 from made import make_job
 
 from edl.config import Config
-from edl.core.job import liveness
-from edl.core.job.liveness import Liveness
+from edl.core.job.liveness import Liveness, LivenessLimits
 from edl.core.job.stall import Activity
 from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 from edl.core.step.progress import Progress
@@ -40,7 +39,6 @@ class Asked:
         self.liveness: dict[int, Liveness] = {}
         self.last: set[int] = set()
         monkeypatch.setattr(failure_detector, "ask_all", self._ask_all)
-        monkeypatch.setattr(liveness, "SWITCH_S", 0.0)  # the generation is no news
 
     def _ask_all(self, ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
         self.last = set(ports)
@@ -57,12 +55,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return Asked(monkeypatch)
 
 
-def leader(quiet_s: float) -> FailureDetector:
-    """The witness of w0, whose ring has completed no step for ``quiet_s``."""
+def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
+    """The failure detector of w0, whose ring has completed no step for ``quiet_s``."""
     mailbox = Mailbox(0)
     mailbox.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
-    return FailureDetector(Config(), 0, lambda: mailbox.progress, lambda: busy)
+    limits = LivenessLimits(switch_s=0.0, silence_s=silence_s)  # the generation is no news
+    return FailureDetector(Config(), 0, lambda: mailbox.progress, lambda: busy, limits)
 
 
 def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:
@@ -80,10 +79,9 @@ def test_who_was_silent_when_its_session_ends_is_dead_at_once(asked: Asked) -> N
     assert asked.last == {2}
 
 
-def test_silence_long_ago_proves_nothing(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_detector, "SILENCE_S", 0.0)
+def test_silence_long_ago_proves_nothing(asked: Asked) -> None:
     asked.liveness[1] = Liveness.SILENT
-    eyes = leader(quiet_s=5.0)
+    eyes = leader(quiet_s=5.0, silence_s=0.0)
     assert eyes.dead(WHOLE)[0] == {}
     del asked.liveness[1]
     assert eyes.dead(W1_LEFT)[0] == {}

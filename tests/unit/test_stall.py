@@ -14,12 +14,12 @@ from edl import failpoints
 from edl.config import Config
 from edl.core.job import stall
 from edl.core.job.stall import (
-    ALIVE,
     FOR_GRADIENTS,
     IN_USER_CODE,
     Activity,
     Report,
     Stall,
+    StallLimits,
     stands_still,
 )
 from edl.core.records import Generation, Seat
@@ -35,10 +35,10 @@ def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
 
 
 def judge(reports: list[Report], quiet_s: float, step: int, limit_s: float | None) -> Stall:
-    return stall.judge(reports, quiet_s, step, limit_s, FROZEN_S)
+    return stall.judge(reports, quiet_s, step, replace(LIMITS, give_up_s=limit_s))
 
 
-FROZEN_S = 10.0
+LIMITS = StallLimits(stall_s=10.0, frozen_s=10.0)
 BUSY = IN_USER_CODE
 WAITS = "waiting for the step records of the others"
 
@@ -55,7 +55,7 @@ WAITS = "waiting for the step records of the others"
     ],
 )
 def test_much_longer_than_usual(quiet_s: float, median_s: float, stalled: bool) -> None:
-    assert stands_still(quiet_s, median_s, 10.0) is stalled
+    assert stands_still(quiet_s, median_s, LIMITS) is stalled
 
 
 def test_who_is_waited_for_is_named() -> None:
@@ -121,7 +121,8 @@ def test_who_does_not_answer_for_long_is_given_up_though_its_session_lives() -> 
         ]
         return judge([report(n, BUSY) for n in range(workers - silent)] + mute, 42.0, 40, 1.0)
 
-    early, late = with_silent(ALIVE * FROZEN_S - 0.1), with_silent(ALIVE * FROZEN_S)
+    longest_s = LIMITS.in_zookeeper * LIMITS.frozen_s
+    early, late = with_silent(longest_s - 0.1), with_silent(longest_s)
     for found in (early, late):
         assert found.reason == "stalled in step 41: w1 (rank 1, host h) does not answer"
         assert found.culprits == (1,)

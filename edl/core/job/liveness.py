@@ -19,10 +19,28 @@ from enum import StrEnum
 
 from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 
-SWITCH_S = 0.5  # a switch in which nobody has failed takes less
-FROZEN_S = 1.0  # no step for this long, and for this many usual steps: the ring stands still
-FROZEN_STEPS = 5
 GONE = "its process is gone"  # so begins every proof that it has ended by itself
+
+
+@dataclass(frozen=True)
+class LivenessLimits:
+    """When a silence means something.
+
+    Attributes:
+        switch_s: a switch in which nobody has failed takes less.
+        frozen_s: no step for this long, and for ``frozen_steps`` usual ones: the ring stands still.
+        answer_s: for a worker's port to answer.
+        silence_s: for this long after it did not, a worker counts as silent without being asked.
+    """
+
+    switch_s: float = 0.5
+    frozen_s: float = 1.0
+    frozen_steps: int = 5
+    answer_s: float = 0.5
+    silence_s: float = 1.0
+
+
+USUAL = LivenessLimits()
 
 
 class Liveness(StrEnum):
@@ -47,18 +65,20 @@ class RingIdle:
 
     ``usual_s`` is 0 before the first one. ``told``: what the leader saw, for the reason. To have
     heard of no step for ``least_s`` says something: long, for who is not in the ring and has never
-    heard of it. It may be the one that is cut off.
+    heard of it, for it may be the one that is cut off. None: as ``limits`` say.
     """
 
     quiet_s: float
     usual_s: float
     told: str = ""
-    least_s: float = FROZEN_S
+    least_s: float | None = None
+    limits: LivenessLimits = USUAL
 
     @property
     def stands(self) -> bool:
         """No step completes, for longer than steps take."""
-        return self.quiet_s > max(self.least_s, FROZEN_STEPS * self.usual_s)
+        least_s = self.limits.frozen_s if self.least_s is None else self.least_s
+        return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 
 
 def whom_to_ask(
@@ -77,7 +97,7 @@ def whom_to_ask(
     seats = seats_of(now.generation)
     if idle.stands or not _settled(now.generation, members):
         asked |= {seat.id: (seat.address, seat.port) for seat in seats.values()}
-        if announced_s < SWITCH_S and not _in_doubt(seats, members):
+        if announced_s < idle.limits.switch_s and not _in_doubt(seats, members):
             asked = {w: at for w, at in asked.items() if w not in seats}
     return {w: at for w, at in asked.items() if w != leader and w not in now.evicted}
 

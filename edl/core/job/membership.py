@@ -100,7 +100,7 @@ def _decide(
     if not any(seat.id in alive for seat in ring):
         return _restart(now, current, ring, alive, absent, term, ages, limits)
     training = {w: m for w, m in alive.items() if m.stage is not Stage.FINISHED}
-    if any(_broke(training.get(seat.id), current) for seat in ring):
+    if any(broke(training.get(seat.id), current) for seat in ring):
         return _recover(current, ring, training, absent, term)
     if any(seat.id in alive and seat.id not in training for seat in ring):
         return Decision("the job has trained to its end")
@@ -214,7 +214,7 @@ def _recover(
         s.id
         for s in ring
         if s.id in training
-        and not _broke(training[s.id], current)
+        and not broke(training[s.id], current)
         and not (current.previous and training[s.id].generation == 0)
     ]
     if silent:
@@ -223,7 +223,7 @@ def _recover(
         )
     members = {seat.id for seat in ring}
     newcomers = [seat for seat in current.seats if seat.id not in members]
-    survivors = [s for s in (*ring, *newcomers) if _broke(training.get(s.id), current)]
+    survivors = [s for s in (*ring, *newcomers) if broke(training.get(s.id), current)]
     progress = {s.id: b.progress for s in survivors if (b := training[s.id].broken) is not None}
     gone = tuple(seat.id for seat in ring if seat.id not in progress)
     most = max(progress.values())
@@ -285,7 +285,7 @@ def _adopted(member: Member, generation: Generation) -> bool:
     return member.generation >= generation.number
 
 
-def _broke(member: Member | None, current: Generation) -> bool:
+def broke(member: Member | None, current: Generation) -> bool:
     """Whether a member reports a broken ring and ``current`` was decided without that report."""
     if member is None or member.broken is None:
         return False

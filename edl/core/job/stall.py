@@ -16,10 +16,26 @@ from edl.core.record import Record
 IN_USER_CODE = "in user code"
 FOR_RECORDS = "waiting for the step records of the others"
 FOR_GRADIENTS = "waiting for the gradients of the others"
-USUAL_STEPS = 20  # a stall lasts at least this many usual steps
-FIRST_STEP = 6  # times longer than others may take: libraries are loaded, kernels compiled
-ALIVE = 3.0  # times longer than others may a worker be silent whose ZooKeeper session lives
 SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """When a stand-still is a stall, and what follows.
+
+    Attributes:
+        stall_s: no step for this long, and for ``usual_steps`` of them; the first step, in which
+            libraries are loaded and kernels compiled, may take ``first_step`` times as long.
+        give_up_s: whoever holds the others up for this long is given up; None: never.
+        frozen_s: for a worker to answer; ``in_zookeeper`` times as long while its session lives.
+    """
+
+    stall_s: float
+    frozen_s: float
+    give_up_s: float | None = None
+    usual_steps: int = 20
+    first_step: float = 6.0
+    in_zookeeper: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -70,23 +86,21 @@ class Stall:
     give_up: Mapping[int, str]
 
 
-def stands_still(quiet_s: float, median_step_s: float, stall_s: float) -> bool:
-    """No step has completed for ``stall_s``, and for much longer than steps usually take.
+def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
+    """No step has completed for ``limits.stall_s``, and for much longer than steps usually take.
 
     ``median_step_s`` is 0 before the first one.
     """
     if median_step_s == 0.0:
-        return quiet_s >= FIRST_STEP * stall_s
-    return quiet_s >= max(stall_s, USUAL_STEPS * median_step_s)
+        return quiet_s >= limits.first_step * limits.stall_s
+    return quiet_s >= max(limits.stall_s, limits.usual_steps * median_step_s)
 
 
-def judge(
-    reports: Sequence[Report], quiet_s: float, step: int, limit_s: float | None, frozen_s: float
-) -> Stall:
-    """Name those that the others wait for; give them up beyond ``limit_s``, when it is set.
+def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
+    """Name those that the others wait for; give them up after ``limits.give_up_s``, if it is set.
 
     Whoever does not answer may be frozen: mostly the end of its session decides that, not this.
-    It does when that session lives on for several times ``frozen_s``, as long as no more are
+    It does when that session lives on for several times ``limits.frozen_s``, as long as no more are
     silent than answer: else it may be the leader that cannot hear them. When
     nobody waits for anybody (all evaluate, say), nobody is to blame and nobody is given up.
     """
@@ -95,7 +109,7 @@ def judge(
     silent = [r for r in reports if r.activity is None]
     head = f"stalled in step {step + 1}"
     if silent:
-        longest_s = ALIVE * frozen_s
+        longest_s = limits.in_zookeeper * limits.frozen_s
         frozen = {
             r.worker: f"it is frozen: {r.name} does not answer for {r.silent_s:.0f} s and no step "
             f"completes for {quiet_s:.0f} s, though it is in ZooKeeper"
@@ -115,6 +129,7 @@ def judge(
         return Stall(f"{head}: {what}; check the network between the hosts", (), {})
     if len(culprits) == len(answered):
         return Stall(f"{head}: nobody waits for anybody, {_list(culprits)}", (), {})
+    limit_s = limits.give_up_s
     give_up = {
         r.worker: f"{r.told()} in step {step + 1}; the stall limit is {limit_s:g} s"
         for r in culprits

@@ -1,0 +1,35 @@
+"""What a worker says of a ring that broke under it: Horovod's error in short, and who is blamed.
+
+The error is the text of Horovod and Gloo, a line of C++ with the path of a source file in front.
+It names the neighbour that it was about by its address only, so a rank can be told from it where
+no other member of the ring has that address. It is a hint for people: who is dead is decided by
+proof (:mod:`edl.core.job.liveness`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from edl.core.records import Seat
+
+MAX_CHARS = 200
+_SOURCE = re.compile(r"\[[^\]\s]*\.(?:cc|h):\d+\]\s*")
+_ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
+
+
+def short_error(text: str) -> str:
+    """The first line of ``text`` without source files, at most ``MAX_CHARS`` long."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = _SOURCE.sub("", line)
+    return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…"
+
+
+def blamed_rank(text: str, seats: Sequence[Seat], own_rank: int) -> int | None:
+    """The rank of the only other member with an address that ``text`` names; None: it is not clear.
+
+    ``seats``: of the ring that broke, in rank order.
+    """
+    named = set(_ADDRESS.findall(text))
+    ranks = [rank for rank, s in enumerate(seats) if rank != own_rank and s.address in named]
+    return ranks[0] if len(ranks) == 1 else None
