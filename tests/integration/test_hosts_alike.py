@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 from cli_shell import STANDIN, Running, Shell, shell
 from kazoo.client import KazooClient
+from made import make_job
 
 from edl.coordination.paths import JobPaths
-from edl.core.records import Job, JobState
+from edl.core.records import JobState
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -168,7 +169,7 @@ def test_what_a_stranger_has_written_is_neither_joined_nor_believed(
     shell.environment["EDL_SECRET"] = shell.secret
     command = (sys.executable, STANDIN)
     paths = JobPaths("j")
-    running = Job("j", command, 1, 1, 3, cwd=str(shell.directory))
+    running = make_job("j", np=1, command=command, max_np=3, cwd=str(shell.directory))
     finished = replace(running, state=JobState.FINISHED)
     stranger = KazooClient(zk_hosts, timeout=10.0)
     stranger.start()

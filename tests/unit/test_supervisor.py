@@ -9,15 +9,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made import make_job
 
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
 from edl.core.host.supervision import Decision
-from edl.core.records import Generation, Job, JobState, Leader, Seat, Snapshot
+from edl.core.records import Generation, JobState, Leader, Seat, Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.supervisor import Supervisor
 
-JOB = Job("digits", ("train.py",), np=1, min_np=1, max_np=4)
+JOB = make_job(command=("train.py",), np=1)
 RING = Generation(1, 1, (Seat(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "start")
 
 
@@ -178,7 +179,9 @@ def test_a_worker_that_cannot_be_started_has_failed_and_is_tried_again(
     workers.full = True
     launcher.turn(100.0)
     launcher.turn(101.0)  # its end is seen; the pause of its slot is over
-    assert "cannot start x: Cannot allocate memory" in store.written[0].details["last_line"]
+    details = store.written[0].details
+    assert isinstance(details, WorkerFailedDetails)
+    assert "cannot start x: Cannot allocate memory" in details.last_line
     workers.full = False
     launcher.turn(104.0)
     assert len(workers) == 1
