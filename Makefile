@@ -6,6 +6,8 @@ PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
 # Most of a test's time is waiting: for a session to end, for a newcomer to start.
 SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
+# Else each of the many processes of a test compiles edl anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14

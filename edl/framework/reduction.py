@@ -49,9 +49,10 @@ _BRANCHES = {
 
 
 class StepReduction:
-    """One optimizer's part of each step of ``worker``. What all have in common is the worker's:
+    """One optimizer's part of each step of ``worker``.
 
-    the batch, its record and the end of the step.
+    The batch, its step record and the end of the step are the worker's; this decides what becomes
+    of the gradients.
 
     Args:
         forget: called after a repair, when gradients were on their way in a ring that is gone.

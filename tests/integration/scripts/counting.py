@@ -1,5 +1,6 @@
 """The counting model in PyTorch: its parameters prove which samples were trained, see tally.py."""
 
+import lean  # noqa: F401
 import torch
 from tally import Diary, parser
 from torch_model import CountingModel, Indices

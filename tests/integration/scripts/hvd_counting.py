@@ -7,6 +7,7 @@ Moments for a test: see `trap`.
 import os
 import signal
 
+import lean  # noqa: F401
 import torch
 from tally import Diary, parser
 from torch_model import CountingModel, Indices

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import lean  # noqa: F401
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -4,6 +4,7 @@ Every batch is committed, and every worker has equal batches, so a step is a mea
 With --graph the step is built once, in a graph, and run in a session.
 """
 
+import lean  # noqa: F401
 import numpy as np
 import tensorflow as tf
 from tally import Diary, counted, parser

@@ -17,6 +17,7 @@ import signal
 import time
 from pathlib import Path
 
+import lean  # noqa: F401
 import numpy as np
 import tensorflow as tf
 

@@ -8,6 +8,8 @@ import json
 import os
 from pathlib import Path
 
+import lean  # noqa: F401
+
 parser = argparse.ArgumentParser()
 parser.add_argument("framework", choices=["torch", "tensorflow"])
 parser.add_argument("out", type=Path)

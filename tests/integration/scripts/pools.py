@@ -8,6 +8,7 @@ import multiprocessing
 import subprocess
 import sys
 
+import lean  # noqa: F401
 import torch
 
 import edl.torch as edl

@@ -3,6 +3,8 @@
 import argparse
 import os
 
+import lean  # noqa: F401
+
 parser = argparse.ArgumentParser()
 parser.add_argument("framework", choices=["torch", "tensorflow", "fit", "graph"])
 parser.add_argument("--last", action="store_true", help="after the last step of all")

@@ -10,6 +10,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import lean  # noqa: F401
 import numpy as np
 import tensorflow as tf
 from tally import Diary, counted, parser

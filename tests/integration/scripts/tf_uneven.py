@@ -13,6 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import lean  # noqa: F401
 import numpy as np
 import tensorflow as tf
 

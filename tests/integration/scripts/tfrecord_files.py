@@ -10,6 +10,7 @@ from pathlib import Path
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
+import lean  # noqa: F401
 import tensorflow as tf
 
 folder = Path(sys.argv[1])

@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+import lean  # noqa: F401
 import torch
 
 import edl.torch as edl

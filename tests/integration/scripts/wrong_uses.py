@@ -9,6 +9,8 @@ import os
 import sys
 import tempfile
 
+import lean  # noqa: F401
+
 order = json.load(sys.stdin)
 names = {}
 exec(order["imports"], names)
