@@ -214,6 +214,8 @@ def _finished(name: str) -> typer.Exit:
 
 
 def _told(value: object) -> str:
+    if value is None:
+        return "none"
     return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)
 
 
