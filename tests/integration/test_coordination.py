@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from known import DIGITS
-from made import make_job
 
 from edl.coordination.job_store import JobStore, list_jobs
 from edl.coordination.local_server import start_local, stop_local
@@ -17,6 +16,7 @@ from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails
 from edl.core.records import (
     Host,
+    Job,
     JobState,
     KeptSlot,
     Member,
@@ -37,7 +37,7 @@ from edl.errors import (
 pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
-JOB = make_job()
+JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
 
 
 def member(worker: int, launch: str = "a", **changes: object) -> Member:

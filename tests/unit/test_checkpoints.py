@@ -11,7 +11,6 @@ from edl.checkpoint import format as files
 from edl.checkpoint.store import CheckpointConfig, Checkpoints
 from edl.config import Config
 from edl.core.events import Details
-from edl.core.job_spec import JobSettings
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
@@ -252,7 +251,7 @@ _, ALONE = JobOfOne(Config()).start()
 
 
 def checkpointing(**settings: Any) -> Checkpointing:
-    config = Config(job_settings=JobSettings(**settings))
+    config = Config(**settings)
     position = LoaderProgress()
     position.attach(SOURCE, 0)
     return Checkpointing(config, Mailbox(), position, JobOfOne(config))

@@ -2,10 +2,8 @@
 
 ::
 
-    errors <- core (text and records <- step <- job <- host)
-    errors <- keys, clock, failpoints, horovod_build
-    errors, core's records (a job's settings are declared there) <- config
-    all these
+    errors, config, keys, clock, failpoints, horovod_build
+      <- core (text and records <- step <- job <- host)
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
       <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
@@ -35,7 +33,7 @@ PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
 MAY_IMPORT = {
     "": set(),  # edl/__init__.py stays light
     "errors": set(),
-    "config": {"errors", "core"},
+    "config": {"errors"},
     "keys": {"errors"},
     "clock": {"errors"},
     "failpoints": {"errors"},

@@ -91,12 +91,11 @@ class Held:
 
 
 def _within(new: dict[str, int], plan: Plan, job: Job) -> Plan:
-    """``new`` with a size that the job may have, which ``plan`` itself may not be."""
-    fitting = job.sizes.fit(sum(new.values()))
+    """``new`` within the limits of the job, which ``plan`` may itself be beyond."""
     for host in sorted(new, reverse=True):
-        over = sum(new.values()) - fitting
+        over = sum(new.values()) - job.max_np
         new[host] -= max(0, min(over, new[host] - plan.get(host, 0)))
     for host in sorted(new):
-        short = fitting - sum(new.values())
+        short = job.min_np - sum(new.values())
         new[host] += max(0, min(short, plan.get(host, 0) - new[host]))
     return new
