@@ -111,8 +111,9 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
         job.edl("stop")
         assert job.end() == 0, job.describe("it failed")
     stopped = trial.newest
-    assert (stopped.epoch, stopped.job) == (1, job.name)
+    assert stopped.job == job.name
     assert stopped.step >= 125
+    assert stopped.epoch in (1, 2), "on a busy machine it may be in the third by now"
     trial.slow.unlink()
 
     with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
@@ -128,7 +129,7 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
         assert job.events("resumed")[0]["step"] == stopped.step
     for report in reports:
         assert report["rings"][0]["step"] == stopped.step
-        assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
+        assert [epoch["epoch"] for epoch in report["epochs"]] == [*range(stopped.epoch, 3)]
 
 
 def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(trial: Trial, zk_hosts: str) -> None:
