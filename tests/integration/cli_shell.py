@@ -27,6 +27,7 @@ from edl.errors import EdlError
 
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0
+POLL_S = 0.1
 SESSION_S, CONNECT_S = 10.0, 5.0
 
 
@@ -70,6 +71,8 @@ class Shell:
         self.secret = uuid.uuid4().hex * 2  # for jobs that several `edl run` share
         self.mark = hosts  # every process of this test has it in its environment
         self.started: list[Running] = []
+        self._session: Session | None = None
+        self._known: tuple[Access, ...] = ()
 
     def edl(
         self, *words: str, timeout_s: float = WAIT_S, cwd: Path | None = None
@@ -142,9 +145,26 @@ class Shell:
         """The job, as a process that knows its secret sees it."""
         state = Path(self.environment["XDG_STATE_HOME"]) / "edl"
         known = candidates(state, job, self.environment.get("EDL_SECRET"))
-        with Session(self.environment["EDL_ZOOKEEPER"], SESSION_S, CONNECT_S) as session:
-            session.identify(*(Access(job, secret) for secret in known))
-            yield JobStore(session, job)
+        yield JobStore(self._identified(tuple(Access(job, secret) for secret in known)), job)
+
+    def _identified(self, known: tuple[Access, ...]) -> Session:
+        """One session for all looks of a test, for those who wait look often."""
+        hosts = self.environment["EDL_ZOOKEEPER"]
+        if self._session is None or self._session.hosts != hosts:
+            self.close()
+            session = Session(hosts, SESSION_S, CONNECT_S)
+            session.start()
+            self._session, self._known = session, ()
+        if self._known != known:
+            self._session.identify(*known)
+            self._known = known
+        return self._session
+
+    def close(self) -> None:
+        """End the session of :meth:`store`."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def processes(self) -> list[psutil.Process]:
         """What lives of this test."""
@@ -171,7 +191,7 @@ def until(
     while not condition():
         if time.monotonic() >= deadline:
             pytest.fail(say())
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 @pytest.fixture
@@ -179,6 +199,7 @@ def shell(tmp_path: Path, zk_hosts: str) -> Iterator[Shell]:
     """A shell of its own; the test fails if it leaves a process behind."""
     one = Shell(tmp_path, zk_hosts)
     yield one
+    one.close()
     left = one.processes()
     described = [f"{process.pid} {' '.join(process.cmdline())}" for process in left]
     for process in left:

@@ -2,8 +2,10 @@
 
 It uses the real coordination and the real decisions, no Horovod and no framework, so what the
 agent and the command line do can be tested in seconds. A switch happens without any agreement.
+As a real worker does, it looks at ZooKeeper when something has changed there, not at each step.
 
     --steps N          finish after N steps (0: never)
+    --until FILE       finish when it exists
     --step-s S         length of a step
     --fail-at N        exit with --code when step N is reached
     --code C
@@ -14,6 +16,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import replace
 from types import FrameType
@@ -29,8 +32,11 @@ from edl.core.job.membership import decide
 from edl.core.records import Generation, JobState, Member, Reading, Stage, TrainingStatus
 from edl.errors import CoordinationError, Deposed
 
+PERIOD_S = 0.2  # how often it looks although no watch has fired, and tells of its steps
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0)
+parser.add_argument("--until", default="")
 parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--code", type=int, default=3)
@@ -59,7 +65,8 @@ class Worker:
         self.size = 0
         self.counted: Reading | None = None
         self.asked_to_leave = False
-        self.told_at = 0.0
+        self.told_at = self.looked_at = 0.0
+        self.news = threading.Event()
 
     def sigterm(self, number: int, frame: FrameType | None) -> None:
         if self.member.generation == 0:
@@ -81,7 +88,7 @@ class Worker:
         if self.asked_to_leave and self.member.stage is Stage.ACTIVE:
             self.say(stage=Stage.LEAVING)
         self.say()
-        job, generation, evicted, _ = self.store.watch_generation(None)
+        job, generation, evicted, _ = self.store.watch_generation(self.news.set)
         if self.member.id in evicted:
             sys.exit(evicted[self.member.id])
         wanted = self.adopt(generation) and not job.state.over
@@ -105,10 +112,10 @@ class Worker:
 
     def lead(self) -> None:
         self.election.enter()
-        leadership = self.election.leads()
+        leadership = self.election.leads(self.news.set)
         if leadership is None:
             return
-        snapshot = self.store.snapshot()
+        snapshot = self.store.snapshot(self.news.set)
         limits = Limits(start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5, notice_s=60)
         decision = decide(snapshot, leadership.term, Ages(), limits)
         if decision.acts:
@@ -121,7 +128,7 @@ class Worker:
             self.log(new, GenerationDetails(new.term, members, joined, left, new.repairs))
             parts = {name: SwitchParts("old", stall_s=0.05) for name in members}
             self.log(new, SwitchDetails(len(parts), parts))
-        if time.monotonic() - self.told_at > 0.2:
+        if time.monotonic() - self.told_at > PERIOD_S / 2:  # else it has changed much just now
             self.told_at = time.monotonic()
             told = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
             leadership.put_status(told)
@@ -129,13 +136,22 @@ class Worker:
     def log(self, new: Generation, details: Details) -> None:
         self.store.add_event(Event(time.time(), new.number, self.step, new.reason, details))
 
+    def is_time_to_look(self) -> bool:
+        now = time.monotonic()
+        if now - self.looked_at < PERIOD_S:
+            return False
+        self.looked_at = now
+        return True
+
     def train(self) -> None:
         while True:
-            try:
-                if not self.turn():
-                    return
-            except (CoordinationError, Deposed):
-                continue
+            if self.asked_to_leave or self.news.is_set() or self.is_time_to_look():
+                self.news.clear()
+                try:
+                    if not self.turn():
+                        return
+                except (CoordinationError, Deposed):
+                    self.news.set()
             time.sleep(args.step_s)
             if self.member.generation == 0:
                 continue
@@ -148,7 +164,7 @@ class Worker:
             if self.step == args.fail_at:
                 print(f"w{self.member.id} fails on purpose", flush=True)
                 sys.exit(args.code)
-            if self.step == args.steps:
+            if self.step == args.steps or os.path.exists(args.until):
                 self.store.set_job_state(JobState.FINISHED, f"trained {self.step} steps")
                 self.say(stage=Stage.FINISHED)
                 return

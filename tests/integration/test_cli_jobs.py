@@ -146,11 +146,14 @@ def test_who_still_ends_an_earlier_job_of_that_name_is_no_host_of_the_next(shell
         "while os.environ['EDL_HOST'] == 'b':\n"
         "    signal.pause()\n"  # it saves and evaluates, until somebody ends it
     )
-    first = shell.start(*RUN, sys.executable, "train.py", "--steps", "200", "--step-s", "0.05")
+    first = shell.start(*RUN, sys.executable, "train.py", "--until", "enough")
     shell.until_size(2)
     other = shell.start("join", "--job", "j", "--host", "b", "--slots", "1", "-np", "1")
     shell.until_size(3)
+    enough = shell.directory / "enough"
+    enough.touch()
     assert first.wait() == 0, first.output
+    enough.unlink()
     next_one = shell.start(*RUN, sys.executable, "train.py")
     assert other.wait() == 1
     assert "edl: job 'j' is over, and a new one of that name has taken its place" in other.output
@@ -230,10 +233,10 @@ def test_a_worker_that_the_system_cannot_start_is_tried_again(shell: Shell) -> N
     def failed() -> list[str]:
         return [event["reason"] for event in shell.events() if event["kind"] == "worker_failed"]
 
-    until(lambda: len(failed()) == 2, WAIT_S)
+    until(lambda: len(failed()) >= 2, WAIT_S)
     command = f"{sys.executable} {STANDIN}"
     end = f"exited with code 126; its last line: cannot start {command}: File exists"
-    assert failed() == [f"slot 2 on a {end}"] * 2
+    assert set(failed()) == {f"slot 2 on a {end}"}
     logs.unlink()
     shell.until_size(3)
     assert shell.edl("stop", "j").returncode == 0
@@ -299,7 +302,7 @@ def test_edl_run_starts_a_local_zookeeper_that_the_others_find(shell: Shell) -> 
 
 
 def test_watch_and_follow_end_with_the_job(shell: Shell) -> None:
-    job = start(shell, "--steps", "200")
+    job = start(shell, "--until", "enough")
     shell.until_size(2)
     outputs: dict[str, str] = {}
     threads = [
@@ -308,6 +311,7 @@ def test_watch_and_follow_end_with_the_job(shell: Shell) -> None:
     ]
     for thread in threads:
         thread.start()
+    (shell.directory / "enough").touch()
     for thread in threads:
         thread.join(WAIT_S)
     assert job.wait() == 0
