@@ -28,8 +28,10 @@ SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import Tens
 
 @pytest.mark.parametrize(
     ("script", "shield"),
-    [("counting.py", ()), ("tf_counting.py", WORKER)],
-    ids=["torch", "tensorflow"],
+    [
+        pytest.param("counting.py", (), id="torch"),
+        pytest.param("tf_counting.py", WORKER, id="tensorflow", marks=pytest.mark.long),
+    ],
 )
 def test_out_and_in_and_a_killed_worker(
     tmp_path: Path, zk_hosts: str, script: str, shield: tuple[str, ...]
@@ -97,16 +99,24 @@ def test_a_script_for_horovod_elastic(tmp_path: Path, zk_hosts: str) -> None:
     assert sizes == [2, 3, 2, 3, 2]
 
 
-def test_the_driver_takes_its_workers_along(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
-        job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        job.agent().kill()
-        job.until(lambda: not job.processes(), "end of all processes")
-
-
-def test_edl_stop_ends_horovodrun_with_success(tmp_path: Path, zk_hosts: str) -> None:
+def test_another_driver_is_refused_and_edl_stop_ends_the_first_with_success(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    """Two never share a job."""
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
+        limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
+        other = subprocess.run(
+            [HOROVODRUN, *limits, *WORKER, sys.executable, str(STANDIN)],
+            capture_output=True,
+            text=True,
+            env=job.environment,
+            cwd=tmp_path,
+            timeout=90,
+        )
+        assert other.returncode != 0
+        assert f"the job {job.name} is running, and another launcher" in other.stderr
+        assert job.status()["state"] == "running"
         job.scale(3)
         job.wait(lambda now: now["world_size"] == 3, "3 workers")
         assert "w0" in job.try_edl("drain", "w0").stderr
@@ -117,7 +127,13 @@ def test_edl_stop_ends_horovodrun_with_success(tmp_path: Path, zk_hosts: str) ->
 WITH_BASH = ("unshare", "--mount", "sh", "-c", 'mount --bind /bin/bash /bin/sh && exec "$@"', "-")
 
 
-@pytest.mark.parametrize("here", [(), WITH_BASH], ids=["sh", "bash-as-sh"])
+@pytest.mark.parametrize(
+    "here",
+    [
+        pytest.param((), id="sh"),
+        pytest.param(WITH_BASH, id="bash-as-sh", marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_to_horovodrun_ends_the_job(
     here: Sequence[str], tmp_path: Path, zk_hosts: str
 ) -> None:
@@ -185,7 +201,9 @@ def test_a_slot_that_keeps_failing_stays_empty(tmp_path: Path, zk_hosts: str) ->
     assert (exited["exit_code"], exited["slot"]) == (0, 0)
 
 
-def test_what_a_wrapper_has_started_dies_with_it(tmp_path: Path, zk_hosts: str) -> None:
+def test_what_a_wrapper_has_started_dies_with_it_and_all_with_the_driver(
+    tmp_path: Path, zk_hosts: str
+) -> None:
     """Else two would train in one slot."""
     shield = (*WORKER, "bash", "-c", '"$@"; exit $?', "wrapper")  # bash stays: it does not exec
     with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, shield=shield) as job:
@@ -196,8 +214,8 @@ def test_what_a_wrapper_has_started_dies_with_it(tmp_path: Path, zk_hosts: str) 
         wrapper.kill()
         job.until(lambda: not alive(victim), "end of what it had started", timeout_s=10.0)
         job.wait(lambda now: now["world_size"] == 2 and named(now) != {"w0", "w1"}, "another one")
-        job.edl("stop")
-        assert job.end() == 0
+        job.agent().kill()
+        job.until(lambda: not job.processes(), "end of all processes")
 
 
 def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str) -> None:
@@ -257,25 +275,6 @@ def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
         now = job.wait(lambda now: now["world_size"] == 3, "3 workers")
         assert now["plan"] == {"localhost": 2, "127.0.0.1": 1}
         assert now["generation"] == generation + 1
-        job.edl("stop")
-        assert job.end() == 0
-
-
-def test_two_drivers_never_share_a_job(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
-        job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
-        other = subprocess.run(
-            [HOROVODRUN, *limits, *WORKER, sys.executable, str(STANDIN)],
-            capture_output=True,
-            text=True,
-            env=job.environment,
-            cwd=tmp_path,
-            timeout=90,
-        )
-        assert other.returncode != 0
-        assert f"the job {job.name} is running, and another launcher" in other.stderr
-        assert job.status()["state"] == "running"
         job.edl("stop")
         assert job.end() == 0
 
