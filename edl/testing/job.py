@@ -34,9 +34,16 @@ from typing import Any
 import psutil
 
 from edl import config
+from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
+from edl.coordination.secrets import candidates
+from edl.coordination.session import Session
+from edl.core.status import job_status
+from edl.errors import CoordinationError, UnknownJob
 
 EDL = Path(sys.executable).parent / "edl"
 MARK = "EDL_TEST_MARK"
+LOOK_S = 0.25  # between two looks at a job
 
 Status = dict[str, Any]
 
@@ -66,6 +73,7 @@ class Run:
         self._watcher: threading.Thread
         self._status_process: subprocess.Popen[str] | None = None
         self._closing = False
+        self._again = False  # look with a new session
 
     # --- verbs ---
 
@@ -105,10 +113,7 @@ class Run:
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
         """Take the end of ``agent`` for that of the job, and watch the job as long as it lives."""
         if self._process is not None:
-            self._closing = True
-            if self._status_process is not None:
-                self._status_process.kill()  # it would watch until the job ends
-            self._watcher.join(10)
+            self._stop_watching()
         self._closing = False
         self._process = agent
         self._newest = None
@@ -136,8 +141,12 @@ class Run:
         self.edl("scale", "--np", str(np))
 
     def status(self) -> Status:
-        status: Status = json.loads(self.edl("status", "--json"))
-        return status
+        """What `edl status --json` prints; without a process, where the test can look itself."""
+        if self.there:
+            status: Status = json.loads(self.edl("status", "--json"))
+            return status
+        with self.store() as store:
+            return _looked(store)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         told = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
@@ -146,9 +155,56 @@ class Run:
     # --- processes ---
 
     def _watch(self) -> None:
-        """Keep the newest answer of `edl status --watch --json`: one process, not one a look."""
+        """Keep the newest answer of `edl status --json`, without a process for it."""
+        if self.there:
+            self._watch_from_there()
+            return
+        while self._is_watching():
+            self._again = False
+            with contextlib.suppress(CoordinationError, UnknownJob), self.store(5.0) as store:
+                while self._is_watching() and not self._again:
+                    self._look(store)
+                    time.sleep(LOOK_S)
+            time.sleep(LOOK_S)  # the job is not written down yet, or ZooKeeper is not there
+
+    def _look(self, store: JobStore) -> None:
+        try:
+            self._newest = _looked(store)
+        except CoordinationError as error:
+            if self._newest is None:
+                raise
+            # The rest is as it was last known.
+            self._newest = {**self._newest, "away": str(error)}
+
+    def _is_watching(self) -> bool:
+        return not self._closing and self._process is not None and self._process.poll() is None
+
+    def _stop_watching(self) -> None:
+        self._closing = True
+        if self._status_process is not None:
+            self._status_process.kill()  # it would watch until the job ends
+        self._watcher.join(10)
+
+    @contextmanager
+    def store(self, connect_timeout_s: float = 10.0) -> Iterator[JobStore]:
+        """The job as ZooKeeper has it.
+
+        Raises:
+            UnknownJob: it is not written down yet.
+            CoordinationError: ZooKeeper does not answer.
+        """
+        known = candidates(self.directory / "state" / "edl", self.name, None)
+        if not known:
+            raise UnknownJob(self.name)
+        access = Access(self.name, known[0])
+        hosts = self.environment["EDL_ZOOKEEPER"]
+        with Session(hosts, 10.0, connect_timeout_s, access) as session:
+            yield JobStore(session, self.name)
+
+    def _watch_from_there(self) -> None:
+        """The same where only a process can look: in another network."""
         environment = {k: v for k, v in self.environment.items() if k != MARK}
-        while not self._closing and self._process is not None and self._process.poll() is None:
+        while self._is_watching():
             with subprocess.Popen(
                 [*self.there, EDL, "status", self.name, "--watch", "--json"],
                 stdout=subprocess.PIPE,
@@ -163,7 +219,7 @@ class Run:
 
     def look_again(self) -> None:
         """The ZooKeeper that `edl status` has looked at may have gone, and another one is there."""
-        self._newest = None
+        self._newest, self._again = None, True
         if self._status_process is not None:
             self._status_process.kill()
 
@@ -207,10 +263,13 @@ class Run:
         psutil.wait_procs(left, timeout=10)
         if self._process is not None:
             self._process.wait(10)
-            self._closing = True
-            if self._status_process is not None:
-                self._status_process.kill()
-            self._watcher.join(10)
+            self._stop_watching()
+
+
+def _looked(store: JobStore) -> Status:
+    facts = job_status(store.snapshot(), store.session.hosts).to_json()
+    status: Status = json.loads(json.dumps(facts))
+    return status
 
 
 class Job(Run):

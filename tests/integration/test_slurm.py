@@ -44,6 +44,7 @@ class SlurmTrial(Trial):
         port = free_ports(1)[0]
         self.checkpoints = self.directory / "checkpoints"
         self.run_directory = self.directory / "run"
+        self.there = ("env",)  # `edl status` watches: it alone knows where the secret is
         self.environment |= {
             **self.slurm.environment,
             MARK: self.name,
@@ -64,9 +65,7 @@ class SlurmTrial(Trial):
     def cancelled(self) -> None:
         """Wait for the end of `sbatch --wait`, and of what `edl status` shows."""
         assert self.end() != 0
-        if self._status_process is not None:
-            self._status_process.kill()  # it would wait for ZooKeeper
-        self._watcher.join(10)
+        self._stop_watching()
 
     def join(self) -> None:
         """One more node, as the next of Slurm's jobs."""

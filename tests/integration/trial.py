@@ -24,10 +24,6 @@ from typing import Any, TypeVar
 import psutil
 from paths import SCRIPTS
 
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.secrets import candidates
-from edl.coordination.session import Session
 from edl.testing.job import EDL, Job, Status
 
 COUNTING = SCRIPTS / "counting.py"
@@ -79,15 +75,6 @@ class Trial(Job):
             "--stuck": self.stuck,
         }
         return [*(str(word) for option in options.items() for word in option), *self.more]
-
-    @contextmanager
-    def store(self) -> Iterator[JobStore]:
-        """The job as ZooKeeper has it."""
-        secret = candidates(self.directory / "state" / "edl", self.name, None)[0]
-        access = Access(self.name, secret)
-        hosts = self.environment["EDL_ZOOKEEPER"]
-        with Session(hosts, session_timeout_s=10.0, access=access) as session:
-            yield JobStore(session, self.name)
 
     def rejoin(self) -> None:
         """`edl join` on the same host, in the place of `edl run`, whose process has ended."""
