@@ -59,9 +59,13 @@ def member(worker: int, launch: str, host: str = "a", **changes: object) -> Memb
     return replace(values, **changes)  # type: ignore[arg-type]
 
 
-def generation(*workers: int, number: int = 1) -> Generation:
-    seats = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in workers)
-    return Generation(number, 1, seats, workers[0] if workers else -1, workers, (), "")
+def generation(*workers: int, number: int = 1, previous: tuple[int, ...] = ()) -> Generation:
+    seats, before = (
+        tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in ids)
+        for ids in (workers, previous)
+    )
+    root = workers[0] if workers else -1
+    return Generation(number, 1, seats, root, workers, (), "", previous=before)
 
 
 def snapshot(plan: int = 2, ring: Generation | None = None, **changes: object) -> Snapshot:
@@ -168,7 +172,7 @@ def test_an_adopted_worker_that_vanishes_is_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("ring", "job"),
-    [(generation(0), JOB), (generation(0, 1), state(JobState.FINISHED))],
+    [(generation(0, previous=(0, 1)), JOB), (generation(0, 1), state(JobState.FINISHED))],
     ids=["taken out", "finished"],
 )
 def test_an_adopted_worker_that_was_to_end_has_ended_well(ring: Generation, job: Job) -> None:
@@ -817,9 +821,10 @@ def test_a_seat_is_remembered_and_its_loss_is_departing() -> None:
     (seen,) = observe([process(0, worker=0)], snapshot(1, generation(0)), NOW)
     assert seen.seated
     assert seen.departing is None
-    (taken_out,) = observe([seen], snapshot(1, generation(1, number=2)), NOW)
+    without = snapshot(1, generation(1, number=2, previous=(0, 1)))
+    (taken_out,) = observe([seen], without, NOW)
     assert taken_out.departing == NOW
-    (still,) = observe([taken_out], snapshot(1, generation(1, number=2)), NOW + 5)
+    (still,) = observe([taken_out], without, NOW + 5)
     assert still.departing == NOW
 
 

@@ -31,10 +31,21 @@ def test_a_death_of_its_own_is_a_failure_whoever_saw_it_first() -> None:
 def test_who_is_on_its_way_out_after_an_error_does_not_leave_as_it_should() -> None:
     """The next generation is without it, as if it had been taken out."""
     without = replace(FACTS, generation=replace(RING, number=2, seats=SEATS[:1]))
-    dying = seen(TRAINS, replace(without, evicted={1: GONE}), NOW)
-    assert dying.departing is None
-    assert not replace(dying, exit_code=3, exited=NOW + 1).failed_late(NOW + 60)
-    assert seen(TRAINS, without, NOW).departing == NOW
+    proven = seen(TRAINS, replace(without, evicted={1: GONE}), NOW)
+    only_its_session_has_ended = seen(TRAINS, without, NOW)
+    for dying in (proven, only_its_session_has_ended):
+        assert dying.departing is None
+        assert not replace(dying, exit_code=3, exited=NOW + 1).failed_late(NOW + 60)
+
+
+def test_who_was_taken_out_departs_whatever_comes_after_that() -> None:
+    by_plan = replace(RING, number=2, seats=SEATS[:1], previous=SEATS)
+    repaired = replace(RING, number=3, seats=SEATS[:1])
+    taken_out = seen(TRAINS, replace(FACTS, generation=by_plan), NOW)
+    assert taken_out.departing == NOW
+    assert seen(taken_out, replace(FACTS, generation=repaired), NOW + 5).departing == NOW
+    given_up = replace(FACTS, generation=repaired, evicted={1: "it was not ready after 300 s"})
+    assert seen(TRAINS, given_up, NOW).departing == NOW
 
 
 def test_an_end_that_was_asked_for_is_no_failure() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edl.core.job.liveness import GONE
-from edl.core.records import Generation, JobState, Member, Snapshot, Stage
+from edl.core.records import Generation, JobState, Snapshot, Stage
 
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
@@ -156,7 +156,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     stage = member.stage if member else None
     reason = "" if worker is None else snapshot.evicted.get(worker, "")
     is_gone = reason.startswith(GONE)
-    leaving = _leaves(member, seated, in_ring, generation) and not is_gone
+    leaving = _leaves(process, stage, generation, seated and not in_ring, reason) and not is_gone
     absent = member is None and worker is not None and process.alive
     since = process.departing if process.departing is not None else now
     code = process.exit_code
@@ -176,12 +176,24 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
 
 
 def _leaves(
-    member: Member | None, seated: bool, in_ring: bool, generation: Generation | None
+    process: Process,
+    stage: Stage | None,
+    generation: Generation | None,
+    without_seat: bool,
+    evicted: str,
 ) -> bool:
-    stage = member.stage if member else None
+    """Whether it is to end because it left, has finished, or was taken out, by plan or by eviction.
+
+    Who has no seat after the repair of a broken ring was not taken out: it went as the ring broke.
+    """
     if stage in (Stage.LEAVING, Stage.FINISHED):
         return True
-    return seated and generation is not None and not in_ring and stage is not Stage.READY
+    if generation is None or not without_seat or stage is Stage.READY:
+        return False
+    by_plan = process.departing is not None or (
+        process.worker is not None and generation.knows(process.worker)
+    )
+    return by_plan or bool(evicted)
 
 
 def exit_status(code: int) -> int:
