@@ -2,7 +2,8 @@
 
 This module is the only reader of ``os.environ`` and of the settings file
 (``edl.toml`` in the working directory, else ``~/.config/edl/edl.toml``; a table of the same
-names as the fields of :class:`Config`). An empty environment variable counts as absent.
+names as the fields of :class:`Config`, :class:`Sizes` and :class:`JobSettings`). An empty
+environment variable counts as absent.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
+from edl.core.job_spec import JobSettings
+from edl.core.settings import check
+from edl.core.settings import variable as variable_of
+from edl.core.sizes import Sizes
 from edl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -41,26 +47,12 @@ class Config:
     slot: int = 0  # number of the slot on this host, stable for the process's life
     launch: str = ""  # unique token that the agent gives to one start of one worker process
     secret: str | None = field(default=None, repr=False)  # who knows it may change the job
-    resume: str = ""  # "1": continue from the script's checkpoints; a path: from those there
-
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
-    min_np: int | None = None  # where horovodrun's own --min-np and --max-np cannot be seen
-    max_np: int | None = None
 
     session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
     connect_timeout_s: float = 10.0  # first connection to ZooKeeper
-    start_timeout_s: float = 120.0  # for the first `np` workers to come up
-    prepare_timeout_s: float = 300.0  # for a newcomer, from its registration to ready
-    gather_timeout_s: float = 3.0  # how long ready newcomers wait for others that are preparing
-    # for a leader to repair a broken ring, once it can; for a newcomer to take note that it did
-    switch_timeout_s: float = 60.0
-    save_timeout_s: float = 60.0  # how long the last checkpoint before an end may take
-    elastic_timeout_s: float = 600.0  # how long fewer than min_np workers wait for replacements
-    leave_grace_s: float = 30.0  # how long a leaver that is needed waits for its replacement
-    chaos: bool = False  # let `edl chaos` expire sessions and cut connections; for warm-ups
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
-    max_restarts: int = 10  # of a slot whose workers fail, without 60 s in the ring in between
 
     # no answer for this long, from a worker in whose ring no step completes and that has left
     # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left
@@ -68,32 +60,15 @@ class Config:
     stack_signal: int = 40  # SIGRTMIN + 6: a worker writes where its threads are; 0: none
     stacks: str = ""  # into this file, which the agent names
 
-    stall_s: float = 10.0  # no step for this long, and 20 usual steps: say who holds the job up
-    stall_limit_s: float | None = None  # give up who holds the job up this long; None: never
-
-    state_check_steps: int = 100  # between two comparisons of the workers' states; 0: none
-
-    status_period_s: float = 0.5  # how often the leader writes the job's status
+    # What a job that this process starts is asked to be. Its other processes read that from the
+    # job's own record, so the environment of a worker carries its identity only.
+    sizes: Sizes = field(default_factory=Sizes)
+    job_settings: JobSettings = field(default_factory=JobSettings)
 
     def __post_init__(self) -> None:
         if not self.host:
             object.__setattr__(self, "host", socket.gethostname())
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name.endswith("_s") and value is not None and not value > 0:
-                raise ConfigError(
-                    one.name, f"{one.name} is {value:g}; it must be a positive time in seconds"
-                )
-        if self.max_restarts < 0:
-            raise ConfigError(
-                "max_restarts", f"max_restarts is {self.max_restarts}; it must not be negative"
-            )
-        if self.state_check_steps < 0:
-            raise ConfigError(
-                "state_check_steps",
-                f"state_check_steps is {self.state_check_steps}; it must be a number of steps, or "
-                "0 to compare no states",
-            )
+        check(self)
         if ":" in self.address:
             raise ConfigError(
                 "address", f"address is {self.address}; Horovod's rendezvous client knows IPv4 only"
@@ -123,28 +98,48 @@ class Config:
         return self.address or LOOPBACK
 
 
-def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-    """Resolve the settings. ``arguments`` that are None count as absent.
+def load(
+    environ: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    **arguments: Any,
+) -> Config:
+    """Resolve the settings. ``arguments`` and ``defaults`` that are None count as absent.
+
+    ``defaults``: what the caller knows better than the declarations.
 
     Raises:
         ConfigError: no such setting, a value has the wrong type or range, or the file is not
             readable TOML.
     """
     environ = os.environ if environ is None else environ
-    if unknown := sorted(arguments.keys() - {field.name for field in fields(Config)}):
+    if unknown := sorted(arguments.keys() - {*SETTINGS}):
         raise ConfigError(unknown[0], f"edl has no setting named {', '.join(unknown)}")
     file_values = _read_file(environ)
-    hints = get_type_hints(Config)
-    values: dict[str, Any] = {}
-    for one in fields(Config):
-        name, variable = one.name, f"EDL_{one.name.upper()}"
-        if arguments.get(name) is not None:
-            values[name] = arguments[name]
-        elif environ.get(variable):
-            values[name] = _parse(variable, environ[variable], hints[name])
+    found: dict[type, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for name, (kind, hint) in SETTINGS.items():
+        given, of_environment = arguments.get(name), environ.get(variable_of(name))
+        if given is not None:
+            is_text = isinstance(given, str) and hint is not str
+            found[kind][name] = _parse(name, given, hint) if is_text else given
+        elif of_environment:
+            found[kind][name] = _parse(variable_of(name), of_environment, hint)
         elif name in file_values:
-            values[name] = _parse(f"edl.toml: {name}", str(file_values[name]), hints[name])
-    return Config(**values)
+            text = _as_text(file_values[name])
+            found[kind][name] = _parse(f"edl.toml: {name}", text, hint)
+        elif defaults.get(name) is not None:
+            found[kind][name] = defaults[name]
+    job_settings = JobSettings(**found[JobSettings])
+    return Config(**found[Config], sizes=Sizes(**found[Sizes]), job_settings=job_settings)
+
+
+KINDS = (Config, Sizes, JobSettings)
+SETTINGS: Mapping[str, tuple[type, Any]] = {
+    one.name: (kind, get_type_hints(kind)[one.name])
+    for kind in KINDS
+    for one in fields(kind)
+    if not (kind is Config and one.name in ("sizes", "job_settings"))
+}
+OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is not Config)
 
 
 @dataclass(frozen=True)
@@ -206,8 +201,12 @@ def horovod_size() -> int:
 
 
 def environment_for_worker() -> dict[str, str]:
-    """A copy of this process's environment, without what horovodrun says of its slot."""
+    """A copy of this process's environment, without what others say of the job.
+
+    That is what horovodrun says of its slot, and the settings of the job, which its record has.
+    """
     told = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
+    told |= {variable_of(name) for name in OF_THE_JOB}
     return {name: value for name, value in os.environ.items() if name not in told}
 
 
@@ -270,17 +269,23 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
                 values = tomllib.loads(path.read_text())
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError("file", f"{path} is not readable TOML: {error}") from error
-            known = {field.name for field in fields(Config)}
-            if unknown := sorted(set(values) - known):
+            if unknown := sorted(set(values) - {*SETTINGS}):
                 raise ConfigError("file", f"{path} has unknown settings: {', '.join(unknown)}")
             return values
     return {}
+
+
+def _as_text(value: Any) -> str:
+    """A value of the settings file as the environment would have it."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:
     try:
         if hint in (int, int | None):
             return int(text)
+        if hint == tuple[int, ...]:
+            return tuple(int(word) for word in text.split(",") if word.strip())
         if hint in (float, float | None):
             return float(text)
         if hint is bool:
@@ -288,6 +293,10 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     except KeyError:
         raise ConfigError(name, f"{name} is {text!r}; it must be 1 or 0") from None
     except ValueError:
-        kind = "an integer" if hint in (int, int | None) else "a number"
+        kind = "a number"
+        if hint in (int, int | None):
+            kind = "an integer"
+        elif hint == tuple[int, ...]:
+            kind = "whole numbers with commas between, like 1,2,4"
         raise ConfigError(name, f"{name} is {text!r}; it must be {kind}") from None
     return text

@@ -18,7 +18,10 @@ import typer
 from edl.cli import build_horovod, doctor
 from edl.cli.main import app
 from edl.core.events import DETAILS, EventKind, SwitchParts
+from edl.core.job_spec import JobSettings
 from edl.core.records import TrainingStatus
+from edl.core.settings import row
+from edl.core.sizes import Sizes
 from edl.core.status import JobStatus, MemberStatus
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -95,6 +98,15 @@ def _sentence(record: type) -> str:
     return text[0].lower() + text[1:]
 
 
+# --- settings
+
+
+def settings() -> str:
+    """Those of a job, as they are declared."""
+    rows = (row(field) for kind in (Sizes, JobSettings) for field in fields(kind))
+    return _table(("field", "environment", "default", "meaning"), rows)
+
+
 # --- commands
 
 
@@ -168,6 +180,7 @@ TABLES = {
     "commands": commands,
     "events": events,
     "members": members,
+    "settings": settings,
     "status": status,
     "switch-parts": switch_parts,
 }

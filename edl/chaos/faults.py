@@ -94,7 +94,7 @@ class Chaos:
         if snapshot.job.state is not JobState.RUNNING:
             raise UsageError(f"job {snapshot.job.name} is {snapshot.job.state}")
         doors = [order for order in self._plan.orders if order.action in DOORS]
-        if doors and not snapshot.job.chaos:
+        if doors and not snapshot.job.spec.settings.chaos:
             raise UsageError(
                 f"--{doors[0].action} needs the workers' help; start the job with `edl run --chaos`"
             )

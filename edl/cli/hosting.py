@@ -49,12 +49,13 @@ def guest(
             f"job {record.name} was started by horovodrun, which places its workers; let its "
             "host discovery script name this host"
         )
-    slots = record.max_np if slots is None else slots
+    if slots is None:
+        slots = record.sizes.max_np or record.spec.np
     if slots < 1:
         raise UsageError(f"--slots is {slots}; a host needs at least 1")
     if np is not None and not 1 <= np <= slots:
         raise UsageError(f"-np is {np} and --slots is {slots}; -np must lie between 1 and --slots")
-    check_command(record.command, Path(record.cwd), config.environment().get("PATH"))
+    check_command(record.spec.command, Path(record.spec.cwd), config.environment().get("PATH"))
     session = store.session
     assert session.access is not None
     secret = session.access.secret
@@ -95,7 +96,7 @@ def host_agent(
         log_directory(state, job.name, fresh),
         greeting,
         AgentLimits(
-            start_timeout_s=settings.start_timeout_s,
+            start_timeout_s=job.spec.settings.start_timeout_s,
             backoff_max_s=settings.backoff_max_s,
             frozen_s=settings.frozen_s,
         ),
@@ -122,10 +123,5 @@ def worker_environment(
         "EDL_ZOOKEEPER": hosts,
         "EDL_HOST": here.name,
         "EDL_ADDRESS": here.address,
-        "EDL_RESUME": job.resume,
-        "EDL_ELASTIC_TIMEOUT_S": repr(job.elastic_timeout_s),
-        "EDL_SAVE_TIMEOUT_S": repr(job.save_timeout_s),
-        "EDL_STALL_LIMIT_S": repr(job.stall_limit_s) if job.stall_limit_s else "",
-        "EDL_CHAOS": "1" if job.chaos else "0",
         "PYTHONUNBUFFERED": "1",
     }

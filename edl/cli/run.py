@@ -6,8 +6,9 @@ import re
 import shlex
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +24,7 @@ from edl.cli.common import (
     open_session,
 )
 from edl.cli.hosting import guest, host_agent, this_host
+from edl.cli.options import with_settings
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.local_server import find_local, start_local
@@ -30,7 +32,7 @@ from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, new_secret
 from edl.coordination.session import Session
 from edl.core.host.supervision import SupervisorLimits
-from edl.core.job.placement import check_limits
+from edl.core.job_spec import JobSpec
 from edl.core.plural import counted, workers
 from edl.core.records import Job, JobState
 from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
@@ -39,27 +41,13 @@ from edl.launch.command import check_command, title
 POLL_S = 0.5  # for the end of a job that stops
 LIMITS = SupervisorLimits()
 
-# What all hosts with --or-join have to ask for alike. --resume is for who starts the job.
-_ALIKE = (
-    *("command", "cwd", "min_np", "max_np"),
-    *("elastic_timeout_s", "save_timeout_s", "stall_limit_s", "max_restarts", "chaos"),
-)
 
-
+@with_settings
 def run(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND…", help="For example: python train.py --lr 0.1")
     ],
     np: Annotated[int, typer.Option("-np", "--np", help="Workers to start with.")] = 1,
-    min_np: Annotated[int, typer.Option("--min-np", help="Never fewer workers.")] = 1,
-    max_np: Annotated[
-        int | None,
-        typer.Option(
-            "--max-np",
-            help="Never more workers. Default: the greater of -np and --slots.",
-            show_default=False,
-        ),
-    ] = None,
     job: Annotated[
         str | None,
         typer.Option("--job", help="Name of the job. Default: made up.", show_default=False),
@@ -81,10 +69,6 @@ def run(
             "command; SIGTERM makes a host leave, and ends the job on the last one.",
         ),
     ] = False,
-    chaos: Annotated[
-        bool,
-        typer.Option("--chaos", help="Let `edl chaos` expire sessions and cut connections."),
-    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the script's newest checkpoint.")
     ] = False,
@@ -97,36 +81,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    elastic_timeout_s: Annotated[
-        float | None,
-        typer.Option(
-            "--elastic-timeout",
-            metavar="SECONDS",
-            help="How long fewer than --min-np workers wait for others. Default: 600.",
-            show_default=False,
-        ),
-    ] = None,
-    stall_limit_s: Annotated[
-        float | None,
-        typer.Option(
-            "--stall-limit",
-            metavar="SECONDS",
-            help="Give up a worker that holds the others up this long. Default: never.",
-            show_default=False,
-        ),
-    ] = None,
-    max_restarts: Annotated[
-        int | None,
-        typer.Option(
-            "--max-restarts",
-            metavar="N",
-            help="How often a slot whose workers fail is started again, after pauses of 1, 2, 4, "
-            "... 30 s; 60 s in the ring begin the count anew. Then the job goes on without it, or "
-            "fails if --min-np needs it. Default: 10.",
-            show_default=False,
-        ),
-    ] = None,
     zookeeper: ZooKeeperOption = None,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Train COMMAND with -np workers; others may join and leave while it runs.
 
@@ -137,16 +94,15 @@ def run(
         address=address,
         network_interface=network_interface,
         zookeeper=zookeeper,
-        elastic_timeout_s=elastic_timeout_s,
-        stall_limit_s=stall_limit_s,
-        max_restarts=max_restarts,
         resume=str(resume_from.absolute()) if resume_from else ("1" if resume else None),
+        **given,
     )
     if resume_from is not None and not resume_from.is_dir():
         raise UsageError(f"cannot resume: there is no directory {resume_from}")
-    max_np = max(np, slots or 0) if max_np is None else max_np
-    slots = max_np if slots is None else slots
-    check_limits(np, min_np, max_np)
+    most = settings.sizes.max_np or max(np, slots or 0)
+    slots = most if slots is None else slots
+    sizes = replace(settings.sizes, max_np=most)
+    sizes.check(np)
     if slots < np:
         raise UsageError(
             f"-np is {np} and this host has {counted(slots, 'slot')}; raise --slots, or start with "
@@ -164,21 +120,8 @@ def run(
     check_name("host", settings.host)
 
     hosts = settings.zookeeper or find_local() or start_local()
-    job_record = Job(
-        name=name,
-        command=tuple(command),
-        np=np,
-        min_np=min_np,
-        max_np=max_np,
-        created=time.time(),
-        cwd=str(cwd),
-        resume=settings.resume,
-        elastic_timeout_s=settings.elastic_timeout_s,
-        save_timeout_s=settings.save_timeout_s,
-        stall_limit_s=settings.stall_limit_s or 0.0,
-        max_restarts=settings.max_restarts,
-        chaos=chaos or settings.chaos,
-    )
+    spec = JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
+    job_record = Job(name=name, spec=spec, created=time.time())
     here = this_host(settings, slots, hosts)
     state, secret = config.state_dir(), settings.secret or new_secret()
     own = Access(name, secret)
@@ -201,7 +144,7 @@ def run(
                 raise
             store = choose_job(session, name, secret=secret)
             _check_ours(session, own)
-            _check_same(store.snapshot().job, job_record)
+            _check_same(store.snapshot().job, spec)
             try:
                 agent = guest(store, settings, slots, np, ends_last=True)
             except UsageError:
@@ -256,15 +199,13 @@ def _check_ours(session: Session, own: Access) -> None:
         )
 
 
-def _check_same(running: Job, asked: Job) -> None:
+def _check_same(running: Job, asked: JobSpec) -> None:
     """Refuse to join a job that was not started by this very command, in this directory."""
-    for what in _ALIKE:
-        theirs, mine = getattr(running, what), getattr(asked, what)
-        if theirs != mine:
-            raise UsageError(
-                f"job {running.name} runs with {what} {_told(theirs)}, not {_told(mine)}; with "
-                "--or-join all hosts run the same `edl run`"
-            )
+    for what, (theirs, mine) in running.spec.differences(asked).items():
+        raise UsageError(
+            f"job {running.name} runs with {what} {_told(theirs)}, not {_told(mine)}; with "
+            "--or-join all hosts run the same `edl run`"
+        )
 
 
 def _finished(name: str) -> typer.Exit:
@@ -272,8 +213,10 @@ def _finished(name: str) -> typer.Exit:
     return typer.Exit(0)
 
 
-def _told(value: tuple[str, ...] | str | float) -> str:
-    return repr(shlex.join(value)) if isinstance(value, tuple) else str(value)
+def _told(value: object) -> str:
+    if value is None:
+        return "none"
+    return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)
 
 
 def _made_up(script: str) -> str:

@@ -90,7 +90,7 @@ def table(now: JobStatus) -> RenderableType:
         "state": state,
         "leader": f"{now.leader or 'nobody'}, term {now.term}",
         "workers": f"{now.world_size} of {sum(now.plan.values())} wanted ({planned}); "
-        f"{now.min_np} to {now.max_np}; generation {now.generation}",
+        f"{now.sizes}; generation {now.generation}",
         "progress": f"{epoch}step {now.step}, {now.samples_per_s:.0f} samples/s",
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }

@@ -21,6 +21,7 @@ from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, keep, new_secret
 from edl.core.host.horovodrun_slot import SlotLimits, assigned
+from edl.core.job_spec import JobSpec
 from edl.core.records import Host, Job
 from edl.errors import EdlError, JobExists, UsageError
 from edl.launch.address import address_of, own_address
@@ -31,8 +32,6 @@ from edl.launch.horovodrun.slot import SlotSupervisor
 from edl.launch.horovodrun.workers import SlotWorkers
 from edl.launch.parent import behind_a_shell
 from edl.launch.workers import log_directory
-
-ANY_NUMBER = 1_000_000  # max_np where only the driver knows it
 
 
 def main() -> None:
@@ -56,11 +55,12 @@ def work(command: Sequence[str]) -> int:
     driver = Driver(slot)
     found = driver.identity(0.0)
     ours = _new_identity(slot, settings) if found is None and slot.rank == 0 else None
-    found = found or ours or driver.identity(settings.start_timeout_s)
+    limit_s = settings.job_settings.start_timeout_s
+    found = found or ours or driver.identity(limit_s)
     if found is None:
         raise EdlError(
             f"no job of the driver of horovodrun at {slot.driver} came up within "
-            f"{settings.start_timeout_s:g} s; its rank 0 should have made it, see its output"
+            f"{limit_s:g} s; its rank 0 should have made it, see its output"
         )
     try:
         return _serve(slot, settings, command, driver, found, create=ours is not None)
@@ -97,7 +97,7 @@ def _serve(
         environment = worker_environment(job, hosts, here, secret, settings.network_interface)
         workers = SlotWorkers(command, Path.cwd(), environment, logs)
         limits = SlotLimits(
-            start_timeout_s=settings.start_timeout_s,
+            start_timeout_s=job.spec.settings.start_timeout_s,
             backoff_max_s=settings.backoff_max_s,
             frozen_s=settings.frozen_s,
         )
@@ -132,22 +132,10 @@ def _create(
     state, name = config.state_dir(), store.name
     launcher = find_launcher()
     seen = launcher.limits() if launcher is not None else None
-    job = Job(
-        name=name,
-        command=tuple(command),
-        np=slot.size,
-        min_np=settings.min_np or (seen.min_np if seen else 1),
-        max_np=settings.max_np or (seen.max_np if seen else None) or ANY_NUMBER,
-        created=time.time(),
-        cwd=str(Path.cwd()),
-        resume=settings.resume,
-        elastic_timeout_s=settings.elastic_timeout_s,
-        save_timeout_s=settings.save_timeout_s,
-        stall_limit_s=settings.stall_limit_s or 0.0,
-        max_restarts=settings.max_restarts,
-        chaos=settings.chaos,
-        driver=slot.driver,
-    )
+    limits = {} if seen is None else {"min_np": seen.min_np, "max_np": seen.max_np}
+    asked = config.load(defaults=limits)
+    spec = JobSpec(tuple(command), slot.size, asked.sizes, asked.job_settings, str(Path.cwd()))
+    job = Job(name=name, spec=spec, created=time.time(), driver=slot.driver)
     earlier = [Access(name, one) for one in candidates(state, name, None)]
     announce(state, name, secret)
     store.session.identify(*earlier, Access(name, secret))  # an earlier job is replaced

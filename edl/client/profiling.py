@@ -16,7 +16,7 @@ from edl.client.scaling import Wanted
 from edl.client.waiting import Messages, OnMessage, looks, running
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, ProfileDetails, ProfilingDetails
-from edl.core.job.placement import Plan, check_scale
+from edl.core.job.placement import Plan
 from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
 from edl.core.records import Reading, Snapshot
@@ -47,7 +47,7 @@ def profile(
     what = f"profile job {store.name}"
     now = running(store, what)
     for np in order:
-        check_scale(now.job, np)
+        now.job.sizes.check_scale(store.name, np)
     hold = HeldPlan(store, Wanted(store, now.job, what), now)
     curve = Curve(store.name, time.time())
     try:

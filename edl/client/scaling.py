@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edl.client.waiting import Messages, OnMessage, looks, running, silent
 from edl.coordination.job_store import JobStore
 from edl.core.host.host_discovery import as_hosts
-from edl.core.job.placement import Plan, check_scale, place
+from edl.core.job.placement import Plan, place
 from edl.core.plural import workers
 from edl.core.records import Host, Job, Snapshot
 from edl.errors import CoordinationError, UsageError
@@ -87,7 +87,7 @@ def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None 
         before.clear()
         before.update(plan)
         np = size(sum(plan.values()))
-        check_scale(now.job, np)
+        now.job.sizes.check_scale(store.name, np)
         return place(store.name, np, plan, wanted.hosts(now))
 
     try:

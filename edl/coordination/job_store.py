@@ -170,7 +170,9 @@ class JobStore:
         def change(values: dict[str, Any]) -> dict[str, Any]:
             job = replace(Job.from_json(values), offer=dict(slots))
             if not job.wish:
-                job = replace(job, wish=dict(wish), min_np=min_np, max_np=max_np or job.max_np)
+                most = max_np or job.sizes.max_np
+                sizes = replace(job.sizes, min_np=min_np, max_np=most)
+                job = replace(job, wish=dict(wish), spec=replace(job.spec, sizes=sizes))
             return {**values, **job.to_json()}
 
         return Job.from_json(self._compare_and_set(self.paths.job, change))

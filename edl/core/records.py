@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
+from edl.core.job_spec import JobSpec
 from edl.core.record import Record
+from edl.core.sizes import Sizes
 
 
 class Stage(StrEnum):
@@ -40,7 +42,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class Job(Record):
-    """``job``: what ``edl run`` asked for, and where the job stands.
+    """``job``: what it is asked to be (``spec``), and where it stands.
 
     ``checkpoint`` is the directory of its newest checkpoint and ``saved_step`` the step of that
     one; -1: there is none, so the job cannot outlive all its workers.
@@ -50,26 +52,20 @@ class Job(Record):
     """
 
     name: str
-    command: tuple[str, ...]
-    np: int  # workers to start with
-    min_np: int
-    max_np: int
+    spec: JobSpec
     state: JobState = JobState.RUNNING
     reason: str = ""  # of the state
     created: float = 0.0  # wall clock, for people only
-    cwd: str = ""
     exit_code: int = 0
-    resume: str = ""  # as Config.resume; "" begins afresh
-    elastic_timeout_s: float = 600.0  # as in Config
-    save_timeout_s: float = 60.0  # as in Config
-    stall_limit_s: float = 0.0  # as in Config; 0: none
-    max_restarts: int = 10  # as in Config
     checkpoint: str = ""
     saved_step: int = -1
-    chaos: bool = False  # its workers open the door for `edl chaos`
     driver: str = ""  # address:port of the driver of horovodrun
     offer: Mapping[str, int] = field(default_factory=dict)  # slots that the driver may use
     wish: Mapping[str, int] = field(default_factory=dict)  # workers that the driver shall start
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.spec.sizes
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class JobStatus(TrainingStatus):
     command: Annotated[tuple[str, ...], "of each worker"]
     np: Annotated[int, "workers that it began with"]
     min_np: Annotated[int, "fewer do not train"]
-    max_np: Annotated[int, "more are not started"]
+    max_np: Annotated[int | None, "more are not started; null: only horovodrun knows"]
+    sizes: Annotated[str, "the numbers of workers that it may have, as a text"]
     term: Annotated[int, "of the newest leader"]
     leader: Annotated[str | None, "null when that worker is not in ZooKeeper"]
     generation: Annotated[int, "the newest that a leader has written"]
@@ -61,10 +62,11 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         job=job.name,
         state=job.state,
         exit_code=job.exit_code,
-        command=job.command,
-        np=job.np,
-        min_np=job.min_np,
-        max_np=job.max_np,
+        command=job.spec.command,
+        np=job.spec.np,
+        min_np=job.sizes.min_np,
+        max_np=job.sizes.max_np,
+        sizes=str(job.sizes),
         term=leader.term if leader else 0,
         leader=f"w{leader.worker}" if leader and leads else None,
         generation=generation.number if generation else 0,

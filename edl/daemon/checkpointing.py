@@ -16,6 +16,7 @@ from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
+from edl.core.job_spec import JobSettings
 from edl.core.plural import counted
 from edl.core.records import Generation, JobState
 from edl.daemon.coordinator import Coordinator
@@ -74,7 +75,7 @@ class Checkpointing:
             raise UsageError(f"edl.checkpoint: every_s is {every_s}; it must be positive")
         if keep < 1:
             raise UsageError(f"edl.checkpoint: keep is {keep}; it must be at least 1")
-        resume = self._config.resume.strip()
+        resume = self.settings.resume.strip()
         directory = directory.absolute()
         settings = CheckpointConfig(
             directory=directory,
@@ -95,6 +96,11 @@ class Checkpointing:
         if resume.lower() in _YES:
             return directory
         return Path(resume).absolute()
+
+    @property
+    def settings(self) -> JobSettings:
+        """What the job is asked to be; in an elastic one as ZooKeeper has it, once it was read."""
+        return self._coordinator.settings
 
     def begin(self, generation: Generation, warmed_up: bool) -> None:
         """This worker is to bring the job's state and has none: load it, or start afresh.
@@ -123,7 +129,7 @@ class Checkpointing:
                 raise UsageError("create an edl.Optimizer before `for epoch in loader.epochs(n)`")
             loader = self._loader
             return self._checkpoints.restore(loader.source, self.replica, loader.resume)
-        if self._config.resume.strip().lower() not in _NO:
+        if self.settings.resume.strip().lower() not in _NO:
             raise UsageError("cannot resume: the script does not call edl.checkpoint(directory)")
         return None
 
@@ -170,13 +176,13 @@ class Checkpointing:
         """Save before the end, if this job saves and this worker has a state; bounded in time."""
         if self._checkpoints is None or self.replica is None or not self._loader.has_state:
             return
-        at, timeout_s = self._loader, self._config.save_timeout_s
+        at, timeout_s = self._loader, self.settings.save_timeout_s
         self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
 
     def settle(self) -> None:
         """Let a checkpoint that is being written come to its end; bounded in time."""
         if self._checkpoints is not None:
-            self._checkpoints.settle(self._config.save_timeout_s)
+            self._checkpoints.settle(self.settings.save_timeout_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
         """End the job as failed, for all."""

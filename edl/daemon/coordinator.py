@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.core.events import Event
+from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobState, Member, RingFailure, Stage
+from edl.core.sizes import Sizes
 
 
 class Coordinator(Protocol):
@@ -23,8 +25,12 @@ class Coordinator(Protocol):
         """Other workers may be in this job, now or later."""
 
     @property
-    def min_np(self) -> int:
-        """Fewer workers than this pause."""
+    def settings(self) -> JobSettings:
+        """Those of the job, as its launcher has written them, once :meth:`start` has read them."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """How many workers the job may have; too few pause."""
 
     @property
     def away(self) -> bool:

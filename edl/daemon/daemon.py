@@ -23,7 +23,9 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Event
 from edl.core.job.liveness import gone
+from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobState, Leader, Member, RingFailure, Seat, Stage
+from edl.core.sizes import Sizes
 from edl.daemon.activity import Watch
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
@@ -62,7 +64,6 @@ class Daemon:
         self._config = config
         self._mailbox = mailbox
         self._ring = ring
-        self.min_np = 1
         if config.secret is None:
             raise ConfigError(
                 "secret",
@@ -79,8 +80,6 @@ class Daemon:
         self._events = EventLog(self._store, mailbox)
         self._guard = Guard(http_key(config.secret, config.job))
         self._server = RendezvousServer(config.own_address, health=self._health, guard=self._guard)
-        if config.chaos:
-            door.open_door(self._server, self._session, ring)
         self._watch = Watch()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -100,6 +99,16 @@ class Daemon:
         self._session_epoch = 0
         self.leave_requested = False  # set by a signal handler, which must take no lock
 
+    @property
+    def settings(self) -> JobSettings:
+        """Those of the job, once it was read; the launcher has written them."""
+        return self._config.job_settings
+
+    @property
+    def sizes(self) -> Sizes:
+        """How many workers the job may have; the same."""
+        return self._config.sizes
+
     def start(self) -> tuple[Member, Generation | None]:
         """Connect, register this worker as *preparing*, and start listening.
 
@@ -115,7 +124,10 @@ class Daemon:
         self._session.start()
         self._session.add_listener(lambda _state: self._wake.set())
         self._session_epoch = self._session.epoch
-        _job, generation, _evicted, leader = self._store.watch_generation(self._wake.set)
+        job, generation, _evicted, leader = self._store.watch_generation(self._wake.set)
+        self._config = replace(config, sizes=job.sizes, job_settings=job.spec.settings)
+        if self.settings.chaos:
+            door.open_door(self._server, self._session, self._ring)
         self._mailbox.leads(leader)
         self._server.start()
         worker = self._store.new_worker_id()
@@ -322,7 +334,7 @@ class Daemon:
             self._scope = generation.scope
             self._mailbox.announce(generation)
         self._mailbox.job_is(job.state, job.reason)
-        self.min_np = job.min_np
+        self._config = replace(self._config, sizes=job.sizes)  # as edl-discover may say later
         self._break_ring_of(frozenset(evicted))
         self._depose_the_dead(generation)
         if job.state.over or (generation is not None and not generation.seats):

@@ -8,6 +8,7 @@ import uuid
 from edl.config import Config
 from edl.core.events import Event
 from edl.core.records import Generation, JobState, Member, RingFailure, Seat, Stage
+from edl.core.sizes import Sizes
 
 NUMBER = 0  # of its only generation
 
@@ -16,11 +17,11 @@ class JobOfOne:
     """A :class:`edl.daemon.coordinator.Coordinator` that makes nothing known to anybody."""
 
     is_shared = False
-    min_np = 1
     away = False
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self.settings, self.sizes = config.job_settings, Sizes()
         self.run = uuid.uuid4().hex
         self.leave_requested = False
 

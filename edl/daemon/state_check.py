@@ -31,19 +31,17 @@ class StateCheck:
     """One worker's part in it. Runs in the training thread.
 
     Args:
-        every: steps between two comparisons; 0: nothing is compared.
+        checkpointing: knows the settings of the job, too.
         tell: writes an event, on one worker.
     """
 
     def __init__(
         self,
-        every: int,
         ring: Ring,
         progress: LoaderProgress,
         checkpointing: Checkpointing,
         tell: Callable[[Details, str], None],
     ) -> None:
-        self._every = every
         self._ring = ring
         self._progress = progress
         self._checkpointing = checkpointing
@@ -51,6 +49,11 @@ class StateCheck:
         self._digests: Digests = {}
         self.replica: Compared | None = None
         self.state = 0  # what goes with the row of this step; 0: nothing is due
+
+    @property
+    def _every(self) -> int:
+        """Steps between two comparisons; 0: nothing is compared."""
+        return self._checkpointing.settings.state_check_steps
 
     def begin_step(self) -> None:
         """A batch is handed out, so all that belongs to the step before is done.

@@ -75,7 +75,6 @@ class Switching:
         coordinator: Coordinator,
         checkpointing: Checkpointing,
     ) -> None:
-        self._config = config
         self._mailbox = mailbox
         self._now_s = mailbox.clock.now_s
         self._ring = ring
@@ -127,7 +126,7 @@ class Switching:
     def _wait_for_start(self) -> Generation:
         self._coordinator.stand_for_election()
         self._coordinator.set_stage(Stage.READY)
-        limit = 2 * self._config.start_timeout_s
+        limit = 2 * self._coordinator.settings.start_timeout_s
         first = self._mailbox.wait_for_generation(0, self._now_s() + limit)
         if first is None:
             state = self._mailbox.job_state
@@ -248,7 +247,8 @@ class Switching:
         """
         if not self._pauses():
             return
-        limit, min_np = self._config.elastic_timeout_s, self._coordinator.min_np
+        settings, min_np = self._coordinator.settings, self._coordinator.sizes.min_np
+        limit = settings.elastic_timeout_s
         deadline = self._now_s() + limit
         logger.warning("paused: %d workers left, min_np is %d", self._ring.place.size, min_np)
         while self._pauses():
@@ -280,7 +280,7 @@ class Switching:
         step, and would wait for the gradients of those that pause. An elastic script begins anew
         on all of them.
         """
-        if self._ring.place.size >= self._coordinator.min_np:
+        if self._coordinator.sizes.enough(self._ring.place.size):
             return False
         return self.progress.may_pause(self._repaired_at)
 
@@ -385,8 +385,9 @@ class Switching:
         While ZooKeeper is away nobody can lead, so that time does not count towards
         switch_timeout_s; elastic_timeout_s bounds it all, if it is the longer one.
         """
-        limit = self._config.switch_timeout_s
-        longest = max(limit, self._config.elastic_timeout_s)
+        settings = self._coordinator.settings
+        limit = settings.switch_timeout_s
+        longest = max(limit, settings.elastic_timeout_s)
         began = heard = now = self._now_s()
         while now - heard < limit and now - began < longest:
             found = self._mailbox.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)

@@ -64,9 +64,7 @@ class Worker:
         )
         self._switching.median_step_us = lambda: self._steps.median_step_us
         self._switching.on_switch = self._switched
-        self._check = StateCheck(
-            config.state_check_steps, ring, progress, self.checkpointing, self.tell
-        )
+        self._check = StateCheck(ring, progress, self.checkpointing, self.tell)
         self.loader = LoaderSteps(ring, mailbox, self._switching, progress, self._check)
         self.script = ScriptSteps(ring, mailbox, self._switching)
         self._steps: Steps = self.loader

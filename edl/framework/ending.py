@@ -59,7 +59,7 @@ class Closing:
     """
 
     def __init__(
-        self, close: Callable[[], None], unblock: Callable[[], None], settle_s: float
+        self, close: Callable[[], None], unblock: Callable[[], None], settle_s: Callable[[], float]
     ) -> None:
         self._close, self._unblock, self._settle_s = close, unblock, settle_s
         self._begun, self._done = threading.Event(), threading.Event()
@@ -77,7 +77,7 @@ class Closing:
         self._begun.wait()
         if not self._done.wait(BREAK_S):
             self._unblock()
-        if not self._done.wait(CLOSE_S + self._settle_s):
+        if not self._done.wait(CLOSE_S + self._settle_s()):
             say_ended()
 
 

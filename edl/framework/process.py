@@ -53,6 +53,8 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     settings_now = config.load(**settings)
     if settings_now.job is not None:
         _refuse_child()
+        if said := sorted(settings.keys() & config.OF_THE_JOB):
+            logger.warning("edl.init: %s is as the launcher of the job has it", ", ".join(said))
     if _worker is not None:
         return
     if config.horovod_slot() is not None:
@@ -68,7 +70,11 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         offer_stacks(settings_now.stacks, settings_now.stack_signal)
         _leave_on_sigterm(worker)
         ending.arm()
-    ending.Closing(worker.close, worker.ring.break_, settings_now.save_timeout_s).start()
+    ending.Closing(
+        worker.close,
+        worker.ring.break_,
+        lambda: worker.checkpointing.settings.save_timeout_s,
+    ).start()
     worker.start()
     _worker = worker
 

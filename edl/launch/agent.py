@@ -89,10 +89,10 @@ class Agent(Supervisor[AgentState]):
         on_snapshot: Callable[[Snapshot], None] | None = None,
         stack_signal: int = 0,
     ) -> None:
-        token, script = uuid.uuid4().hex[:12], title(job.command)
+        token, script = uuid.uuid4().hex[:12], title(job.spec.command)
         own = AgentState(host.name, token, limits=limits, script=script, state=job.state)
-        launched = Workers(job.command, Path(job.cwd), environment, logs)
-        super().__init__(store, launched, own, job.command, stack_signal)
+        launched = Workers(job.spec.command, Path(job.spec.cwd), environment, logs)
+        super().__init__(store, launched, own, job.spec.command, stack_signal)
         self._host = host
         self._output = output
         self._greeting = greeting
@@ -247,7 +247,7 @@ class Agent(Supervisor[AgentState]):
         if withdrawn(has, got):
             return
         self._got_np = has
-        limit = "" if has >= asked else f", not {asked}: max_np is {snapshot.job.max_np}"
+        limit = "" if has >= asked else f", not {asked}: the job may have {snapshot.job.sizes}"
         self._say_once(f"host {name} has a place for {workers(has)}{limit}")
 
     # --- signals

@@ -43,7 +43,8 @@ class FailureDetector:
         self._own_progress = progress
         self._worker = worker
         self._limits = limits
-        self._stall_limits = StallLimits(config.stall_s, config.frozen_s, config.stall_limit_s)
+        settings = config.job_settings
+        self._stall_limits = StallLimits(settings.stall_s, config.frozen_s, settings.stall_limit_s)
         self._clock = clock
         self._since = clock()
         self._announced = (0, 0.0)  # the newest generation and when it was first seen
@@ -97,7 +98,7 @@ class FailureDetector:
         if (
             snapshot.job.state.over
             or generation is None
-            or len(generation.seats) < snapshot.job.min_np  # it waits for replacements
+            or not snapshot.job.sizes.enough(len(generation.seats))  # it waits for replacements
             or not stall.stands_still(quiet_s, progress.median_step_s, self._stall_limits)
         ):
             self._mute.clear()
@@ -158,7 +159,7 @@ class FailureDetector:
         progress, doing = self.heard.progress, self._own_activity().doing
         told = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
-        least_s = self._config.start_timeout_s if deaf else None
+        least_s = self._config.job_settings.start_timeout_s if deaf else None
         return RingIdle(self._quiet_s, progress.median_step_s, told, least_s, self._limits)
 
 

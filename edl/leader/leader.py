@@ -68,11 +68,11 @@ class LeaderTerm:
         self._status_at = 0.0
         self._rate = _Rate()
         self._limits = Limits(
-            start_s=config.start_timeout_s,
-            prepare_s=config.prepare_timeout_s,
-            gather_s=config.gather_timeout_s,
-            leave_grace_s=config.leave_grace_s,
-            notice_s=config.switch_timeout_s,
+            start_s=config.job_settings.start_timeout_s,
+            prepare_s=config.job_settings.prepare_timeout_s,
+            gather_s=config.job_settings.gather_timeout_s,
+            leave_grace_s=config.job_settings.leave_grace_s,
+            notice_s=config.job_settings.switch_timeout_s,
         )
         leads = f"w{worker} leads in term {leadership.term}"
         log(self._event(LeaderDetails(f"w{worker}"), leads))
@@ -168,7 +168,7 @@ class LeaderTerm:
 
     def _put_status(self, snapshot: Snapshot) -> None:
         now = self._clock()
-        if now - self._status_at < self._config.status_period_s:
+        if now - self._status_at < self._config.job_settings.status_period_s:
             return
         self._status_at = now
         told_by, progress = self._detector.heard.worker, self._detector.heard.progress

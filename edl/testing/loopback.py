@@ -22,7 +22,9 @@ from typing import Any
 
 from edl import failpoints
 from edl.config import Config
+from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.records import Job, JobState, Member
+from edl.core.sizes import Sizes
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
 from edl.errors import EdlError
@@ -107,10 +109,15 @@ class LoopbackJob:
         most_decisions: int = MOST_DECISIONS,
     ) -> None:
         self._script = script
-        self._elastic_timeout_s = elastic_timeout_s
         self.schedule = Schedule(Chance(seed), most_decisions)
         self.network = LoopbackNetwork(self.schedule, self.schedule.chance.below, self._moment)
-        record = Job("loopback", ("script",), np, min_np, max_np or np)
+        spec = JobSpec(
+            command=("script",),
+            np=np,
+            sizes=Sizes(min_np, max_np or np),
+            settings=JobSettings(elastic_timeout_s=elastic_timeout_s, state_check_steps=1),
+        )
+        record = Job("loopback", spec)
         self.memory = MemoryJob(record, {"a": np}, self.schedule, self.network)
         self.workers: list[LoopbackWorker] = []
         self.passed: list[Passed] = []
@@ -237,7 +244,7 @@ class LoopbackJob:
         """
         failpoints.subscribe(self._point)
         try:
-            for _ in range(self.memory.job.np):
+            for _ in range(self.memory.job.spec.np):
                 self.start_worker("a")
             self.schedule.run()
         finally:
@@ -283,13 +290,7 @@ class LoopbackJob:
         mailbox = Mailbox(number, self.schedule)
         member = Member(number, host, slot, ADDRESS, 1000 + number, number, f"launch{number}")
         coordinator = MemoryCoordinator(self.memory, member, mailbox, ring)
-        config = Config(
-            job=self.memory.job.name,
-            host=host,
-            slot=slot,
-            state_check_steps=1,
-            elastic_timeout_s=self._elastic_timeout_s,
-        )
+        config = Config(job=self.memory.job.name, host=host, slot=slot)
         worker = Worker(config, ring, mailbox, coordinator)
         one = LoopbackWorker(
             number, host, slot, worker, self.network.member(number), self.schedule, coordinator

@@ -260,7 +260,7 @@ class MemoryCoordinator:
         self._seen = -1
         self._newest = 0
         self._cut_after = 0.0
-        self.min_np = job.job.min_np
+        self.settings, self.sizes = job.job.spec.settings, job.job.sizes
         self.leave_requested = False
         name = f"daemon of w{member.id}"
         job.schedule.actors.append(Actor(name, self._is_due, self._turn, self._cuts_at))

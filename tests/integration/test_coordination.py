@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from known import DIGITS
+from made import make_job
 
 from edl.coordination.job_store import JobStore, list_jobs
 from edl.coordination.local_server import start_local, stop_local
@@ -16,7 +17,6 @@ from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails
 from edl.core.records import (
     Host,
-    Job,
     JobState,
     KeptSlot,
     Member,
@@ -37,7 +37,7 @@ from edl.errors import (
 pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
-JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+JOB = make_job()
 
 
 def member(worker: int, launch: str = "a", **changes: object) -> Member:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from known import DIGITS
+from made import make_job
 
 from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import Decision
-from edl.core.records import Generation, Job, Leader, Request, Seat, TrainingStatus
+from edl.core.records import Generation, Leader, Request, Seat, TrainingStatus
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
@@ -30,7 +31,7 @@ def generation(number: int, term: int) -> Generation:
 @pytest.fixture
 def store(session: Session) -> JobStore:
     store = JobStore(session, "digits")
-    store.create(Job("digits", ("x",), 2, 1, 4), {"alpha": 2})
+    store.create(make_job(command=("x",)), {"alpha": 2})
     return store
 
 

@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made import make_job
 from test_sessions import OPEN, expire, has_come_up, whole
 from trial import trial
 
 from edl.config import Config
 from edl.core.job.stall import IN_USER_CODE, Activity
-from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.job_spec import JobSettings
+from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 from edl.core.step.progress import Progress
 from edl.daemon.mailbox import Mailbox
 from edl.http.server import DaemonServer
@@ -45,7 +47,7 @@ class Ring:
         seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in self.members)
         self.generation = Generation(7, 1, seats, 0, (), (), "so it began")
         self.mailbox = Mailbox(2)
-        config = Config(address=HERE, stall_s=0.1)
+        config = Config(address=HERE, job_settings=JobSettings(stall_s=0.1))
         self.detector = FailureDetector(config, 2, lambda: self.mailbox.progress, lambda: WAITS)
 
     def health(self) -> dict[str, object]:
@@ -55,7 +57,9 @@ class Ring:
 
     def snapshot(self, *members: int) -> Snapshot:
         here = tuple(m for m in self.members if m.id in members)
-        return Snapshot(Job("job", ("true",), 2, 1, 3), members=here, generation=self.generation)
+        return Snapshot(
+            make_job("job", command=("true",), max_np=3), members=here, generation=self.generation
+        )
 
 
 @pytest.fixture
@@ -106,7 +110,8 @@ def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Rin
     cut_off = replace(ring.members[0], port=ring.members[1].port)
     seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in (cut_off, ring.members[1]))
     ring.generation = replace(ring.generation, seats=seats)
-    now, hasty = ring.snapshot(), Config(address=HERE, start_timeout_s=1.0)
+    soon = JobSettings(start_timeout_s=1.0)
+    now, hasty = ring.snapshot(), Config(address=HERE, job_settings=soon)
     impatient = FailureDetector(hasty, 2, lambda: Mailbox(2).progress, lambda: WAITS)
     time.sleep(1.2)  # a ring of which it had heard would stand
     for detector, dead in ((ring.detector, set()), (impatient, {0, 1})):

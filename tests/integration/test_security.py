@@ -22,6 +22,7 @@ from cli_shell import STANDIN, Shell, shell
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
+from made import make_job
 from paths import SCRIPTS
 
 from edl.chaos.faults import knock
@@ -172,7 +173,7 @@ class TestZooKeeper:
             Session(hosts, access=Access(name, OTHER)) as session,
             pytest.raises(AccessDenied, match="is taken by a job that has another secret"),
         ):
-            JobStore(session, name).create(records.Job(name, ("x",), 1, 1, 1), {})
+            JobStore(session, name).create(make_job(name, np=1, command=("x",), max_np=1), {})
 
 
 class TestPorts:
@@ -346,7 +347,7 @@ class TestCommands:
         self, quick: Quick, zk_hosts: str, tmp_path: Path
     ) -> None:
         """Its command would run here."""
-        record = records.Job("evil", ("touch", str(tmp_path / "harm")), 1, 1, 1)
+        record = make_job("evil", np=1, command=("touch", str(tmp_path / "harm")), max_np=1)
         paths = JobPaths("evil")
         stranger = KazooClient(zk_hosts, timeout=10.0)
         stranger.start()

@@ -158,7 +158,7 @@ def test_a_stopped_job_is_resumed(mode: str, tmp_path: Path, zk_hosts: str) -> N
 
 @pytest.mark.chaos
 def test_beside_a_pytorch_job(tmp_path: Path, zk_hosts: str) -> None:
-    """Under one ZooKeeper, each unaware of the other; both are resized."""
+    """Under one ZooKeeper, each unaware of the other; both are changed."""
     with contextlib.ExitStack() as stack:
         jobs = []
         for number, script in enumerate([TF_COUNTING, SCRIPTS / "counting.py"]):

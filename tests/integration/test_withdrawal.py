@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from known import DIGITS
+from made import make_job
 
 from edl.config import Config
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.core.records import Job
 from edl.daemon.daemon import Daemon
 from edl.daemon.mailbox import Mailbox
 from edl.ring.gloo import gloo_ring
@@ -26,7 +26,7 @@ def test_who_withdraws_is_no_member_but_what_it_saves_is_made_known(
     session: Session, zk_hosts: str, wait_until: Callable[..., None]
 ) -> None:
     store = JobStore(session, "digits")
-    store.create(Job("digits", ("x",), 1, 1, 4), {"alpha": 1})
+    store.create(make_job(np=1, command=("x",)), {"alpha": 1})
     config = replace(Config(), job="digits", zookeeper=zk_hosts, secret=DIGITS.secret, address=HERE)
     with closing(Daemon(config, Mailbox(), gloo_ring(None, HERE))) as daemon:
         daemon.start()

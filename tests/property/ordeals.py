@@ -60,7 +60,8 @@ class Change:
         elif self.drain is not None:
             job.drain(self.drain)
         else:
-            least, most = job.memory.job.min_np, job.memory.job.max_np
+            sizes = job.memory.job.sizes
+            least, most = sizes.min_np, sizes.max_np
             a = min(self.a, most)
             b = min(max(self.b, least - a), most - a)
             job.scale({"a": a, "b": b})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -11,9 +14,10 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from made import make_job
 from world import LIMITS, World
 
-from edl.core.records import Job, JobState, Request, Stage
+from edl.core.records import JobState, Request, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)
@@ -27,12 +31,15 @@ class Membership(RuleBasedStateMachine):
 
     @initialize(
         np=st.sampled_from([2, 3, 1, 4]),
+        allowed=st.sampled_from([{}, {"sizes": (1, 2, 4)}, {"size_step": 2}]),
         below=st.integers(0, 2),
         above=st.integers(0, 3),
         rounds=st.integers(0, 5).map(lambda n: 5 - n),
     )
-    def start(self, np: int, below: int, above: int, rounds: int) -> None:
-        job = Job("job", ("true",), np, max(1, np - below), np + above)
+    def start(self, np: int, allowed: dict[str, Any], below: int, above: int, rounds: int) -> None:
+        job = make_job(
+            "job", np=np, command=("true",), min_np=max(1, np - below), max_np=np + above
+        )
         self.world = World(job, {"a": np, "b": 0, "c": 0})
         self.calm(rounds)
 
@@ -128,7 +135,8 @@ class Membership(RuleBasedStateMachine):
     def scale_or_migrate(self, data: st.DataObject) -> None:
         job = self.world.job
         plan = dict.fromkeys(HOSTS, 0)
-        for _ in range(data.draw(st.integers(job.min_np, job.max_np), "workers")):
+        sizes = [n for n in range(1, 8) if job.sizes.allows(n)]
+        for _ in range(data.draw(st.sampled_from(sizes), "workers")):
             plan[data.draw(st.sampled_from(HOSTS), "host")] += 1
         self.world.plan = plan
 
@@ -153,7 +161,7 @@ class Membership(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.generations) > 3)
     @rule()
     def stop(self) -> None:
-        self.world.job = Job(**{**vars(self.world.job), "state": JobState.STOPPING})
+        self.world.job = replace(self.world.job, state=JobState.STOPPING)
 
     # --- faults ---
 
@@ -252,7 +260,7 @@ def test_a_migration_is_one_switch(
     The ring never shrinks. When all workers move, one brings the state and goes with the next.
     """
     moved = data.draw(st.integers(1, np), "moved")
-    world = World(Job("job", ("true",), np, 1, np), {"a": np, "b": 0})
+    world = World(make_job("job", np=np, command=("true",), max_np=np), {"a": np, "b": 0})
     for _ in range(6):
         world.agents()
         world.round()

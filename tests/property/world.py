@@ -344,6 +344,7 @@ class World:
             self.generations.append(decision.generation)
             self._count_loss(now, decision.generation)
         if decision.plan is not None:
+            assert self.job.sizes.allows(sum(decision.plan.values())), decision.reason
             self.plan = dict(decision.plan)
         self.evicted.update(decision.evict)
         for answer in decision.answers:
@@ -386,14 +387,14 @@ class World:
         assert new.members == (*old, *sorted(new.joined)), "newcomers follow by id"
         assert new.sync_root in old
         assert set(ids(new.previous)) == set(old) | set(new.left), "nobody is forgotten"
-        assert len(new.seats) <= max(now.job.max_np, len(new.previous), 2)
+        assert len(new.seats) <= max(now.job.sizes.max_np or 0, len(new.previous), 2)
         released = [
             m.id
             for m in now.members
             if m.stage is Stage.LEAVING and ages.stage_s[m.id] >= LIMITS.leave_grace_s
         ]
         plan = decision.plan if decision.plan is not None else now.plan
-        floor = min(len(new.previous), max(sum(plan.values()), now.job.min_np))
+        floor = min(len(new.previous), now.job.sizes.fit(sum(plan.values())))
         assert last is not None
         adopted = {m.id for m in now.members if m.generation >= last.number}
         if set(last.members) <= adopted:
@@ -403,6 +404,9 @@ class World:
             assert len(new.seats) + len(asked & set(new.left)) >= floor
             assert len(new.seats) + len(released) >= min(floor, self._attainable(now, plan))
             assert not {one.worker for one in decision.answers if one.accepted} & set(new.members)
+            kept = now.job.sizes.keeps(len(new.seats), len(new.previous))
+            alone = len(new.previous) == 1 and len(new.seats) == 2
+            assert kept or alone or released, f"{len(new.seats)} is not among {now.job.sizes}"
             self._check_moves(now, new, plan, ages)
         else:  # the only change while another is being adopted: a newcomer died before the switch
             assert new.previous == last.previous
@@ -418,7 +422,7 @@ class World:
         here = Counter(seat.host for seat in now.generation.seats)
         agents = {host.name for host in now.hosts}
         wanted = sum(n if host in agents else min(n, here[host]) for host, n in plan.items())
-        return max(wanted, now.job.min_np)
+        return now.job.sizes.fit(wanted)
 
     def _check_moves(
         self, now: Snapshot, new: Generation, plan: Mapping[str, int], ages: Ages
@@ -428,7 +432,8 @@ class World:
         kept = [host for host in here if here[host] > plan.get(host, 0)]
         late = any(ages.stage_s[worker] >= LIMITS.prepare_s for worker in new.joined)
         urgent = any(m.stage is Stage.LEAVING for m in now.members)
-        short = len(new.previous) < self._attainable(now, plan) or len(new.seats) >= now.job.max_np
+        full = not now.job.sizes.room(len(new.seats), 8)
+        short = len(new.previous) < self._attainable(now, plan) or full
         if new.joined and kept and not (late or urgent or short):
             lacking = [h.name for h in now.hosts if here[h.name] < plan.get(h.name, 0)]
             assert not lacking, f"{lacking} lack workers, {kept} keep theirs: {new}"

@@ -11,6 +11,7 @@ from edl.checkpoint import format as files
 from edl.checkpoint.store import CheckpointConfig, Checkpoints
 from edl.config import Config
 from edl.core.events import Details
+from edl.core.job_spec import JobSettings
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
@@ -251,7 +252,7 @@ _, ALONE = JobOfOne(Config()).start()
 
 
 def checkpointing(**settings: Any) -> Checkpointing:
-    config = Config(**settings)
+    config = Config(job_settings=JobSettings(**settings))
     position = LoaderProgress()
     position.attach(SOURCE, 0)
     return Checkpointing(config, Mailbox(), position, JobOfOne(config))

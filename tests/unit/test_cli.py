@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made import make_job
 from rich.console import Console
 from rich.live import Live
 from typer.testing import CliRunner
@@ -25,7 +26,6 @@ from edl.core.events import Event, LeaderDetails, SwitchDetails, SwitchParts
 from edl.core.records import (
     Generation,
     Host,
-    Job,
     JobState,
     Leader,
     Member,
@@ -74,7 +74,7 @@ def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
     )
     seats = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (1, 0))
     return Snapshot(
-        job=Job("digits", ("python", "train.py"), 2, 1, 4, state),
+        job=make_job(state=state),
         hosts=(Host("a", 4, "127.0.0.1"),),
         members=members,
         plan={"a": 3, "gone": 0},
@@ -300,7 +300,7 @@ def test_status_as_json() -> None:
 
 
 def test_status_of_a_job_that_has_just_begun_or_is_over() -> None:
-    bare = Snapshot(Job("digits", ("x",), 2, 1, 4))
+    bare = Snapshot(make_job(command=("x",)))
     facts = job_status(bare, "zk")
     assert (facts.leader, facts.generation, facts.world_size, facts.step) == (
         None,
@@ -315,7 +315,7 @@ def test_status_of_a_job_that_has_just_begun_or_is_over() -> None:
 
 
 def test_a_leader_that_is_gone_leads_no_more() -> None:
-    facts = Snapshot(Job("digits", ("x",), 2, 1, 4), leader=Leader(3, 1))
+    facts = Snapshot(make_job(command=("x",)), leader=Leader(3, 1))
     assert job_status(facts, "zk").leader is None
 
 
@@ -324,7 +324,7 @@ def test_status_for_people() -> None:
     for part in (
         "running: w2 is preparing; 2 of 3 train",
         "w1, term 3",
-        "2 of 3 wanted (a: 3); 1 to 4; generation 5",
+        "2 of 3 wanted (a: 3); 1 to 4 workers; generation 5",
         "epoch 2: 64 of 128 samples (50%), step 7, 100 samples/s",
         "w1 (leads)",
         "preparing",

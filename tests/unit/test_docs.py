@@ -18,7 +18,7 @@ from tfrecords import framed
 
 import edl.data
 from edl.client import Job
-from edl.config import Config
+from edl.config import SETTINGS, Config
 from edl.core.events import EventKind
 from edl.install import horovod_patches
 
@@ -79,7 +79,10 @@ def test_every_relative_link_resolves(page: Path) -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
+MACHINE = [one for one in fields(Config) if one.name not in ("sizes", "job_settings")]
+
+
+@pytest.mark.parametrize("field", MACHINE, ids=lambda field: field.name)
 def test_every_setting_stands_in_the_table_with_its_default(field) -> None:
     variable = f"EDL_{field.name.upper()}"
     row = re.search(
@@ -97,7 +100,7 @@ def test_every_setting_stands_in_the_table_with_its_default(field) -> None:
 
 def test_the_table_has_no_setting_that_does_not_exist() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `EDL_", ALL, flags=re.MULTILINE)
-    assert set(rows) <= {field.name for field in fields(Config)}
+    assert sorted(rows) == sorted(SETTINGS)
 
 
 OPTIONS = {

@@ -76,6 +76,6 @@ def close():
     while not told().startswith("edl-ended") and time.monotonic() < deadline:
         time.sleep(0.02)
     print("closed", flush=True)
-ending.Closing(close, lambda: print("unblocked", flush=True), 0.0).start()
+ending.Closing(close, lambda: print("unblocked", flush=True), lambda: 0.0).start()
 """
     assert run(tmp_path, script).stdout.split() == ["unblocked", "closed", "edl-ended:0"]

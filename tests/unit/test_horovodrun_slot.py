@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made import changed, make_job
 
 from edl.core.host.horovodrun_slot import (
     AfterLoss,
@@ -29,7 +30,6 @@ from edl.core.host.process import Process
 from edl.core.host.supervision import Decision, RingDeath, dead_ring
 from edl.core.records import (
     Generation,
-    Job,
     JobState,
     KeptSlot,
     Leader,
@@ -38,9 +38,10 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
+from edl.core.sizes import Sizes
 from edl.errors import REFUSED_EXIT
 
-JOB = Job("digits", ("python", "train.py"), 2, 1, 4, driver="10.0.0.1:9000")
+JOB = make_job(driver="10.0.0.1:9000")
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
 RING = Generation(1, 1, SEATS, 0, (0, 1), (), "start")
 MEMBERS = tuple(
@@ -58,7 +59,7 @@ LOST = (RingDeath(1, -1, 100.0),)
 
 
 def with_job(**changes: Any) -> Snapshot:
-    return replace(NOW, job=replace(JOB, **changes))
+    return replace(NOW, job=changed(JOB, **changes))
 
 
 def told_to_end(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
@@ -305,7 +306,7 @@ def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -
     own = replace(
         OWN, processes=(replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom"),)
     )
-    job = replace(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
+    job = changed(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
     used = (KeptSlot("a", 0, given_up="it failed"),) if elsewhere else ()
     decision = decide(replace(NOW, job=job, slots=used), own, 200.0)
     assert decision.outcome is not None
@@ -342,9 +343,9 @@ def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
 
 
 def test_who_is_told_to_end_gives_up_a_slot_of_its_host() -> None:
-    assert released({"a": 2, "b": 1}, "a", 1) == {"a": 1, "b": 1}
-    assert released({"a": 2, "b": 1}, "a", 3) == {"a": 2, "b": 1}
-    assert released({"b": 1}, "a", 1) == {"b": 1}
+    assert released({"a": 2, "b": 1}, "a", Sizes(1)) == {"a": 1, "b": 1}
+    assert released({"a": 2, "b": 1}, "a", Sizes(3)) == {"a": 2, "b": 1}
+    assert released({"b": 1}, "a", Sizes(1)) == {"b": 1}
 
 
 def test_the_plan_follows_the_driver() -> None:
@@ -448,7 +449,7 @@ def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
 def test_the_driver_places_the_slots_anew_where_that_helps(
     plan: dict[str, int], min_np: int, lost: list[tuple[str, int]], best: AfterLoss
 ) -> None:
-    assert after_loss(plan, min_np, lost) is best
+    assert after_loss(plan, Sizes(min_np), lost) is best
 
 
 @pytest.mark.parametrize(
@@ -465,7 +466,7 @@ def test_the_driver_places_the_slots_anew_where_that_helps(
 def test_the_driver_is_not_asked_where_it_would_end_the_job(
     best: AfterLoss, wish: dict[str, int], ends: bool
 ) -> None:
-    assert would_end_the_job(best, wish, {"b"}, 3) is ends
+    assert would_end_the_job(best, wish, {"b"}, Sizes(3)) is ends
 
 
 def test_after_the_job_a_slot_asks_when_its_script_has_ended() -> None:

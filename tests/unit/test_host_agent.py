@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from made import changed, make_job
 
 from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.process import (
@@ -38,7 +39,7 @@ from edl.errors import REFUSED_EXIT
 
 NOW = 1000.0
 LIMITS = AgentState.limits
-JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+JOB = make_job()
 
 
 def process(slot: int, **changes: object) -> Process:
@@ -196,7 +197,7 @@ def test_members_on_other_hosts_do_not_count() -> None:
 
 def patient(**changes: object) -> Snapshot:
     """Of a job whose slots are never given up."""
-    return snapshot(2, generation(0, 1), job=replace(JOB, max_restarts=1000), **changes)
+    return snapshot(2, generation(0, 1), job=changed(JOB, max_restarts=1000), **changes)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_enough_other_workers_outweigh_a_silent_one() -> None:
 
 
 def test_a_slot_that_keeps_failing_ends_a_job_that_cannot_do_without_it() -> None:
-    job = replace(JOB, min_np=2)
+    job = changed(JOB, min_np=2)
     ready = process(0, worker=0, ready=True, started=NOW - 120)
     failing = died(1, 7, started=NOW - 1, failures=6)
     outcome = decide(snapshot(2, job=job), own(ready, failing), NOW).outcome
@@ -525,7 +526,12 @@ def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
 
 def failing(slot: int = 1, **changes: object) -> Process:
     """Its slot has failed once more than it may."""
-    values = {"exit_code": 3, "exited": NOW, "failures": JOB.max_restarts, "last_line": "Boom"}
+    values = {
+        "exit_code": 3,
+        "exited": NOW,
+        "failures": JOB.spec.settings.max_restarts,
+        "last_line": "Boom",
+    }
     return trainer(slot, **{**values, **changes})
 
 
@@ -540,13 +546,13 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_plan_does_not_want_it() -
         "slot 1 of host a failed 11 times in a row (--max-restarts is 10) and is given up; "
         "1 worker is wanted now; w1 exited with code 3; the last line of w1: Boom"
     )
-    once_less = failing(failures=JOB.max_restarts - 1, exited=NOW - 100)
+    once_less = failing(failures=JOB.spec.settings.max_restarts - 1, exited=NOW - 100)
     assert slots(decide(facts, own(trainer(0), once_less), NOW)) == [1]
 
 
 def test_a_slot_is_not_given_up_where_nobody_is_wanted_or_before_the_job_fails_alike() -> None:
     assert decide(snapshot(1, generation(0)), own(trainer(0), failing()), NOW).give_up is None
-    never = replace(JOB, max_restarts=0)
+    never = changed(JOB, max_restarts=0)
     first = trainer(1, exit_code=3, exited=NOW)
     assert decide(snapshot(2, generation(0), job=never), own(trainer(0), first), NOW).give_up
     left = trainer(1, exit_code=0, exited=NOW - 10, failures=50)
@@ -563,7 +569,7 @@ def test_who_plans_more_lets_a_slot_that_was_given_up_begin_anew_after_all_other
 
 
 def test_below_min_np_a_free_slot_takes_the_place() -> None:
-    needy = replace(JOB, min_np=2)
+    needy = changed(JOB, min_np=2)
     facts = snapshot(2, generation(0), job=needy, hosts=(Host("a", 2, "1.1.1.1"),))
     now = own(trainer(0), failing())
     outcome = decide(facts, now, NOW).outcome
@@ -610,7 +616,7 @@ def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> N
 
 
 def test_a_ring_that_saves_has_more_time_to_end() -> None:
-    job = replace(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
+    job = changed(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
     facts = snapshot(2, generation(0), job=job)
     for seconds, told in ((LIMITS.stop_s + 199, []), (LIMITS.stop_s + 200, [("t-0", False)])):
         now = NOW + seconds

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
+from made import changed, make_job
 
 from edl.core.job.host_join import arrive, is_last, withdrawn
-from edl.core.records import Generation, Host, Job, Member, Seat, Snapshot
+from edl.core.records import Generation, Host, Member, Seat, Snapshot
 
-JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+JOB = make_job()
 A, B = Host("a", 2, "127.0.0.1"), Host("b", 4, "127.0.0.1")
 RING = Generation(1, 1, (Seat(0, "a", 0, "127.0.0.1", 1),), 0, (), (), "")
 
@@ -93,3 +94,9 @@ def test_who_is_last() -> None:
     assert is_last(facts(), "a")
     assert is_last(facts(plan={"a": 2, "gone": 1}), "a")
     assert not is_last(facts(plan={"a": 2, "b": 1}), "a")
+
+
+def test_a_host_brings_as_many_as_make_an_allowed_size() -> None:
+    now = Snapshot(changed(JOB, sizes=(1, 2, 4)), hosts=(Host("a", 4, "x"), Host("b", 4, "x")))
+    assert arrive(now, {"a": 2}, "b", 1, late=True) == {"a": 2, "b": 0}
+    assert arrive(now, {"a": 2}, "b", 3, late=True) == {"a": 2, "b": 2}

@@ -2,8 +2,10 @@
 
 ::
 
-    errors, config, keys, clock, failpoints, horovod_build
-      <- core (text and records <- step <- job <- host)
+    errors <- core (text and records <- step <- job <- host)
+    errors <- keys, clock, failpoints, horovod_build
+    errors, core's records (a job's settings are declared there) <- config
+    all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
       <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
@@ -33,7 +35,7 @@ PLANES = BASE | CORE | {"http", "ring", "checkpoint", "coordination"}
 MAY_IMPORT = {
     "": set(),  # edl/__init__.py stays light
     "errors": set(),
-    "config": {"errors"},
+    "config": {"errors", "core"},
     "keys": {"errors"},
     "clock": {"errors"},
     "failpoints": {"errors"},

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made import make_job
 
 from edl.core.job.liveness import (
     USUAL,
@@ -15,7 +16,7 @@ from edl.core.job.liveness import (
     proof,
     whom_to_ask,
 )
-from edl.core.records import Generation, Job, Member, RingFailure, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingFailure, Seat, Snapshot, Stage
 
 ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
 LONG, SHORT = RingIdle(60.0, 0.1), RingIdle(0.1, 0.1)
@@ -43,7 +44,7 @@ NEXT = Generation(8, 1, seats(A, B, C, newcomer(3)), 0, (3,), (), "", previous=s
 
 def facts(*members: Member, generation: Generation = RING, **changes: Any) -> Snapshot:
     return Snapshot(
-        Job("job", ("true",), 3, 1, 4), members=members, generation=generation, **changes
+        make_job("job", np=3, command=("true",)), members=members, generation=generation, **changes
     )
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made import changed, make_job
 
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
     Generation,
     Host,
-    Job,
     JobState,
     KeptSlot,
     Member,
@@ -24,7 +24,7 @@ from edl.core.records import (
 )
 
 LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60)
-JOB = Job("digits", ("true",), np=2, min_np=1, max_np=4)
+JOB = make_job(command=("true",))
 TERM = 5
 
 
@@ -128,7 +128,7 @@ def test_a_generation_without_seats_is_the_last() -> None:
 
 
 def starting(*members: Member, **changes: Any) -> Snapshot:
-    return Snapshot(replace(JOB, **changes), members=members, plan={"a": 2})
+    return Snapshot(changed(JOB, **changes), members=members, plan={"a": 2})
 
 
 def test_a_job_starts_when_np_workers_are_ready() -> None:
@@ -148,7 +148,7 @@ def test_the_ranks_of_a_start_go_host_by_host() -> None:
 def test_a_restart_keeps_the_order_of_the_hosts() -> None:
     dead = ring(worker(0, "b"), worker(1, "a"))
     fresh = (newcomer(2, "a"), newcomer(3, "c"), newcomer(4, "b"))
-    job = replace(JOB, np=3, saved_step=40)
+    job = changed(JOB, np=3, saved_step=40)
     now = Snapshot(job, members=fresh, plan={"a": 1, "b": 1, "c": 1}, generation=dead)
     assert made(decided(now, dead=(0, 1))).members == (4, 2, 3)
 
@@ -475,7 +475,7 @@ def test_scale_in_takes_the_highest_ranks() -> None:
 
 
 def test_scale_in_never_goes_below_min_np() -> None:
-    now = job_of(A, B, C, plan={"a": 1}, job=replace(JOB, min_np=2))
+    now = job_of(A, B, C, plan={"a": 1}, job=changed(JOB, min_np=2))
     assert len(made(decided(now)).members) == 2
 
 
@@ -571,7 +571,7 @@ def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
 def test_a_dead_host_is_no_spare_worker() -> None:
     """min_np is 2 of the two that train: a replacement is needed, in the same place."""
     now = with_a_dead_host(worker(0, "a"), leaving(worker(1, "b")))
-    now = replace(now, plan={"a": 1, "b": 1, "d": 1}, job=replace(JOB, min_np=2))
+    now = replace(now, plan={"a": 1, "b": 1, "d": 1}, job=changed(JOB, min_np=2))
     waits(decided(now, ages(w1=0)), "w1 leaves when its replacement is ready")
     ready = replace(now, members=(*now.members, newcomer(3, "b")))
     assert made(decided(ready, ages(w1=0))).members == (0, 3)
@@ -613,6 +613,23 @@ def test_a_drain_that_waits_leaves_the_plan_as_it_was() -> None:
     decision = decided(now)
     assert made(decision).members == (1, 2)
     assert ([one.worker for one in decision.answers], decision.plan) == ([0], {"a": 2, "b": 0})
+
+
+def test_a_ring_is_as_large_as_the_plan_that_is_written_with_it() -> None:
+    """w0 was drained and w1 sent SIGTERM. A drain that is held does not lower the plan, so the
+    ring may not shrink for it either: both wait until the replacement is ready."""
+    host = (Host("a", 4, "::1"),)
+    preparing = newcomer(2, stage=Stage.PREPARING)
+    now = job_of(A, leaving(B), newcomers=(preparing,), hosts=host, requests=(drain(0, 0),))
+    when = ages(w1=0, w2=0)
+    waits(decided(now, when), "w0, w1 leave when their replacements are ready")
+    decision = decided(replace(now, members=(A, leaving(B), newcomer(2))), ages(w1=0))
+    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (decision.plan, decision.answers) == (None, ()), "the drain is carried out with the next"
+    after = job_of(replace(A, generation=7), worker(2), hosts=host, requests=(drain(0, 0),))
+    decision = decided(after)
+    assert (made(decision).members, decision.plan) == ((2,), {"a": 1})
+    assert decision.answers[0].accepted
 
 
 def test_a_newcomer_that_hangs_is_given_up() -> None:
@@ -721,7 +738,7 @@ def test_every_leaver_lowers_the_plan_for_itself() -> None:
 
 
 def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
-    job = replace(JOB, min_np=2)
+    job = changed(JOB, min_np=2)
     now = job_of(A, leaving(B), job=job)
     waits(decided(now, ages(w1=29)), "w1 leaves when its replacement is ready")
     now = job_of(A, leaving(B), newcomers=(newcomer(2),), job=job, plan={"a": 2})
@@ -730,7 +747,7 @@ def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
 
 
 def test_a_leaver_at_min_np_is_released_after_the_grace() -> None:
-    now = job_of(A, leaving(B), job=replace(JOB, min_np=2))
+    now = job_of(A, leaving(B), job=changed(JOB, min_np=2))
     decision = decided(now, ages(w1=30))
     assert made(decision).members == (0,)
     assert decision.plan is None, "its replacement is still wanted"
@@ -738,7 +755,7 @@ def test_a_leaver_at_min_np_is_released_after_the_grace() -> None:
 
 def test_the_last_to_be_asked_waits() -> None:
     """w0 got a SIGTERM, w2 is to migrate; one of them may go now."""
-    now = job_of(leaving(A), B, worker(2, "b"), plan={"a": 2, "c": 1}, job=replace(JOB, min_np=1))
+    now = job_of(leaving(A), B, worker(2, "b"), plan={"a": 2, "c": 1}, job=changed(JOB, min_np=1))
     decision = decided(now)
     assert (made(decision).left, made(decision).members) == ((0,), (1, 2))
 
@@ -829,7 +846,7 @@ def test_a_drain_lowers_the_plan_and_is_answered_with_the_switch() -> None:
 
 
 def test_a_drain_at_min_np_is_refused() -> None:
-    decision = decided(job_of(A, B, requests=(drain(0, 1),), job=replace(JOB, min_np=2)))
+    decision = decided(job_of(A, B, requests=(drain(0, 1),), job=changed(JOB, min_np=2)))
     assert (decision.generation, decision.plan) == (None, None)
     (answer,) = decision.answers
     assert (answer.done, answer.accepted) == (True, False)
@@ -874,6 +891,62 @@ def test_an_unknown_request_is_refused() -> None:
     assert answer.outcome == "this leader does not know requests of kind 'polish'"
 
 
+# --- 5. only some sizes ---
+
+FEW = changed(JOB, sizes=(1, 2, 4))
+HERE = (Host("a", 4, "::1"),)
+
+
+def test_a_start_goes_on_with_an_allowed_size_after_the_limit() -> None:
+    now = starting(*(newcomer(n) for n in range(3)), np=4, sizes=(1, 2, 4))
+    waits(decided(now, ages(leading_s=119)), "3 of 4 workers are ready to start")
+    assert len(made(decided(now, ages(leading_s=120))).seats) == 2
+
+
+def test_newcomers_wait_until_an_allowed_size_can_train() -> None:
+    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 4}, job=FEW, hosts=HERE)
+    waits(decided(now), "w2 is ready and waits: the job may have 1, 2 or 4 workers; 2 of 4 train")
+    now = replace(now, members=(*now.members, newcomer(3)))
+    assert made(decided(now)).members == (0, 1, 2, 3)
+
+
+def test_a_ring_with_another_size_goes_on_and_has_an_allowed_one_with_the_next_change() -> None:
+    """One of four was killed."""
+    now = job_of(A, B, C, plan={"a": 4}, job=FEW, hosts=HERE)
+    waits(decided(now), "3 workers train; 4 are wanted")
+    ready = replace(now, members=(*now.members, newcomer(3)))
+    assert made(decided(ready)).members == (0, 1, 2, 3)
+    scaled = replace(now, plan={"a": 2})
+    assert made(decided(scaled)).members == (0, 1)
+
+
+def test_a_drain_to_another_size_names_the_nearest() -> None:
+    now = job_of(A, B, C, worker(3), requests=(drain(0, 3),), job=FEW)
+    (answer,) = decided(now).answers
+    assert not answer.accepted
+    assert answer.outcome == (
+        "cannot drain w3: 4 workers train, 4 are wanted; without it 3 would be, and the job may "
+        "have 1, 2 or 4 workers; nearest to 3 are 2 and 4"
+    )
+
+
+def test_a_signal_to_one_of_four_needs_a_replacement_and_two_leave_as_they_are() -> None:
+    members = (A, B, C, leaving(worker(3)))
+    now = job_of(*members, job=FEW, hosts=HERE)
+    waits(decided(now, ages(w3=1)), "w3 leaves when its replacement is ready")
+    late = decided(now, ages(w3=30))
+    assert (len(made(late).seats), late.plan) == (3, None), "four are still wanted"
+    two = decided(job_of(A, B, leaving(C), leaving(worker(3)), job=FEW, hosts=HERE), ages(w3=1))
+    assert (made(two).members, two.plan) == ((0, 1), {"a": 2})
+
+
+def test_those_that_move_keep_the_size() -> None:
+    now = replace(migrating(newcomer(3, "b"), newcomer(4, "b")), job=changed(JOB, sizes=(1, 3)))
+    assert made(decided(now)).members == (0, 3, 4)
+    alone = job_of(A, newcomers=(newcomer(1, "b"),), plan={"b": 1}, job=changed(JOB, sizes=(1, 4)))
+    assert made(decided(alone)).members == (0, 1), "one brings the state, and goes with the next"
+
+
 # --- what always holds ---
 
 
@@ -883,7 +956,7 @@ def ids(seats: tuple[Seat, ...]) -> tuple[int, ...]:
 
 def test_old_members_keep_their_order_and_newcomers_follow_by_id() -> None:
     now = job_of(worker(7), worker(4), worker(9), newcomers=(newcomer(2), newcomer(8, "b")))
-    now = replace(now, plan={"a": 4, "b": 1}, job=replace(JOB, max_np=9))
+    now = replace(now, plan={"a": 4, "b": 1}, job=changed(JOB, max_np=9))
     assert made(decided(now)).members == (7, 4, 9, 2, 8)
 
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made import make_job
 
 from edl.core.events import Event, GenerationDetails, SwitchDetails, SwitchParts
 from edl.core.job.migration import Migration, Move, outcome, stall_s, standing
-from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 
-JOB = Job("digits", ("true",), np=3, min_np=1, max_np=4)
+JOB = make_job(np=3, command=("true",))
 MOVE = Move("digits", "a", "b", 2, {"a": 1, "b": 2}, since=3)
 HOSTS = {"w0": "a", "w1": "a", "w2": "a", "w3": "b", "w4": "b"}
 

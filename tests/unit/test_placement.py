@@ -5,23 +5,22 @@ from typing import Any
 
 import numpy
 import pytest
+from made import changed, make_job
 
 from edl.core.job.placement import (
-    check_limits,
-    check_scale,
     drain_host,
     give_back,
     keep_a_host,
     move,
     place,
     whole,
+    without_slot,
 )
-from edl.core.plural import workers
-from edl.core.records import Generation, Host, Job, Seat, Snapshot
+from edl.core.records import Generation, Host, Seat, Snapshot
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
-JOB = Job("digits", ("python", "train.py"), np=2, min_np=2, max_np=6)
+JOB = make_job(min_np=2, max_np=6)
 
 
 @pytest.mark.parametrize(
@@ -59,33 +58,6 @@ def test_too_few_slots_is_a_sentence_with_the_numbers() -> None:
         "cannot scale job digits to 8 workers: its hosts have 7 slots (a: 2, b: 4, c: 1); "
         "add a host with `edl join --job digits`"
     )
-
-
-@pytest.mark.parametrize("np", [0, 1, 7])
-def test_scale_outside_the_limits_is_refused(np: int) -> None:
-    with pytest.raises(UsageError, match=f"cannot scale job digits to {workers(np)}: m"):
-        check_scale(JOB, np)
-
-
-def test_scale_inside_the_limits() -> None:
-    for np in (2, 6):
-        check_scale(JOB, np)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ((0, 1, 2), "--np is 0"),
-        ((1, 0, 2), "--min-np is 0"),
-        ((1, 1, 0), "--max-np is 0"),
-        ((3, 4, 2), "min must not be above max"),
-        ((3, 1, 2), "-np is 3; it must lie between --min-np 1 and --max-np 2"),
-        ((1, 2, 4), "-np is 1"),
-    ],
-)
-def test_limits_that_contradict_each_other(numbers: tuple[int, int, int], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_limits(*numbers)
 
 
 def training(*agents: str, **here: int) -> Snapshot:
@@ -188,3 +160,26 @@ def test_a_number_from_a_program_is_a_whole_one() -> None:
             whole(number)
     with pytest.raises(UsageError, match="-1 workers cannot be added or taken away; give 1 or"):
         whole(-1, least=1)
+
+
+# --- only some sizes ---
+
+FEW = changed(JOB, min_np=1, sizes=(1, 2, 4))
+
+
+def test_a_host_that_leaves_keeps_the_size_on_free_slots_or_the_next_smaller_is_wanted() -> None:
+    now = replace(training("a", "b", a=3, b=1), job=FEW)
+    agents = (Host("a", 3, "x"), Host("b", 1, "x"))
+    assert drain_host(replace(now, hosts=agents), "b", {"a": 3, "b": 1}) == {"a": 2, "b": 0}
+    more = (Host("a", 4, "x"), Host("b", 1, "x"))
+    assert drain_host(replace(now, hosts=more), "b", {"a": 3, "b": 1}) == {"a": 4, "b": 0}
+    two = changed(JOB, min_np=2, sizes=(2, 4))
+    now = replace(training("a", "b", a=1, b=1), job=two)
+    with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
+        drain_host(now, "b", {"a": 1, "b": 1})
+
+
+def test_a_slot_that_is_given_up_is_replaced_or_the_next_smaller_size_is_wanted() -> None:
+    now = replace(training("a", a=4), job=FEW, plan={"a": 4})
+    assert without_slot(replace(now, hosts=(Host("a", 4, "x"),)), "a", {3}) == {"a": 2}
+    assert without_slot(replace(now, hosts=(Host("a", 5, "x"),)), "a", {3}) == {"a": 4}

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 import pytest
+from made import make_job
 
 from edl.core.job.plan_hold import Fate, Held, PlanHold
-from edl.core.records import Job
 
-JOB = Job("digits", ("python",), np=2, min_np=1, max_np=5)
+JOB = make_job(command=("python",), max_np=5)
 MINE = PlanHold("mine", "process 7 on a", {"a": 2})
 ASKED = PlanHold("mine", "process 7 on a", {"a": 2}, asked=True)
 OTHER = PlanHold("other", "process 8 on b", {"a": 2})

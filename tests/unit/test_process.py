@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from made import make_job
 
 from edl.core.host.process import TRAINED_S, UNKNOWN_EXIT, Process, exit_status, exited, how, seen
-from edl.core.records import Generation, Job, JobState, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, JobState, Member, Seat, Snapshot, Stage
 
 NOW = 1000.0
-JOB = Job("digits", ("python", "train.py"), np=2, min_np=1, max_np=4)
+JOB = make_job()
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
 RING = Generation(1, 1, SEATS, 0, (0, 1), (), "start")
 FACTS = Snapshot(JOB, generation=RING)

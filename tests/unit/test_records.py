@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 import pytest
+from made import make_job
 
 from edl.core.events import Event, ResumedDetails, SwitchDetails, SwitchParts
+from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.record import Record
 from edl.core.records import (
     Generation,
@@ -23,12 +25,13 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
+from edl.core.sizes import Sizes
 from edl.errors import CoordinationError
 
 SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
 MEMBER = Member(2, "b", 1, "::1", 9002, 77, "x", Stage.ACTIVE, 5, RingFailure(5, 40))
 RECORDS: list[Record] = [
-    Job("digits", ("python", "train.py"), 2, 1, 4, JobState.STOPPING, "edl stop", 12.5, "/work"),
+    make_job(state=JobState.STOPPING, reason="edl stop", created=12.5, cwd="/work"),
     Host("a", 4, "10.0.0.1", 99),
     MEMBER,
     Member(3, "b", 0, "::1", 9003, 78, "y"),
@@ -38,6 +41,7 @@ RECORDS: list[Record] = [
     Leader(2, 4),
     Event(1.5, 6, 41, "w2 joined", SwitchDetails(2, {"w2": SwitchParts("new", wait_s=0.1)})),
     Event(2.0, 6, 41, "resumed", ResumedDetails("ckpt")),
+    JobSpec(("python", "train.py"), 2, Sizes(1, 4, (1, 2, 4)), JobSettings(stall_limit_s=5.0)),
 ]
 
 
@@ -73,8 +77,10 @@ def test_fields_that_an_older_edl_did_not_write_have_their_default() -> None:
         (Generation, {"seats": {"id": 4}}),
         (Generation, {"joined": 3}),
         (Generation, {"joined": ["w3"]}),
-        (Job, {"command": "python train.py"}),
-        (Job, {"command": [1]}),
+        (JobSpec, {"command": "python train.py"}),
+        (JobSpec, {"command": [1]}),
+        (JobSpec, {"settings": {"resume": 1}}),
+        (Job, {"spec": 4}),
         (Job, {"state": "resting"}),
         (Request, {"accepted": 1}),
         (Event, {"details": [1]}),
@@ -113,7 +119,7 @@ def test_states_in_which_a_job_is_over() -> None:
 
 
 def test_a_plan_is_added_up() -> None:
-    job = Job("digits", (), 2, 1, 4)
+    job = make_job(command=())
     assert Snapshot(job, plan={"a": 2, "b": 1, "c": 0}).planned == 3
     assert Snapshot(job).planned == 0
 
@@ -127,7 +133,7 @@ def test_who_is_evicted_is_forgotten_once_gone_but_for_the_newest() -> None:
         6, 2, SEATS, 4, (2,), (1,), "w1 left", "", (SEATS[0], Seat(1, "b", 0, "::1", 1))
     )
     evicted = dict.fromkeys(range(8), "gone")  # 1, 2 and 4 are known to the generation
-    now = Snapshot(Job("digits", ("x",), 2, 1, 4), members=(MEMBER,), generation=generation)
+    now = Snapshot(make_job(command=("x",)), members=(MEMBER,), generation=generation)
     now = dataclasses.replace(now, evicted=evicted)
     assert now.forgettable(0) == (0, 3, 5, 6, 7)
     assert now.forgettable(3) == (0, 3)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made import changed, make_job
 
 from edl.cli import stop
 from edl.client import holding, migrating, waiting
@@ -22,7 +23,6 @@ from edl.core.job.profile import Curve
 from edl.core.records import (
     Generation,
     Host,
-    Job,
     JobState,
     KeptSlot,
     Member,
@@ -43,7 +43,7 @@ from edl.errors import (
     UsageError,
 )
 
-JOB = Job("digits", ("true",), np=2, min_np=1, max_np=4)
+JOB = make_job(command=("true",))
 HOSTS = (Host("a", 2, "::1"), Host("b", 2, "::2"))
 AWAY = CoordinationError("ZooKeeper is away")
 
@@ -62,7 +62,7 @@ class Store(JobStore):
 
     def __init__(self, **job: Any) -> None:
         self.name = "digits"
-        self.job = replace(JOB, **job)
+        self.job = changed(JOB, **job)
         self.plan: dict[str, int] = {"a": 2}
         self.hosts = HOSTS
         self.slots: tuple[KeptSlot, ...] = ()

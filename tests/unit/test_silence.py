@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from made import make_job
 
 from edl.config import Config
 from edl.core.job.liveness import Liveness, LivenessLimits
 from edl.core.job.stall import Activity
-from edl.core.records import Generation, Job, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 from edl.core.step.progress import Progress
 from edl.daemon.mailbox import Mailbox
 from edl.http.client import Health
@@ -24,7 +25,7 @@ MEMBERS = tuple(
     for s in SEATS
 )
 WHOLE = Snapshot(
-    job=Job("digits", ("python", "train.py"), 3, 1, 3),
+    job=make_job(np=3, max_np=3),
     members=MEMBERS,
     generation=Generation(4, 1, SEATS, 0, (), (), "w2 joined"),
 )

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from edl.core.events import Details, StateDiffersDetails
+from edl.core.job_spec import JobSettings
 from edl.core.step.source import Source
 from edl.core.step.state_check import due, first_difference, fold, reason, split, split_of
 from edl.core.step.step_record import StepRecord, Stop
@@ -237,7 +238,8 @@ class Job:
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts
         self.told: list[tuple[Details, str]] = []
-        self.check = StateCheck(every, self, self.position, self, self.tell)  # type: ignore[arg-type]
+        self.settings = JobSettings(state_check_steps=every)
+        self.check = StateCheck(self, self.position, self, self.tell)  # type: ignore[arg-type]
         self.check.replica = self.replica
 
     def broadcast(self, mine: bytes, rank: int, _name: str) -> bytes:

@@ -9,15 +9,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made import make_job
 
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
 from edl.core.host.supervision import Decision
-from edl.core.records import Generation, Job, JobState, Leader, Seat, Snapshot
+from edl.core.records import Generation, JobState, Leader, Seat, Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.supervisor import Supervisor
 
-JOB = Job("digits", ("train.py",), np=1, min_np=1, max_np=4)
+JOB = make_job(command=("train.py",), np=1)
 RING = Generation(1, 1, (Seat(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "start")
 
 

@@ -71,7 +71,7 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
     lacking = 0 if ring_is_away(snapshot, own, now) else wanted - counted
     places = _places(lacking, slots, occupied, own)
-    limit = snapshot.job.max_restarts
+    limit = snapshot.job.spec.settings.max_restarts
     failing = next((p for _, p in places if p is not None and p.uses_up(limit)), None)
     if failing is not None:
         used_up = {p.slot for p in own.processes if p.used_up} | {failing.slot}

@@ -45,6 +45,7 @@ from edl.core.host.upkeep import (
     without_init,
 )
 from edl.core.records import Job, JobState, Snapshot
+from edl.core.sizes import Sizes
 
 Slots = Collection[tuple[str, int]]  # (host, number)
 
@@ -144,9 +145,9 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
         return Decision(f"slot {own.slot} was given up")
     if ring_is_away(snapshot, own, now):
         return Decision("nobody of the ring is in ZooKeeper")
-    if last is not None and last.uses_up(snapshot.job.max_restarts):
+    if last is not None and last.uses_up(snapshot.job.spec.settings.max_restarts):
         unused = {(one.host, one.slot) for one in snapshot.slots if one.given_up}
-        enough = len(planned(snapshot) - unused) - 1 >= snapshot.job.min_np
+        enough = snapshot.job.sizes.enough(len(planned(snapshot) - unused) - 1)
         # The driver keeps the slot, so the plan has it; no worker is started there any more.
         return give_up(last, snapshot, own, snapshot.plan if enough else None, "EDL_MAX_RESTARTS")
     if last is not None and fills_its_place(last, own.limits, now):
@@ -237,7 +238,7 @@ def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
-def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
+def after_loss(plan: Mapping[str, int], sizes: Sizes, lost: Slots) -> AfterLoss:
     """Whether the driver should place the slots anew, when the edl-workers of ``lost`` have died.
 
     It bars their hosts. So it should when enough slots are left on the others, or when too few
@@ -249,7 +250,7 @@ def after_loss(plan: Mapping[str, int], min_np: int, lost: Slots) -> AfterLoss:
     barred = {host for host, _ in lost}
     left = sum(workers for host, workers in plan.items() if host not in barred)
     working = sum(plan.values()) - len(lost)
-    if left >= min_np or working < min_np:
+    if sizes.enough(left) or not sizes.enough(working):
         return AfterLoss.PLACE_ANEW
     return AfterLoss.WAIT if left else AfterLoss.HOLD
 
@@ -265,7 +266,7 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 
 
 def would_end_the_job(
-    best: AfterLoss, wish: Mapping[str, int], barred: Collection[str], min_np: int
+    best: AfterLoss, wish: Mapping[str, int], barred: Collection[str], sizes: Sizes
 ) -> bool:
     """Whether the driver would end a job that trains, if it were asked to place the slots anew.
 
@@ -273,7 +274,7 @@ def would_end_the_job(
     have asked. Without a ``wish`` nobody knows here what it would find.
     """
     if best is AfterLoss.WAIT and wish:
-        return sum(workers for host, workers in wish.items() if host not in barred) < min_np
+        return not sizes.enough(sum(n for host, n in wish.items() if host not in barred))
     return best is AfterLoss.HOLD
 
 
@@ -287,9 +288,9 @@ def without_barred(plan: Mapping[str, int], lost: Slots, size: int) -> dict[str,
     return rest if sum(rest.values()) >= size else dict(plan)
 
 
-def released(wish: Mapping[str, int], host: str, min_np: int) -> dict[str, int]:
-    """The wish with a worker less on ``host``, unless fewer than ``min_np`` would be left."""
-    if not wish.get(host) or sum(wish.values()) <= min_np:
+def released(wish: Mapping[str, int], host: str, sizes: Sizes) -> dict[str, int]:
+    """The wish with a worker less on ``host``, if the job may have that many."""
+    if not wish.get(host) or not sizes.allows(sum(wish.values()) - 1):
         return dict(wish)
     return {**wish, host: wish[host] - 1}
 

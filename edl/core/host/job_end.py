@@ -161,7 +161,7 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
     here = sum(p.alive and p.worker is not None for p in processes)
     usable = here + len(foreign(snapshot, own))
     late = [p for p in processes if p.started + limit_s <= now]
-    if usable >= snapshot.job.min_np or not late:
+    if snapshot.job.sizes.enough(usable) or not late:
         return None
     within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
     silent = [p for p in late if p.alive and p.worker is None]
@@ -174,7 +174,7 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
         return None
     code = died.exit_code or 1
     reason = (
-        f"{usable} of at least {workers(snapshot.job.min_np)} came up {within}; {died.name} "
+        f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
         f"{how(code)}; {last_words(died)}"
     )
     return Outcome(JobState.FAILED, reason, exit_status(code))

@@ -49,7 +49,7 @@ class LostSlots:
             self._asked_for = self.lost  # the same slots may be lost again
         back = {one.host for one in snapshot.slots if one.slot < snapshot.plan.get(one.host, 0)}
         self.barred = (self.barred - back) | {host for host, _ in self.lost}
-        self.best = after_loss(snapshot.plan, snapshot.job.min_np, self.lost)
+        self.best = after_loss(snapshot.plan, snapshot.job.sizes, self.lost)
         ask = self.best is AfterLoss.PLACE_ANEW and self.lost != self._asked_for
         turn_s = self.turn(snapshot) * self._limits.turn_s
         if not ask or waited < self._limits.abandoned_s + turn_s:

@@ -42,7 +42,7 @@ class SupervisorLimits:
 
     def stop_limit_s(self, job: Job) -> float:
         """For the ring of ``job`` to end after `edl stop`; it may save before."""
-        return self.stop_s + (job.save_timeout_s if job.checkpoint else 0.0)
+        return self.stop_s + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
 
 
 @dataclass(frozen=True)

@@ -179,11 +179,11 @@ def give_up(
     job = snapshot.job
     what = (
         f"slot {process.slot} of host {own.host} failed {process.failures_now} times in a row "
-        f"({setting} is {job.max_restarts})"
+        f"({setting} is {job.spec.settings.max_restarts})"
     )
     last = f"{process.name} {how(process.exit_code or 0)}; {last_words(process)}"
     if plan is None:
-        reason = f"{what}, and without it fewer than {job.min_np} (--min-np) are left: {last}"
+        reason = f"{what}, and without it fewer than {job.sizes.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)
         return Decision(reason, outcome=Outcome(JobState.FAILED, reason, code))
     count = sum(plan.values())

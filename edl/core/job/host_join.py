@@ -1,7 +1,7 @@
 """What a host that comes to a running job adds to the plan, when it brings workers of its own.
 
 Hosts of a cluster come and go under ever new names. So the share of a host that is gone is free
-for those that come, and `max_np` is not eaten up by the dead.
+for those that come, and the sizes of the job are not eaten up by the dead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def arrive(
     got: int | None = None,
     late: bool = False,
 ) -> dict[str, int]:
-    """The plan with ``np`` workers on ``host``, or as many as `max_np` leaves room for.
+    """The plan with ``np`` workers on ``host``, or as many as the sizes of the job leave room for.
 
     What ``host`` had already, it keeps. Who asks again only gets what is taken from hosts that are
     gone: what somebody has given up on purpose (`edl scale`, `edl drain`) is not for the asking.
@@ -37,10 +37,10 @@ def arrive(
     there = snapshot.present_in(plan) | {host} | (set(plan) if starting else set())
     kept = {name: count for name, count in sorted(plan.items()) if name in there}
     gone = {name: count for name, count in sorted(plan.items()) if name not in there}
-    room = max(0, snapshot.job.max_np - sum(kept.values()) + has)
     if got is not None:
-        room = min(room, has + sum(gone.values()))
-    return {**dict.fromkeys(gone, 0), **kept, host: max(has, min(np, room))}
+        np = min(np, has + sum(gone.values()))
+    room = snapshot.job.sizes.room(sum(kept.values()) - has, np, has)
+    return {**dict.fromkeys(gone, 0), **kept, host: room}
 
 
 def withdrawn(has: int, got: int | None) -> bool:

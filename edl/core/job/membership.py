@@ -94,7 +94,7 @@ def _decide(
         why = now.job.reason or "no reason given"
         return end(now, term, f"the job is asked to stop: {why}")
     if current is None:
-        return _start(now, now.job.np, alive, term, ages, limits)
+        return _start(now, now.job.spec.np, alive, term, ages, limits)
     ring = _ring(now, current)
     absent = [s.id for s in ring if not (s.id in alive or s.id in dead or s.id in now.evicted)]
     if not any(seat.id in alive for seat in ring):
@@ -142,13 +142,14 @@ def _start(
     """``before``: the hosts in the order that they had in the ring before."""
     ready = [m for m in alive.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
-    if count < wanted and not (count >= job.min_np and ages.leading_s >= limits.start_s):
+    size = job.sizes.below(count) if job.sizes.enough(count) else None
+    if size is None or (count < wanted and ages.leading_s < limits.start_s):
         stuck = sorted(m.id for m in alive.values() if is_stuck(m, ages, limits))
         return Decision(
             f"{count} of {wanted} workers are ready to start",
             evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
         )
-    chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[: job.max_np]
+    chosen = sorted(ready, key=lambda m: (m.host, m.slot, m.id))[:size]
     # Host by host, for a ring's neighbours send each other every gradient.
     first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
     first |= {host: place - len(before) for place, host in reversed([*enumerate(before)])}
@@ -175,7 +176,7 @@ def _restart(
             f"all of {names([seat.id for seat in ring])} left ZooKeeper and {names(absent)} "
             "may be training; no change until they come back or are proven dead"
         )
-    wanted = max(now.job.min_np, min(now.planned, now.job.max_np))
+    wanted = now.job.sizes.fit(now.planned)
     hosts = [seat.host for seat in ring]
     start = _start(now, wanted, alive, term, ages, limits, before=hosts)
     lost = f"all {len(ring)} workers of generation {current.number} died"
@@ -258,7 +259,7 @@ def _replace_newcomers(
     """The generation again, without the newcomers that died, and with leavers in their stead."""
     joined = tuple(worker for worker in current.joined if worker not in lost)
     old = [seat.id for seat in current.seats if seat.id not in current.joined]
-    floor = min(len(current.previous), max(now.planned, now.job.min_np))
+    floor = min(len(current.previous), now.job.sizes.fit(now.planned))
     short = min(len(lost), floor - len(old) - len(joined))
     leavers = [s.id for s in current.previous if s.id in current.left and s.id in alive]
     leavers.sort(key=lambda w: alive[w].stage is Stage.LEAVING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import SupportsIndex
 
@@ -16,25 +17,6 @@ from edl.core.records import Host, Job, Snapshot
 from edl.errors import UsageError
 
 Plan = Mapping[str, int]  # workers by host
-
-
-def check_limits(np: int, min_np: int, max_np: int) -> None:
-    """Refuse a start that contradicts itself.
-
-    Raises:
-        UsageError: a number is below 1, min_np is above max_np, or np lies outside the two.
-    """
-    for name, value in (("np", np), ("min-np", min_np), ("max-np", max_np)):
-        if value < 1:
-            raise UsageError(f"--{name} is {value}; a job needs at least 1 worker")
-    if min_np > max_np:
-        raise UsageError(
-            f"--min-np is {min_np} and --max-np is {max_np}; min must not be above max"
-        )
-    if not min_np <= np <= max_np:
-        raise UsageError(
-            f"-np is {np}; it must lie between --min-np {min_np} and --max-np {max_np}"
-        )
 
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
@@ -50,22 +32,6 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
     if least is not None and count < least:
         raise UsageError(f"{count} workers cannot be added or taken away; give {least} or more")
     return count
-
-
-def check_scale(job: Job, np: int) -> None:
-    """Refuse a number of workers that the job's own limits forbid.
-
-    Raises:
-        UsageError: np is below min_np or above max_np.
-    """
-    refusal = f"cannot scale job {job.name} to {workers(np)}"
-    if np < job.min_np:
-        raise UsageError(
-            f"{refusal}: min_np is {job.min_np}; start it with a lower --min-np, "
-            f"or run `edl stop {job.name}`"
-        )
-    if np > job.max_np:
-        raise UsageError(f"{refusal}: max_np is {job.max_np}; start it with a higher --max-np")
 
 
 def place(job: str, np: int, plan: Mapping[str, int], hosts: Sequence[Host]) -> dict[str, int]:
@@ -185,13 +151,14 @@ def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, i
     """The plan without workers on ``host``, and without those on hosts that are gone.
 
     Else the others would wait for workers of the dead to take over from those who leave. Who was to
-    move to one of these hosts, and is not there, stays.
+    move to one of these hosts, and is not there, stays. Where the job may not have as many as are
+    left, others are wanted on free slots; without such the job has the next smaller size.
 
     Args:
         plan: newer than that of ``now``, perhaps.
 
     Raises:
-        UsageError: fewer than min_np workers would be left.
+        UsageError: fewer than min_np would be left, or than the smallest size.
     """
     job = now.job
     here = Counter(seat.host for seat in (now.generation.seats if now.generation else ()))
@@ -199,35 +166,51 @@ def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, i
     for name in (*sorted(set(plan) - now.present_in(plan) - {host}), host):
         new = {**give_back(new, name, here), name: 0}
     left = sum(new.values())
-    if left < job.min_np:
+    others = [one for one in now.hosts if one.name != host]
+    enough = job.sizes.enough(left)
+    settled = _settled(job, sum(plan.values()), new, others) if enough else None
+    if settled is None:
         raise UsageError(
-            f"host {host} cannot leave job {job.name}: {workers(left)} would be left and min_np is "
-            f"{job.min_np}; scale out on other hosts first, or run `edl stop {job.name}`"
+            f"host {host} cannot leave job {job.name}: {workers(left)} would be left and "
+            f"{job.sizes.refusal(left)}; scale out on other hosts first, or run "
+            f"`edl stop {job.name}`"
         )
-    return new
+    return settled
 
 
 def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[str, int] | None:
-    """The plan when a slot of ``host`` is given up; None: fewer than min_np would be left.
+    """The plan when a slot of ``host`` is given up; None: too few would be left.
 
-    It has a worker less there. Where that is too few, one is wanted in a free slot, here or on
-    another host.
+    It has a worker less there. Where the job may not have that many, one is wanted in a free slot,
+    here or on another host; without one, the job has the next smaller size.
 
     Args:
         given_up: all such slots of ``host``, the new one included.
     """
     job, wanted = now.job, sum(now.plan.values())
     plan = {**now.plan, host: max(0, now.plan.get(host, 0) - 1)}
-    if sum(plan.values()) >= job.min_np:
-        return plan
     usable = [
         replace(one, slots=one.slots - len(given_up if one.name == host else one.given_up))
         for one in now.hosts
     ]
-    try:
-        return place(job.name, wanted, plan, usable)
-    except UsageError:
-        return None
+    return _settled(job, wanted, plan, usable)
+
+
+def _settled(
+    job: Job, wanted: int, plan: dict[str, int], hosts: Sequence[Host]
+) -> dict[str, int] | None:
+    """``plan`` if the job may have that many; else with as many as were ``wanted``, on free slots.
+
+    Without such slots the next smaller size; None: there is none.
+    """
+    left = sum(plan.values())
+    if job.sizes.allows(left):
+        return plan
+    for size in (wanted, job.sizes.below(left)):
+        with suppress(UsageError):
+            if size is not None and job.sizes.allows(size):
+                return place(job.name, size, plan, hosts)
+    return None
 
 
 def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int]) -> str:

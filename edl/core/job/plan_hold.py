@@ -91,11 +91,12 @@ class Held:
 
 
 def _within(new: dict[str, int], plan: Plan, job: Job) -> Plan:
-    """``new`` within the limits of the job, which ``plan`` may itself be beyond."""
+    """``new`` with a size that the job may have, which ``plan`` itself may not be."""
+    fitting = job.sizes.fit(sum(new.values()))
     for host in sorted(new, reverse=True):
-        over = sum(new.values()) - job.max_np
+        over = sum(new.values()) - fitting
         new[host] -= max(0, min(over, new[host] - plan.get(host, 0)))
     for host in sorted(new):
-        short = job.min_np - sum(new.values())
+        short = fitting - sum(new.values())
         new[host] += max(0, min(short, plan.get(host, 0) - new[host]))
     return new

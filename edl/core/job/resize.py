@@ -2,11 +2,11 @@
 
 The steps, each a function below:
 
-1. Who leaves: whom a request or a signal asks to, and whom the plan no longer wants.
-2. Who comes: on each host as many as the plan lacks there; the others are given up.
-3. Who waits: newcomers for others that come up with them, briefly, or until the last one is ready
-   when they take the places of others; leavers for the newcomers that replace them.
-4. The generation of those who stay and those who join.
+1. Who may leave, and why: whom a signal or a request asks to, and whom the plan no longer wants.
+2. Who is ready: on each host as many newcomers as the plan lacks there; the others are given up.
+3. The target: one size for the ring after the switch, and who stays for its sake.
+4. The pairs: who joins and who leaves, or who they wait for. Newcomers wait for others that come
+   up with them, briefly, or until the last one is ready when they take the places of others.
 
 Its rules are those of :mod:`edl.core.job.membership`, rule 5.
 """
@@ -15,10 +15,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.leavers import Leaver, Why, attainable_size, leavers_of, without
 from edl.core.plural import names, verb, workers, workers_train
-from edl.core.records import Generation, Member, Request, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, Seat, Snapshot, Stage
+
+
+@dataclass(frozen=True)
+class Target:
+    """The ring after the switch: its ``size``, who joins, who leaves, who stays for now."""
+
+    size: int
+    joining: tuple[int, ...]
+    leaving: tuple[Leaver, ...]
+    held: tuple[Leaver, ...]
 
 
 def change(
@@ -31,174 +43,57 @@ def change(
     silent: frozenset[int],
 ) -> Decision:
     """The next generation of a ring whose members are all ``alive``; else why there is none now."""
-    active, order = current.seats, current.members
+    active = current.seats
     newcomers = [
         m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
-    plan, answers, drained = _requests(now, active)
-    asked = [s.id for s in active if alive[s.id].stage is Stage.LEAVING and s.id not in drained]
-    if now.job.driver and len(asked) == len(active) and not newcomers:
+    answers, leavers = leavers_of(now, active, alive, ages, limits)
+    signalled = sum(one.why is Why.SIGNAL for one in leavers)
+    if now.job.driver and signalled == len(active) and not newcomers:
         return end(now, term, "all workers were asked to leave, as when horovodrun ends")
-    if not now.job.driver:
-        plan = _lowered(now, plan, active, asked, drained)
-    unwanted = _unwanted(active, [*asked, *drained], plan, by_slot=bool(now.job.driver))
-    leaving = [*asked, *drained, *unwanted]
-
-    evict, joining, coming = _newcomers(
-        newcomers, now, active, leaving, plan, current.number, silent, ages, limits
+    plan = without(now.plan, leavers)
+    evict, ready, coming = _newcomers(
+        newcomers, now, active, leavers, plan, current.number, silent, ages, limits
     )
-
-    def only(reason: str) -> Decision:
-        """No switch now: the plan is lowered when those leave who lower it, and not before.
-
-        Else they would lower it once more with each look. So an accepted drain stays open, too.
-        """
-        refused = tuple(answer for answer in answers if not answer.accepted)
+    refused = tuple(answer for answer in answers if not answer.accepted)
+    ready_s = max((ages.stage_s.get(w, 0.0) for w in ready), default=0.0)
+    if ready and coming and ready_s < limits.gather_s:
+        reason = f"{names(ready)} are ready and wait for {names(coming)}"
         return Decision(reason, None, None, evict, refused)
 
-    ready_s = max((ages.stage_s.get(w, 0.0) for w in joining), default=0.0)
-    if joining and coming and ready_s < limits.gather_s:
-        return only(f"{names(joining)} are ready and wait for {names(coming)}")
-    joining = joining[: max(0, now.job.max_np - (len(active) - len(leaving)))]
-    refilled = len(asked) if now.job.driver else 0  # the slot is free when they have left
-    attainable = _attainable(now, active, plan)
-
-    def held_with(joining: Sequence[int]) -> list[int]:
-        floors = (
-            min(len(active), max(wanted - refilled, now.job.min_np))
-            for wanted in (sum(plan.values()), attainable)
-        )
-        elsewhere = [*(w for w, share in drained.items() if share == 0), *unwanted]
-        patient = [w for w in (*asked, *drained) if w not in elsewhere]
-        patient = [w for w in patient if not _impatient(alive[w], ages, limits)]
-        staying = len(active) - len(leaving) + len(joining)
-        return _held(elsewhere, patient, staying, *floors)
-
-    held = held_with(joining)
-
+    target = _target(now, active, leavers, ready)
     # Who takes the places of others waits for the last one, unless somebody is in a hurry.
-    absent = _absent(now, active, leaving, plan, [alive[w].host for w in (*joining, *coming)])
+    absent = _absent(now, active, leavers, plan, [alive[w].host for w in (*ready, *coming)])
     rest = [*(f"w{worker}" for worker in coming), *absent]
     hurry = any(alive[seat.id].stage is Stage.LEAVING for seat in active)
-    hurry |= len(active) < attainable or ready_s >= limits.prepare_s
-    together = joining if held and rest and not hurry else []
+    hurry |= len(active) < attainable_size(now, active, plan) or ready_s >= limits.prepare_s
+    together = list(target.joining) if target.held and rest and not hurry else []
     if together:
-        joining = []
-        held = held_with(joining)
-    leaving = [w for w in leaving if w not in held]
-    if together and not leaving:
-        return only(f"{names(together)} are ready and move together with {', '.join(rest)}")
-    if not joining and not leaving:
-        return only(_standstill(held, coming, alive, len(active), sum(plan.values())))
-    if joining and len(leaving) == len(active):
-        # Somebody has to bring the state into the new ring; rather one that is not in a hurry.
-        bringer = min(
-            leaving, key=lambda w: (alive[w].stage is Stage.LEAVING, w in drained, order.index(w))
-        )
-        leaving.remove(bringer)
-        held.append(bringer)
-        joining = joining[: max(1, now.job.max_np - 1)]
-    for seat in (seat for seat in active if seat.id in drained and seat.id in held):
-        plan[seat.host] += drained[seat.id]  # its turn has not come, nor that of the answer
-        answers = tuple(one for one in answers if not (one.accepted and one.worker == seat.id))
-    new = _generation(current, alive, term, sum(plan.values()), joining, leaving)
+        target = _target(now, active, leavers, [])
+    if not target.joining and not target.leaving:
+        reason = _standstill(now, target, ready, coming, alive)
+        if together:
+            reason = f"{names(together)} are ready and move together with {', '.join(rest)}"
+        return Decision(reason, None, None, evict, refused)
+    # The plan is lowered when those leave who lower it, and not before: else they would lower it
+    # once more with each look. So the drain of who is held stays open, too.
+    held = {one.id for one in target.held}
+    answers = tuple(one for one in answers if not (one.accepted and one.worker in held))
+    plan = without(now.plan, target.leaving)
+    leaving = [one.id for one in target.leaving]
+    new = _generation(current, alive, term, sum(plan.values()), target.joining, leaving)
     changed_plan = plan if plan != dict(now.plan) else None
     return Decision(new.reason, new, changed_plan, evict, answers)
 
 
-def _requests(
-    now: Snapshot, active: Sequence[Seat]
-) -> tuple[dict[str, int], tuple[Request, ...], dict[int, int]]:
-    """Answer the open requests; each accepted drain lowers the plan of its host by one.
-
-    Not where nobody is wanted on that host anyway: by how much each did is told by worker.
-    """
-    plan = dict(now.plan)
-    answers: list[Request] = []
-    drained: dict[int, int] = {}
-    for request in now.requests:
-        seat = next((seat for seat in active if seat.id == request.worker), None)
-        if request.kind != "drain":
-            accepted = False
-            outcome = f"this leader does not know requests of kind {request.kind!r}"
-        elif now.job.driver:
-            accepted = False
-            outcome = (
-                f"cannot drain w{request.worker}: horovodrun would start a worker in its place; "
-                "use `edl scale`"
-            )
-        elif seat is None or seat.id in drained:
-            accepted, outcome = False, f"w{request.worker} is not training in this job"
-        elif min(sum(plan.values()), len(active) - len(drained)) <= now.job.min_np:
-            accepted = False
-            outcome = (
-                f"cannot drain w{seat.id}: {workers_train(len(active) - len(drained))}, "
-                f"{sum(plan.values())} {verb(sum(plan.values()))} wanted and min_np is "
-                f"{now.job.min_np}; scale out first"
-            )
-        else:
-            accepted, outcome = True, f"w{seat.id} leaves with the next switch"
-            drained[seat.id] = min(1, plan.get(seat.host, 0))
-            plan[seat.host] = plan.get(seat.host, 0) - drained[seat.id]
-        answers.append(
-            Request(request.kind, request.worker, request.number, True, accepted, outcome)
-        )
-    return plan, tuple(answers), drained
-
-
-def _attainable(now: Snapshot, active: Sequence[Seat], plan: Mapping[str, int]) -> int:
-    """How many workers the plan wants that are there, or that somebody can start.
-
-    Nobody can on a host without an agent: perhaps it has died, and its share stays in the plan.
-    """
-    if now.job.driver:
-        return sum(plan.values())
-    agents, here = {host.name for host in now.hosts}, Counter(seat.host for seat in active)
-    return sum(n if host in agents else min(n, here[host]) for host, n in plan.items())
-
-
-def _lowered(
-    now: Snapshot,
-    plan: Mapping[str, int],
-    active: Sequence[Seat],
-    asked: Collection[int],
-    drained: Collection[int],
-) -> dict[str, int]:
-    """The plan without those who were ``asked`` to leave by a signal.
-
-    Each lowers it by one, unless it wants fewer on that host anyway, or min_np then needs a
-    replacement.
-    """
-    lower = dict(plan)
-    staying = Counter(seat.host for seat in active if seat.id not in drained)
-    for host in (seat.host for seat in active if seat.id in asked):
-        surplus = staying[host] > lower.get(host, 0)
-        spare = _attainable(now, active, lower) > now.job.min_np
-        if not surplus and spare and lower.get(host, 0) > 0:
-            lower[host] -= 1
-        staying[host] -= 1
-    return lower
-
-
-def _unwanted(
-    active: Sequence[Seat], leaving: Collection[int], plan: Mapping[str, int], by_slot: bool
-) -> list[int]:
-    """Whom the plan no longer wants: the highest ranks of each host, or whose slot is beyond."""
-    unwanted: list[int] = []
-    for host in sorted({seat.host for seat in active}):
-        here = [s for s in active if s.host == host and s.id not in leaving]
-        wanted = plan.get(host, 0)
-        unwanted += (
-            [s.id for s in here if s.slot >= wanted] if by_slot else [s.id for s in here[wanted:]]
-        )
-    return unwanted
+# --- 2. who is ready
 
 
 def _newcomers(
     newcomers: Sequence[Member],
     now: Snapshot,
     active: Sequence[Seat],
-    leaving: Sequence[int],
+    leavers: Sequence[Leaver],
     plan: Mapping[str, int],
     generation: int,
     silent: Collection[int],
@@ -216,6 +111,7 @@ def _newcomers(
     evict = dict.fromkeys(sorted(misplaced), "the driver of horovodrun has taken back its slot")
     joining: list[int] = []
     coming: list[int] = []
+    leaving = {one.id for one in leavers}
     ready = {m.id for m in newcomers if m.stage is Stage.READY}
     able = ready.difference(behind, silent)
     for host in sorted({m.host for m in newcomers}):
@@ -244,32 +140,89 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
 
-def _held(
-    elsewhere: Sequence[int], patient: Sequence[int], staying: int, planned: int, attainable: int
-) -> list[int]:
-    """The last to be asked, who wait for their replacements, in one switch with them.
+# --- 3. the target, and who stays for its sake
 
-    Those whom the plan wants ``elsewhere`` stay as far as the ring would become smaller than
-    ``planned``, also where nobody can start workers now: whoever asked for their migration gives
-    it up. Who was asked to leave waits only for workers that can come (``attainable``).
+
+def _target(
+    now: Snapshot, active: Sequence[Seat], leavers: Sequence[Leaver], ready: Sequence[int]
+) -> Target:
+    """The size of the ring after the switch: that for which the fewest of ``leavers`` are held.
+
+    It is judged by the plan as it is written with that switch: who is held lowers it no more.
     """
-    lacking = max(0, planned - staying)
-    held = list(elsewhere[-lacking:]) if lacking else []
-    lacking = max(0, attainable - staying - len(held))
-    return [*held, *(patient[-lacking:] if lacking else [])]
+    order = _hold_order(active, leavers)
+    # Somebody has to bring the state into a new ring; that one goes with the next switch.
+    bringer = order[:1] if ready and len(leavers) == len(active) else []
+    patient = [one for one in order if not one.must and one not in bringer]
+    for count in range(len(patient) + 1):
+        held = [*bringer, *patient[:count]]
+        leaving = [one for one in leavers if one not in held]
+        for joined in range(len(ready), -1, -1):
+            size = len(active) - len(leaving) + joined
+            # A ring of one has two for the switch in which its only worker is replaced.
+            alone = bool(bringer) and joined == len(active) == 1
+            if (alone or _fits(now, size, len(active), leaving)) and size >= _floor(
+                now, active, leaving
+            ):
+                return Target(size, tuple(ready[:joined]), tuple(leaving), tuple(held))
+    leaving = [one for one in leavers if one.must and one not in bringer]
+    joined = min(len(ready), len(leaving))
+    size = len(active) - len(leaving) + joined
+    return Target(size, tuple(ready[:joined]), tuple(leaving), (*bringer, *patient))
 
 
-def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Whether a leaver has waited for its replacement for as long as it can."""
-    return member.stage is Stage.LEAVING and (
-        ages.stage_s.get(member.id, 0.0) >= limits.leave_grace_s
-    )
+def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Leaver]) -> bool:
+    """Whether a ring of so many ``train`` on with ``size`` workers, by the sizes of the job.
+
+    It may shrink to what is planned in any case, and to refill a slot.
+    """
+    planned = sum(without(now.plan, leaving).values())
+    refilled = any(one.refilled for one in leaving)
+    return now.job.sizes.keeps(size, train) or refilled or (size == planned < train)
+
+
+def _hold_order(active: Sequence[Seat], leavers: Sequence[Leaver]) -> list[Leaver]:
+    """Who is held first: who moves, then who was drained, then who was sent SIGTERM.
+
+    When all are to go, the first is one that is not in a hurry: it brings the state.
+    """
+    order = [one for one in leavers[::-1] if one.moves]
+    order += [one for one in leavers[::-1] if not one.moves]
+    if leavers and len(leavers) == len(active):
+        ranks = {seat.id: rank for rank, seat in enumerate(active)}
+        reasons = [*Why][::-1]
+        first = min(leavers, key=lambda one: (reasons.index(one.why), ranks[one.id]))
+        order = [first, *(one for one in order if one is not first)]
+    return order
+
+
+def _floor(now: Snapshot, active: Sequence[Seat], leaving: Sequence[Leaver]) -> int:
+    """The smallest ring that may be left, when these leave.
+
+    Who moves stays as far as the ring would become smaller than planned, also where nobody can
+    start workers now: whoever asked for the migration gives it up. Who was asked to leave waits
+    only for workers that can come. Who must go, goes.
+    """
+    plan = without(now.plan, leaving)
+    refilled = sum(one.refilled for one in leaving)
+
+    def at_least(wanted: int) -> int:
+        return min(len(active), max(now.job.sizes.fit(wanted) - refilled, now.job.sizes.min_np))
+
+    if any(one.moves for one in leaving):
+        return at_least(sum(plan.values()))
+    if any(not one.must for one in leaving):
+        return at_least(attainable_size(now, active, plan))
+    return 0
+
+
+# --- 4. the pairs, or who they wait for
 
 
 def _absent(
     now: Snapshot,
     active: Sequence[Seat],
-    leaving: Sequence[int],
+    leavers: Sequence[Leaver],
     plan: Mapping[str, int],
     arrived: Sequence[str],
 ) -> list[str]:
@@ -277,6 +230,7 @@ def _absent(
 
     Who starts them is there: an agent, or under horovodrun an `edl-worker`.
     """
+    leaving = {one.id for one in leavers}
     here = Counter([*(seat.host for seat in active if seat.id not in leaving), *arrived])
     starting = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
     lacking = {host: plan.get(host, 0) - here[host] for host in starting}
@@ -284,14 +238,23 @@ def _absent(
 
 
 def _standstill(
-    held: Sequence[int], coming: Sequence[int], alive: Mapping[int, Member], train: int, wanted: int
+    now: Snapshot,
+    target: Target,
+    ready: Sequence[int],
+    coming: Sequence[int],
+    alive: Mapping[int, Member],
 ) -> str:
     """Why there is nothing to change now."""
+    train, wanted = target.size, now.planned
+    held = sorted(one.id for one in target.held)
     if held:
         when = verb(
             len(held), "leaves when its replacement is", "leave when their replacements are"
         )
         return f"{names(held)} {when} ready"
+    if ready:
+        wait = verb(len(ready), "is ready and waits", "are ready and wait")
+        return f"{names(ready)} {wait}: the job may have {now.job.sizes}; {train} of {wanted} train"
     mute = [w for w in coming if alive[w].stage is Stage.READY]
     if mute:
         do = verb(len(mute), "does", "do")

@@ -148,7 +148,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         if removal_pending(snapshot) and now - self._word_since < self._own.limits.removal_s:
             self._pending_at = now
         job, lost_slots = snapshot.job, self._lost_slots
-        fatal = would_end_the_job(lost_slots.best, job.wish, lost_slots.barred, job.min_np)
+        fatal = would_end_the_job(lost_slots.best, job.wish, lost_slots.barred, job.sizes)
         done = now - self._pending_at >= self._own.limits.freed_s
         runs = len(self._workers) > 0
         self._driver.allow(self._counts and may_ask(job.state, runs, done, fatal), said)
@@ -218,8 +218,8 @@ class SlotSupervisor(Supervisor[SlotState]):
         if done or now - (own.told or 0.0) < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.job.wish:
-            least = snapshot.job.min_np
-            self._store.change_wish(lambda wish: released(wish, self._host, least))
+            sizes = snapshot.job.sizes
+            self._store.change_wish(lambda wish: released(wish, self._host, sizes))
             self._released = True
 
     def _look_who_reads(self, now: float) -> None:

@@ -1,0 +1,61 @@
+"""The options of `edl run` that are settings of the job, made from their declarations."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from edl.core.job_spec import JobSettings
+from edl.core.sizes import Sizes
+
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)|`")
+
+
+def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give ``verb`` an option for each setting of a job that has one; it gets them as ``given``.
+
+    ``given`` has those that were said, for :func:`edl.config.load`.
+    """
+    declared = {
+        one.name: _option(one, get_type_hints(kind)[one.name])
+        for kind in (Sizes, JobSettings)
+        for one in fields(kind)
+        if one.metadata.get("option")
+    }
+
+    @wraps(verb)
+    def run(**values: Any) -> None:
+        given = {name: values.pop(name) for name in declared}
+        verb(**values, given={name: value for name, value in given.items() if value is not None})
+
+    own = inspect.signature(verb, eval_str=True)
+    parameters = [one for one in own.parameters.values() if one.name != "given"]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in declared.items()
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    return run
+
+
+def _option(one: Field[Any], hint: Any) -> Any:
+    told: Mapping[str, Any] = one.metadata
+    kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
+    help = _LINK.sub(lambda match: match[1] or "", told["help"])
+    shown = "" if one.default in (None, (), "", False) else f" Default: {one.default:g}."
+    return Annotated[
+        kind | None,
+        typer.Option(
+            f"{told['option']}" if kind is not bool else f"{told['option']}/",
+            metavar=told["metavar"] or None,
+            help=f"{help[0].upper()}{help[1:]}.{shown}",
+            show_default=False,
+        ),
+    ]

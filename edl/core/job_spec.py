@@ -1,0 +1,118 @@
+"""What a job is asked to be: written once by its launcher, read by all its workers and agents.
+
+What belongs to a machine or a process (addresses, ZooKeeper, the slot) is in :mod:`edl.config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edl.core.record import Record
+from edl.core.settings import check, setting
+from edl.core.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class JobSettings(Record):
+    """Limits of the job and how it trains; times in seconds. The same for all of its processes.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    resume: str = setting(
+        "",
+        "`1` (`edl run --resume`): continue from the script's checkpoints; a path "
+        "(`--resume-from`): from those there",
+    )
+    start_timeout_s: float = setting(
+        120.0, "for the first `np` workers to come up; then `min_np` are enough"
+    )
+    prepare_timeout_s: float = setting(
+        300.0, "for a newcomer, from its registration until it has warmed up"
+    )
+    gather_timeout_s: float = setting(
+        3.0,
+        "how long ready newcomers wait for others that still prepare; longer in a "
+        "[migration](scaling.md#migrating)",
+    )
+    switch_timeout_s: float = setting(
+        60.0,
+        "how long a worker whose ring broke waits for the generation that repairs it, time without "
+        "ZooKeeper not counted; and a newcomer may take to note that the others have gone on "
+        "without it",
+    )
+    save_timeout_s: float = setting(60.0, "how long the last checkpoint before an end may take")
+    elastic_timeout_s: float = setting(
+        600.0,
+        "how long fewer than `min_np` workers wait for others, and a broken ring for a repair "
+        "while ZooKeeper is away",
+        option="--elastic-timeout",
+        metavar="SECONDS",
+    )
+    leave_grace_s: float = setting(
+        30.0, "how long a worker that got SIGTERM and is needed waits for its replacement"
+    )
+    stall_s: float = setting(
+        10.0,
+        "after this long without a step, and 20 usual steps, the leader says who holds the job up; "
+        "before the first step, after six times as long",
+    )
+    stall_limit_s: float | None = setting(
+        None,
+        "a worker that holds the others up for this long is evicted; none: never",
+        option="--stall-limit",
+        metavar="SECONDS",
+    )
+    max_restarts: int = setting(
+        10,
+        "how often a slot whose workers fail, or are given up, is started again, after pauses of "
+        "1, 2, 4, ... 30 s, without 60 s in the ring in between; then the job goes on without it, "
+        "or fails if `min_np` needs it",
+        option="--max-restarts",
+        metavar="N",
+        least=0,
+    )
+    state_check_steps: int = setting(
+        100,
+        "steps between two [comparisons of the workers' states]"
+        "(guarantees.md#the-same-state-everywhere); 0: none",
+        least=0,
+    )
+    status_period_s: float = setting(0.5, "how often the leader writes the status")
+    chaos: bool = setting(
+        False,
+        "each worker's HTTP port takes orders to end its session or cut its ring, to "
+        "[try faults](troubleshooting.md#trying-faults)",
+        option="--chaos",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class JobSpec(Record):
+    """``spec`` of a job: what `edl run`, or the first `edl-worker` of horovodrun, was asked for."""
+
+    command: tuple[str, ...]
+    np: int = 1  # workers to start with
+    sizes: Sizes = field(default_factory=Sizes)
+    settings: JobSettings = field(default_factory=JobSettings)
+    cwd: str = ""
+
+    def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
+        """In what another start of the same job differs: name -> here, there.
+
+        ``np`` and ``resume`` are for who starts the job.
+        """
+        mine, theirs = (
+            {
+                "command": one.command,
+                "cwd": one.cwd,
+                **vars(one.sizes),
+                **{k: v for k, v in vars(one.settings).items() if k != "resume"},
+            }
+            for one in (self, other)
+        )
+        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}

@@ -1,0 +1,33 @@
+"""Records for tests, with everything that a test does not care about filled in."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from edl.core.job_spec import JobSettings, JobSpec
+from edl.core.records import Job
+from edl.core.sizes import Sizes
+
+SIZES = {one.name for one in fields(Sizes)}
+SETTINGS = {one.name for one in fields(JobSettings)}
+COMMAND = ("python", "train.py")
+
+
+def make_job(name: str = "digits", **changes: Any) -> Job:
+    """A job of 1 to 4 workers that starts with 2, unless ``changes`` say otherwise."""
+    return changed(Job(name, JobSpec(COMMAND, 2, Sizes(1, 4))), **changes)
+
+
+def changed(job: Job, **changes: Any) -> Job:
+    """The job with other values of any of its fields, those of its spec included."""
+    sizes = {k: changes.pop(k) for k in SIZES & changes.keys()}
+    settings = {k: changes.pop(k) for k in SETTINGS & changes.keys()}
+    spec = {k: changes.pop(k) for k in {"command", "np", "cwd"} & changes.keys()}
+    new = replace(
+        job.spec,
+        sizes=replace(job.spec.sizes, **sizes),
+        settings=replace(job.spec.settings, **settings),
+        **spec,
+    )
+    return replace(job, spec=new, **changes)
