@@ -105,6 +105,12 @@ def run(
         **given,
     )
     most = settings.sizes.max_np or max(np, slots or 0)
+    least = settings.sizes.min_np
+    if settings.sizes.max_np is None and least > most >= 1:  # nobody has said that max
+        raise UsageError(
+            f"--min-np is {least} and -np is {np}; start with -np {least} or more, or with a lower "
+            "--min-np"
+        )
     slots = most if slots is None else slots
     sizes = replace(settings.sizes, max_np=most)
     sizes.check(np)
