@@ -170,7 +170,11 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
     if answer is not None:
         old = Job.from_json(decode(paths.job, answer[0]))
         if not old.state.over and (creator or any(living)):
-            raise JobExists(paths.name)
+            hosts, slots, members = (sorted(names or ()) for names in living)
+            alive = [f"host {name}" for name in hosts] + [f"slot {name}" for name in slots]
+            alive += [f"w{name}" for name in members]
+            starts = ["its start is under way"]
+            raise JobExists(paths.name, alive or starts, session.session_timeout_s)
     return nodes
 
 

@@ -105,8 +105,9 @@ def test_without_a_checkpoint_the_job_has_failed(trial: Trial, zk_hosts: str) ->
 
 
 def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str) -> None:
-    script = trial.script("--num-workers", "2")
-    with started(trial.directory, zk_hosts, *script, np=1, max_np=1) as job:
+    """The first start finds nothing to resume, and may: ``--resume=auto``."""
+    script, auto = trial.script("--num-workers", "2"), ["--resume=auto"]
+    with started(trial.directory, zk_hosts, *script, np=1, max_np=1, options=auto) as job:
         job.wait_for_step(125)  # in the second epoch
         job.edl("stop")
         assert job.end() == 0, job.describe("it failed")
@@ -122,8 +123,7 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
         assert "--resume" in job.output()
 
     other_size = [*script, "--batch-size", "5"]
-    resume = ["--resume"]
-    with started(trial.directory, zk_hosts, *other_size, np=2, max_np=2, options=resume) as job:
+    with started(trial.directory, zk_hosts, *other_size, np=2, max_np=2, options=auto) as job:
         assert job.end() == 0, job.describe("it failed")
         reports = trial.prove(2, job.describe("the counts are wrong"))
         assert job.events("resumed")[0]["step"] == stopped.step
