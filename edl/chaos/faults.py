@@ -217,7 +217,7 @@ class Chaos:
                 f"NOT recovered after {took_s:.1f} s; job {snapshot.job.name} is "
                 f"{snapshot.job.state}: {snapshot.job.reason or why or 'no reason given'}"
             )
-            return text, {"events": [e.reason for _, e in self._store.events(seen)]}
+            return text, {"events": [e.reason for _, e in self._store.events.read(seen)]}
         if recovered.job.state is not JobState.RUNNING:
             return f"the job {recovered.job.state}: {recovered.job.reason}", {}
         number = recovered.generation.number if recovered.generation else generation
@@ -239,7 +239,7 @@ class Chaos:
         """The events since ``seen``; that of the switch comes two steps after it."""
         deadline = time.monotonic() + PARTS_S
         while True:
-            events = [event for _, event in self._store.events(seen)]
+            events = [event for _, event in self._store.events.read(seen)]
             done = any(e.kind is EventKind.SWITCH and e.generation >= generation for e in events)
             if done or time.monotonic() >= deadline:
                 return events
@@ -269,7 +269,7 @@ class Chaos:
         return snapshot.status.step
 
     def _newest_event(self) -> int:
-        return max((number for number, _ in self._store.events()), default=-1)
+        return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
         deadline = time.monotonic() + self._limit_s

@@ -23,7 +23,7 @@ def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
     """
     running(store, f"drain w{worker} of job {store.name}")
     try:
-        number = store.add_request(Request("drain", worker))
+        number = store.requests.add(Request("drain", worker))
     except CoordinationError as error:
         unsure = f"w{worker} may be asked to leave or not, see `edl status {store.name}`"
         raise CoordinationError(f"{error}; {unsure}") from error
@@ -47,7 +47,7 @@ def _answer(store: JobStore, number: int, worker: int, timeout_s: float) -> Requ
     messages(f"no leader of job {store.name} has answered")
     for _ in looks(store, timeout_s, f"draining w{worker}", messages):
         with suppress(CoordinationError):  # the next look asks again
-            request = store.get_request(number)
+            request = store.requests.get(number)
             if request.done:
                 return request
     raise AssertionError("looks() ends with an error")
@@ -57,7 +57,7 @@ def _withdraw(store: JobStore, number: int, worker: int) -> tuple[Request | None
     """The answer, if it came after all; and what then stands."""
     see = f"see `edl status {store.name}`"
     try:
-        request = store.withdraw_request(number)
+        request = store.requests.withdraw(number)
     except CoordinationError:
         return None, f"the request cannot be taken back now, and w{worker} may still leave ({see})"
     return request, request.outcome if request else f"the request is taken back ({see})"
@@ -80,7 +80,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
             plan_without(now, name, now.plan)  # or says why it cannot leave
         if agent is not None and agent.slots and not agent.leaving:
             with suppress(CoordinationError):  # the next look asks again
-                store.ask_host_to_leave(name)
+                store.hosts.ask_to_leave(name)
         elif agent is None and now.plan.get(name):
             with suppress(CoordinationError):
                 store.change_plan(partial(plan_without, now, name))

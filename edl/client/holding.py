@@ -48,11 +48,11 @@ class HeldPlan:
 
     def __enter__(self) -> Self:
         try:
-            if not self._store.hold_profile(self._mine):
+            if not self._store.profile.hold(self._mine):
                 raise UsageError(self._taken())
             self._set(self._store.snapshot())  # nobody else profiles it now
             self._mine = replace(self._mine, before=self.before)
-            self._store.hold_profile(self._mine)
+            self._store.profile.hold(self._mine)
         except BaseException:
             self._release()
             raise
@@ -83,7 +83,7 @@ class HeldPlan:
         return self._fate is not Fate.OURS
 
     def _taken(self) -> str:
-        other = self._store.profile_hold()
+        other = self._store.profile.held()
         by = "another process" if other is None else other.by
         return (
             f"job {self._job.name} is profiled by {by}; wait until that has ended (if it was "
@@ -126,9 +126,9 @@ class HeldPlan:
 
     def _keep(self) -> None:
         """Raises Superseded when the size is no longer ours to choose."""
-        hold = self._store.profile_hold()
+        hold = self._store.profile.held()
         if hold is None:  # gone with a lost session
-            overruled = not self._store.hold_profile(self._mine)
+            overruled = not self._store.profile.hold(self._mine)
         else:
             overruled = self._held.overruled(hold)
         if overruled:
@@ -170,7 +170,7 @@ class HeldPlan:
         """The plan as it shall be from now on."""
         if plan in self._given:  # it was written, and the answer was lost
             return plan
-        self._fate = self._held.fate_of(plan, self._store.profile_hold())
+        self._fate = self._held.fate_of(plan, self._store.profile.held())
         slots: Mapping[str, int] = self._slots
         if self._fate is Fate.MOVED:
             slots = _slots_of(self._wanted.hosts(self._store.snapshot()))
@@ -197,7 +197,7 @@ class HeldPlan:
 
     def _release(self) -> None:
         with suppress(CoordinationError, UnknownJob):  # then it goes with our session
-            self._store.release_profile(self._mine.token)
+            self._store.profile.release(self._mine.token)
 
 
 def _slots_of(hosts: Sequence[Host]) -> dict[str, int]:

@@ -190,7 +190,7 @@ class Job:
     def curve(self) -> Curve | None:
         """The newest profile that is kept with the job; None: there is none."""
         with self._store(ended=True) as store:
-            return store.profile()
+            return store.profile.get()
 
     # --- the way there ---
 

@@ -151,7 +151,7 @@ def _log(store: JobStore, now: Snapshot, asked: Move) -> None:
     told = MigrateDetails(asked.source, asked.target, asked.np)
     reason = f"{workers(asked.np)} shall move from {asked.source} to {asked.target}"
     with suppress(CoordinationError):  # the migration has begun all the same
-        store.add_event(Event(time.time(), asked.since, now.status.step, reason, told))
+        store.events.add(Event(time.time(), asked.since, now.status.step, reason, told))
 
 
 def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:
@@ -161,7 +161,7 @@ def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:
     deadline = time.monotonic() + (TOLD_S if last > asked.since else 0.0)
     while True:
         with suppress(CoordinationError):  # they have moved all the same
-            events |= store.events(max(events, default=-1))
+            events |= store.events.read(max(events, default=-1))
         log, generations = [events[n] for n in sorted(events)], seen.generations.values()
         done = migration.outcome(asked, log, seen.hosts, last, generations)
         if done.stall_s is not None or time.monotonic() >= deadline:

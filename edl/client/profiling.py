@@ -57,7 +57,7 @@ def profile(
                 hold.take(np)
                 point, last = _measure(store, hold, np, steps, timeout_s, tell)
                 curve = curve.with_point(point)
-                store.put_profile(curve)
+                store.profile.put(curve)
                 _log(store, point, last)
     except RequestError as error:
         sizes_done = ", ".join(str(point.np) for point in curve.points) or "no size"
@@ -100,7 +100,7 @@ def _log_start(store: JobStore, before: Plan, order: Sequence[int], now: Snapsho
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0
     with suppress(CoordinationError):
-        store.add_event(
+        store.events.add(
             Event(time.time(), number, now.status.step, reason, ProfilingDetails(had, dict(before)))
         )
 
@@ -111,6 +111,6 @@ def _log(store: JobStore, point: Point, last: Reading) -> None:
         f"{point.step_s:.3g} s a step over {point.steps} steps"
     )
     with suppress(CoordinationError):
-        store.add_event(
+        store.events.add(
             Event(time.time(), last.generation, last.step, reason, ProfileDetails(**vars(point)))
         )

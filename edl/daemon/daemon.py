@@ -77,7 +77,7 @@ class Daemon:
             Access(config.job, config.secret),
         )
         self._store = JobStore(self._session, config.job)
-        self._events = EventLog(self._store, mailbox)
+        self._events = EventLog(self._store.events, mailbox)
         self._guard = Guard(http_key(config.secret, config.job))
         self._server = RendezvousServer(config.own_address, health=self._health, guard=self._guard)
         self._watch = Watch()
@@ -130,7 +130,7 @@ class Daemon:
             door.open_door(self._server, self._session, self._ring)
         self._mailbox.leads(leader)
         self._server.start()
-        worker = self._store.new_worker_id()
+        worker = self._store.members.new_id()
         self._mailbox.worker = self._guard.worker = worker
         self._member = Member(
             id=worker,
@@ -141,7 +141,7 @@ class Daemon:
             pid=os.getpid(),
             launch=config.launch,
         )
-        self._store.put_member(self._member)
+        self._store.members.put(self._member)
         self._thread.start()
         return self._member, generation
 
@@ -209,7 +209,7 @@ class Daemon:
     @property
     def run(self) -> str:
         """An identity of this start of the job."""
-        return self._store.run
+        return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``; safe from any thread."""
@@ -420,14 +420,14 @@ class Daemon:
 
     def _remove_member(self) -> None:
         if self._member is not None:
-            self._store.remove_member(self._member.id)
+            self._store.members.remove(self._member.id)
 
     def _write_own(self) -> None:
         with self._lock:
             member, dirty = self._member, self._dirty and not self._withdrawn
             saved, end = self._saved, self._end
         if dirty and member is not None:
-            self._store.put_member(member)
+            self._store.members.put(member)
         if saved is not None:
             self._store.put_saved(*saved)
         if end is not None:

@@ -167,7 +167,7 @@ class Agent(Supervisor[AgentState]):
         if not self._epoch:
             self._adopt(now)
             if self._guest:  # what happened before it came is for `edl events`
-                self._last_event = max((n for n, _ in self._store.events()), default=-1)
+                self._last_event = max((n for n, _ in self._store.events.read()), default=-1)
         self._say_once(self._greeting)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
@@ -319,7 +319,7 @@ class Agent(Supervisor[AgentState]):
 
     def _put_host(self) -> None:
         host = self._host
-        self._store.put_host(host)
+        self._store.hosts.put(host)
         self._written = host
 
     def _kill(self) -> int:

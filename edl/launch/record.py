@@ -73,4 +73,4 @@ def worker_frozen(
 
 def _add(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -> None:
     generation = snapshot.generation.number if snapshot.generation else 0
-    store.add_event(Event(time.time(), generation, snapshot.status.step, reason, details))
+    store.events.add(Event(time.time(), generation, snapshot.status.step, reason, details))

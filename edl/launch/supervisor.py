@@ -171,7 +171,7 @@ class Supervisor(ABC, Generic[State]):
             if ended.worker is not None:
                 # It is dead, whatever its session says: the leader need not wait for that.
                 with contextlib.suppress(CoordinationError, UnknownJob):
-                    self._store.remove_member(ended.worker)
+                    self._store.members.remove(ended.worker)
 
     def _read(self, now: float) -> Snapshot | None:
         """The records, read anew when they may have changed; None while ZooKeeper is away."""
@@ -207,7 +207,7 @@ class Supervisor(ABC, Generic[State]):
 
     def _new_events(self) -> Iterator[Event]:
         """Those of the job since the last call; the workers that ended are remembered."""
-        for number, event in self._store.events(self._last_event):
+        for number, event in self._store.events.read(self._last_event):
             self._last_event = number
             if (worker := who_ended(event)) is not None:
                 self._own = replace(self._own, ended=self._own.ended | {worker})

@@ -198,8 +198,8 @@ class LeaderTerm:
             updated_at_s=time.time(),
         )
         self._leadership.put_status(status)
-        self._store.trim_events(EVENTS_KEPT)
-        self._store.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
+        self._store.events.trim(EVENTS_KEPT)
+        self._store.members.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
 
 
 class _Rate:

@@ -168,7 +168,7 @@ class TestFence:
             with pytest.raises(Deposed, match="term 1"):
                 write()
         assert store.snapshot() == before
-        assert store.events() == []
+        assert store.events.read() == []
         new = lead(second)
         new.carry_out(Decision("x", generation(1, 2)))
         with pytest.raises(Deposed):
@@ -239,16 +239,16 @@ class TestDecisions:
     def test_all_of_a_decision_is_written_at_once(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        number = store.add_request(Request("drain", 0))
+        number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         decision = Decision("why", generation(1, 1), {"alpha": 1}, {7: "too late"}, (answer,))
         events = [EVENT, Event(1.0, 1, 7, "w7 was given up: too late", EvictedDetails("w7"))]
         leadership.carry_out(decision, store.snapshot(), events)
-        assert [event for _, event in store.events()] == events
+        assert [event for _, event in store.events.read()] == events
         now = store.snapshot()
         assert now.generation == generation(1, 1)
         assert (now.plan, now.evicted, now.requests) == ({"alpha": 1}, {7: "too late"}, ())
-        assert store.get_request(number) == answer
+        assert store.requests.get(number) == answer
         job, current, evicted, leader = store.watch_generation(None)
         assert (job, current, evicted) == (now.job, now.generation, {7: "too late"})
         assert leader == Leader(1, 0)
@@ -261,7 +261,7 @@ class TestDecisions:
             with pytest.raises(CoordinationError, match="cannot follow generation 1"):
                 leadership.carry_out(Decision("x", wrong, {"beta": 1}), events=[EVENT])
         assert store.snapshot().plan == {"alpha": 2}
-        assert store.events() == []
+        assert store.events.read() == []
         leadership.carry_out(Decision("x", generation(2, 1)))
 
     def test_a_plan_that_was_changed_meanwhile_is_not_overwritten(
@@ -288,23 +288,23 @@ class TestDecisions:
     def test_a_request_that_is_withdrawn_is_not_granted(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        number = store.add_request(Request("drain", 0))
+        number = store.requests.add(Request("drain", 0))
         seen = store.snapshot()
-        assert store.withdraw_request(number) is None
+        assert store.requests.withdraw(number) is None
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         with pytest.raises(CoordinationError, match="withdrawn meanwhile; decide again"):
             leadership.carry_out(Decision("x", generation(1, 1), None, {}, (answer,)), seen)
         assert store.snapshot().generation is None
-        assert store.withdraw_request(number) is None
+        assert store.requests.withdraw(number) is None
 
     def test_a_request_that_is_answered_cannot_be_withdrawn(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        number = store.add_request(Request("drain", 0))
+        number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         leadership.carry_out(Decision("x", answers=(answer,)))
-        assert store.withdraw_request(number) == answer
-        assert store.get_request(number) == answer
+        assert store.requests.withdraw(number) == answer
+        assert store.requests.get(number) == answer
 
     def test_a_decision_to_do_nothing_writes_nothing(
         self, store: JobStore, leadership: Leadership
@@ -312,7 +312,7 @@ class TestDecisions:
         before = store.snapshot()
         leadership.carry_out(Decision("all is well"))
         assert store.snapshot() == before
-        assert store.events() == []
+        assert store.events.read() == []
 
     def test_a_write_that_expects_another_version_changes_nothing(
         self, store: JobStore, leadership: Leadership

@@ -87,7 +87,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
         secret = read_file(directory / "state/edl/jobs" / job.name / "secret")
         access = Access(job.name, secret)
         with Session(hosts, access=access) as session:
-            JobStore(session, job.name).add_request(records.Request("drain", 99))
+            JobStore(session, job.name).requests.add(records.Request("drain", 99))
             yield Training(job, server, session, access)
         job.edl("stop")
         assert job.end() == 0
@@ -157,12 +157,12 @@ class TestZooKeeper:
                 store = JobStore(session, name)
                 calls: list[Callable[[], object]] = [
                     store.snapshot,
-                    store.events,
+                    store.events.read,
                     lambda s=store: s.watch_generation(None),
-                    store.new_worker_id,
-                    lambda s=store: s.put_host(records.Host("h", 1, "127.0.0.1", 1)),
-                    lambda s=store: s.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
-                    lambda s=store: s.add_request(records.Request("drain", 0)),
+                    store.members.new_id,
+                    lambda s=store: s.hosts.put(records.Host("h", 1, "127.0.0.1", 1)),
+                    lambda s=store: s.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
+                    lambda s=store: s.requests.add(records.Request("drain", 0)),
                     lambda s=store: s.change_plan(lambda plan: {"h": 9}),
                     store.delete,
                 ]

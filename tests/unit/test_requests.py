@@ -17,7 +17,11 @@ from edl.client.migrating import migrate
 from edl.client.profiling import profile
 from edl.client.scaling import Wanted, resize, wait_for_size
 from edl.client.waiting import Messages, looks
+from edl.coordination.events import EventNodes
 from edl.coordination.job_store import JobStore
+from edl.coordination.profile import ProfileNode
+from edl.coordination.registrations import HostNodes
+from edl.coordination.requests import RequestNodes
 from edl.core.job.plan_hold import PlanHold
 from edl.core.job.profile import Curve
 from edl.core.records import (
@@ -62,10 +66,12 @@ class Store(JobStore):
 
     def __init__(self, **job: Any) -> None:
         self.name = "digits"
+        self.requests, self.hosts = Requests(self), Hosts(self)
+        self.profile, self.events = Profile(self), Events(self)
         self.job = changed(JOB, **job)
         self.plan: dict[str, int] = {"a": 2}
-        self.hosts = HOSTS
-        self.slots: tuple[KeptSlot, ...] = ()
+        self.agents = HOSTS
+        self.edl_workers: tuple[KeptSlot, ...] = ()
         self.request: Request | None = None
         self.where: list[str] = []  # hosts of the workers, if they do not follow the plan
         self.hold: PlanHold | None = None
@@ -101,36 +107,18 @@ class Store(JobStore):
         generation = Generation(number, 1, seats, 0, (), (), "")
         return Snapshot(
             self.job,
-            self.hosts,
+            self.agents,
             members,
             dict(self.plan),
             generation,
             status=status,
-            slots=self.slots,
+            slots=self.edl_workers,
         )
 
     def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
         self._call()
         self.plan = change(dict(self.plan))
         return self.plan
-
-    def add_request(self, request: Request) -> int:
-        self._call()
-        self.request = request
-        return 0
-
-    def get_request(self, number: int) -> Request:
-        self._call()
-        assert self.request is not None
-        return self.request
-
-    def withdraw_request(self, number: int) -> Request | None:
-        self._call()
-        request = self.request
-        if request is not None and request.done:
-            return request
-        self.request = None
-        return None
 
     def set_job_state(
         self,
@@ -143,42 +131,80 @@ class Store(JobStore):
         self.job = replace(self.job, state=state, reason=reason)
         return True
 
-    def ask_host_to_leave(self, name: str) -> bool:
-        self._call()
-        self.hosts = tuple(host for host in self.hosts if host.name != name)
-        return True
-
-    def hold_profile(self, hold: PlanHold) -> bool:
-        self._call()
-        if self.hold is not None and self.hold.token != hold.token:
-            return False
-        self.hold = hold
-        return True
-
-    def profile_hold(self) -> PlanHold | None:
-        self._call()
-        return self.hold
-
     def ask_over_profile(self) -> None:
         if self.hold is not None:
             self.hold = replace(self.hold, asked=True)
 
-    def release_profile(self, token: str) -> None:
-        self._call()
-        if self.hold is not None and self.hold.token == token:
-            self.hold = None
 
-    def put_profile(self, curve: Curve) -> None:
-        self.curves.append(curve)
+class Requests(RequestNodes):
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
-    def add_event(self, event: Any) -> int:
-        self._call()
-        self.log.append(event)
-        return len(self.log) - 1
+    def add(self, request: Request) -> int:
+        self.store._call()
+        self.store.request = request
+        return 0
 
-    def events(self, after: int = -1) -> list[tuple[int, Any]]:
-        self._call()
-        return list(enumerate(self.log))[after + 1 :]
+    def get(self, number: int) -> Request:
+        self.store._call()
+        assert self.store.request is not None
+        return self.store.request
+
+    def withdraw(self, number: int) -> Request | None:
+        self.store._call()
+        request = self.store.request
+        if request is not None and request.done:
+            return request
+        self.store.request = None
+        return None
+
+
+class Hosts(HostNodes):
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def ask_to_leave(self, name: str) -> bool:
+        self.store._call()
+        self.store.agents = tuple(host for host in self.store.agents if host.name != name)
+        return True
+
+
+class Profile(ProfileNode):
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def hold(self, hold: PlanHold) -> bool:
+        self.store._call()
+        if self.store.hold is not None and self.store.hold.token != hold.token:
+            return False
+        self.store.hold = hold
+        return True
+
+    def held(self) -> PlanHold | None:
+        self.store._call()
+        return self.store.hold
+
+    def release(self, token: str) -> None:
+        self.store._call()
+        if self.store.hold is not None and self.store.hold.token == token:
+            self.store.hold = None
+
+    def put(self, curve: Curve) -> None:
+        self.store.curves.append(curve)
+
+
+class Events(EventNodes):
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def add(self, event: Any) -> int:
+        self.store._call()
+        self.store.log.append(event)
+        return len(self.store.log) - 1
+
+    def read(self, after: int = -1) -> list[tuple[int, Any]]:
+        self.store._call()
+        return list(enumerate(self.store.log))[after + 1 :]
 
 
 def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
@@ -290,12 +316,14 @@ def test_a_request_that_may_be_written_or_not_is_told() -> None:
 
 
 def test_an_answer_at_the_last_moment_counts() -> None:
-    class Late(Store):
-        def withdraw_request(self, number: int) -> Request | None:
-            self.request = GRANTED
-            return super().withdraw_request(number)
+    class Late(Requests):
+        def withdraw(self, number: int) -> Request | None:
+            self.store.request = GRANTED
+            return super().withdraw(number)
 
-    assert drain_worker(Late(), 1, 0.0) == GRANTED.outcome
+    store = Store()
+    store.requests = Late(store)
+    assert drain_worker(store, 1, 0.0) == GRANTED.outcome
 
 
 def test_an_interrupted_drain_is_taken_back() -> None:
@@ -325,7 +353,7 @@ def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts(
 ) -> None:
     monkeypatch.setattr(stop, "_SETTLE_S", 0.0)
     store = Store(state=JobState.STOPPING, reason="edl stop")
-    store.plan, store.hosts, store.slots = {}, (), (KeptSlot("a", 0),)
+    store.plan, store.agents, store.edl_workers = {}, (), (KeptSlot("a", 0),)
     store.away = {1, 3, 4}
     with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
         stop._wait(store, 0.01)
@@ -335,7 +363,7 @@ def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts(
         stop._ask(store, 0.0)
     store.away = {store.calls + 1}
     stop._ask(store, 5.0)
-    store.slots = ()
+    store.edl_workers = ()
     store.away = {store.calls + 1, store.calls + 4}  # a look, and the end that we write
     ended = stop._wait(store, 5.0)
     assert (ended.state, ended.reason) == (
@@ -440,7 +468,7 @@ def test_a_host_that_comes_is_added_to_the_size_that_the_job_had() -> None:
 
     def arrive(now: Store) -> None:
         if now.plan == {"a": 1, "b": 0}:
-            now.hosts = (*HOSTS, Host("c", 1, "::3"))
+            now.agents = (*HOSTS, Host("c", 1, "::3"))
             now.plan = arrives(now.plan)
 
     store.before_look = arrive
@@ -474,7 +502,7 @@ def test_a_host_that_leaves_while_it_has_no_worker_gets_none_back() -> None:
 
     def drain(now: Store) -> None:
         if now.plan == {"a": 1, "b": 0}:  # its agent has nothing to change in the plan
-            now.hosts = (HOSTS[0], Host("b", 0, "::2"))
+            now.agents = (HOSTS[0], Host("b", 0, "::2"))
 
     store.before_look = drain
     assert [point.np for point in measure(store, 1).points] == [1]
@@ -488,7 +516,7 @@ def test_an_answer_that_is_lost_does_not_give_back_twice() -> None:
     hold = HeldPlan(store, Wanted(store, store.job, "profile"), store.snapshot())
     with hold:
         hold.take(2)
-        store.hosts = (*HOSTS, Host("c", 2, "::3"))
+        store.agents = (*HOSTS, Host("c", 2, "::3"))
         store.plan = arrives(store.plan)
         store.plan = hold._restored(store.plan)  # written, and then the connection broke
     assert store.plan == {"a": 2, "b": 2, "c": 1}
@@ -597,7 +625,7 @@ def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(
 
         def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
             self.changes += 1
-            self.hosts, self.where = HOSTS[:1], ["a", "a"]  # b has gone, and nobody had moved
+            self.agents, self.where = HOSTS[:1], ["a", "a"]  # b has gone, and nobody had moved
             if self.changes != 2:
                 return super().change_plan(change)
             new = change(dict(self.plan))

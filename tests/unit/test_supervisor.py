@@ -31,16 +31,17 @@ class Store:
         self.written: list[Event] = []
         self.states: list[JobState] = []
         self.fails: Exception | None = None
+        self.events = SimpleNamespace(add=self._add, read=self._read)
 
     def snapshot(self, wake: Callable[[], None]) -> Snapshot:
         self._fail()
         return self.now
 
-    def add_event(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
         self._fail()
         self.written.append(event)
 
-    def events(self, after: int = -1) -> list[tuple[int, Event]]:
+    def _read(self, after: int = -1) -> list[tuple[int, Event]]:
         return [(n, event) for n, event in enumerate(self.written) if n > after]
 
     def set_job_state(self, state: JobState, *words: Any, **more: Any) -> bool:

@@ -107,7 +107,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _put_slot(self, given_up: str) -> None:
         self._slot_given_up = given_up or self._slot_given_up
         one = KeptSlot(self._host, self._slot, os.getpid(), self._slot_given_up)
-        self._store.put_slot(one)
+        self._store.slots.put(one)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
         super()._look(snapshot, now)
