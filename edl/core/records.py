@@ -7,7 +7,7 @@ the agent act on them, the CLI shows them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -131,6 +131,22 @@ class Member(Record):
     @property
     def name(self) -> str:
         return f"w{self.id}"
+
+    def at(
+        self, stage: Stage, generation: int | None = None, newest_generation: int | None = None
+    ) -> Member:
+        """This member in another stage, and with what else is given.
+
+        Who was asked to leave, and enters another ring on the way out, is leaving there too.
+        """
+        keeps = self.stage is Stage.LEAVING and stage is Stage.ACTIVE
+        newest = self.newest_generation if newest_generation is None else newest_generation
+        return replace(
+            self,
+            stage=self.stage if keeps else stage,
+            generation=self.generation if generation is None else generation,
+            newest_generation=newest,
+        )
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,6 @@ class Coordinator(Protocol):
     ) -> None:
         """Make a new stage of this worker known, and what else is given."""
 
-    def wait_beyond(self, generation: int) -> None:
-        """This newcomer is ready, and has taken note of ``generation``, which is not for it."""
-
     def report_broken(self, failure: RingFailure) -> None:
         """Say that a ring failed, and what was complete."""
 

@@ -173,7 +173,7 @@ class Switching:
         It says which generation it waits beyond: one that does not is taken to be stuck.
         """
         if after:
-            self._coordinator.wait_beyond(after)
+            self._coordinator.set_stage(Stage.READY, 0, newest_generation=after)
         while True:
             newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
             if self._mailbox.job_state.over or (newest is not None and not newest.seats):
@@ -183,7 +183,7 @@ class Switching:
             if newest.rank_of(self.worker) is None:
                 # The others go on without it; it is a newcomer like any other again.
                 after = newest.number
-                self._coordinator.wait_beyond(after)
+                self._coordinator.set_stage(Stage.READY, 0, newest_generation=after)
             elif newest.repairs or self._ring.heard_go(newest):
                 return newest
 

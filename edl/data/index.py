@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1  # of everything below; another one is made again
 MAGIC = b"edl-index"
-LOCK_WAIT_S = 120.0  # how long to wait for another process that makes the same index
+LOCK_WAIT_S = 120.0
 
 OnError = Literal["error", "skip"]
 Integers = npt.NDArray[np.int64]
@@ -107,11 +107,14 @@ def check_policy(on_error: str) -> None:
         raise UsageError(f"on_error is {on_error!r}; it is 'error' or 'skip'")
 
 
-def index_of(path: str, kind: str, make: Callable[[str, int], Index]) -> Indexed:
+def index_of(
+    path: str, kind: str, make: Callable[[str, int], Index], lock_wait_s: float = LOCK_WAIT_S
+) -> Indexed:
     """The index of ``path``, from the cache or by ``make(path, size)``.
 
     Args:
         kind: what ``make`` depends on beside the file: the kind of file and its options.
+        lock_wait_s: for another process that makes the same index.
 
     Raises:
         DataError: the file cannot be read, changes while it is read, or ``make`` refuses it.
@@ -124,7 +127,7 @@ def index_of(path: str, kind: str, make: Callable[[str, int], Index]) -> Indexed
         return _made(path, kind, stamp, make)
     if found := place.read(stamp):
         return found
-    with place.locked():
+    with place.locked(lock_wait_s):
         if found := place.read(stamp):
             return found
         made = _made(path, kind, stamp, make)
@@ -195,9 +198,9 @@ class _Place:
                 fresh.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock, if that is possible before the deadline; the kernel frees it, too."""
-        lock = FileLock(self._lock, LOCK_WAIT_S, fallback_to_soft=False)
+    def locked(self, wait_s: float) -> Iterator[None]:
+        """Hold the lock, if that is possible within ``wait_s``; the kernel frees it, too."""
+        lock = FileLock(self._lock, wait_s, fallback_to_soft=False)
         try:
             lock.acquire()
         except OSError as error:  # a time-out, or a file system without locks

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from edl.core.events import Event
 from edl.core.job.decision import Ages, Limits
@@ -305,21 +304,10 @@ class MemoryCoordinator:
         generation: int | None = None,
         newest_generation: int | None = None,
     ) -> None:
-        own = self._member
-        leaving = own.stage is Stage.LEAVING and stage is Stage.ACTIVE
-        self._change(
-            stage=own.stage if leaving else stage,
-            generation=own.generation if generation is None else generation,
-            newest_generation=(
-                own.newest_generation if newest_generation is None else newest_generation
-            ),
-        )
-
-    def wait_beyond(self, generation: int) -> None:
-        self.set_stage(Stage.READY, generation=0, newest_generation=generation)
+        self._change(self._member.at(stage, generation, newest_generation))
 
     def report_broken(self, failure: RingFailure) -> None:
-        self._change(broken=failure)
+        self._change(replace(self._member, broken=failure))
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         self._ends.append((state, reason, event))
@@ -329,8 +317,8 @@ class MemoryCoordinator:
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
 
-    def _change(self, **changes: Any) -> None:
-        self._member = replace(self._member, **changes)
+    def _change(self, member: Member) -> None:
+        self._member = member
         self._dirty = True
 
     # --- the daemon's thread
