@@ -61,5 +61,5 @@ def aligned(event: Event) -> str:
     line = (
         f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} {event.reason}"
     )
-    told = cost(event)
-    return f"{line}  [{told}]" if told else line
+    text = cost(event)
+    return f"{line}  [{text}]" if text else line

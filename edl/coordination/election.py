@@ -260,9 +260,9 @@ class Leadership:
             writes = self._writes(decision, seen)
             if not writes:
                 return
-            told = [Write(f"{self._paths.events}/e-", e.to_json(), sequence=True) for e in events]
+            logged = [Write(f"{self._paths.events}/e-", e.to_json(), sequence=True) for e in events]
             try:
-                self._transact([*writes, *told])
+                self._transact([*writes, *logged])
             except Refused:
                 continue  # the plan was changed or a request withdrawn after we read it
             return

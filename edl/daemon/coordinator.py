@@ -61,7 +61,7 @@ class Coordinator(Protocol):
         """Make known that a checkpoint of ``step`` is in ``directory``."""
 
     def last_step(self) -> int:
-        """The last step that a leader has told of."""
+        """The last step that a leader has reported."""
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         """Make known how the job ended; the first worker to say so counts, and logs ``event``."""

@@ -193,7 +193,7 @@ class Daemon:
         self._wake.set()
 
     def last_step(self) -> int:
-        """The last step that a leader has told of; at most what the job had reached."""
+        """The last step that a leader has reported; at most what the job had reached."""
         return self._store.status().step
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:

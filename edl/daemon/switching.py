@@ -8,7 +8,7 @@ Rules that make it safe:
    and then accepts nothing but a generation that *repairs*: one that was made from reports.
 3. After a repair everybody takes over the position of the sync root, which has completed as much
    as any survivor; who missed the last step takes the model that includes it, and who missed the
-   last exchange what was told in it.
+   last exchange its result.
 4. A newcomer holds no state until it was synchronised once; if the ring breaks before, the
    others need not wait for it, and it is a newcomer like any other again.
 """
@@ -292,7 +292,7 @@ class Switching:
         """Wait until all have completed the last step: who missed it needs somebody who has it.
 
         ``record`` is sent as for a step, so that who has left alone does not wait for ever for
-        those that train on, and ``compare`` looks at all of them: no step follows that would tell
+        those that train on, and ``compare`` looks at all of them: no step follows that would show
         whether the states are equal. None: the script keeps its own place in its data.
 
         Raises:

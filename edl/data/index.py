@@ -5,7 +5,7 @@ often read-only or shared by hosts whose locks do not reach each other, and ``da
 match an index tomorrow that was not there today. The price: each host makes one pass.
 
 An index is named by the file's real path, its kind and its options; it belongs to the size and
-the modification time that it tells. One that is torn, foreign, of another version or of an
+the modification time that it shows. One that is torn, foreign, of another version or of an
 earlier state of the file is made again. It is written under another name and renamed, so nobody
 reads half of one; a lock lets one process of the host make it while the others wait. The lock
 only saves work: after its deadline, or where there is none, a process makes the index by itself.

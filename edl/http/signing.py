@@ -113,7 +113,7 @@ class Guard:
 
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    told = hmac.new(key.encode(), digestmod=hashlib.sha256)
+    digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
-        told.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
-    return told.hexdigest()
+        digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
+    return digest.hexdigest()

@@ -87,9 +87,9 @@ def _native(pid: int) -> list[str]:
     """What the kernel says of each thread, as far as it may be read."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
-        told = []
+        values = []
         for name in _OF_A_THREAD:
             with contextlib.suppress(OSError):
-                told.append(f"{name} {(task / name).read_text(errors='replace').strip()}")
-        lines.append(f"  thread {task.name}: {'; '.join(told)}\n")
+                values.append(f"{name} {(task / name).read_text(errors='replace').strip()}")
+        lines.append(f"  thread {task.name}: {'; '.join(values)}\n")
     return lines

@@ -130,8 +130,8 @@ class Worker:
             self.log(new, SwitchDetails(len(parts), parts))
         if time.monotonic() - self.told_at > PERIOD_S / 2:  # else it has changed much just now
             self.told_at = time.monotonic()
-            told = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
-            leadership.put_status(told)
+            status = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
+            leadership.put_status(status)
 
     def log(self, new: Generation, details: Details) -> None:
         self.store.events.add(Event(time.time(), new.number, self.step, new.reason, details))

@@ -122,7 +122,7 @@ def test_what_cannot_be_is_one_sentence_and_changes_nothing(shell: Shell) -> Non
 
 
 def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
-    """Ctrl-C, or its deadline: it goes on, and the way back is told."""
+    """Ctrl-C, or its deadline: it goes on, and the way back is reasons."""
     (shell.directory / "train.py").write_text(
         "import os, runpy, sys, time\n"
         "while os.environ['EDL_HOST'] == 'b' and not os.path.exists('go'):\n"
@@ -284,8 +284,8 @@ def test_a_profile_is_right_kept_and_leaves_the_size_as_it_was(shell: Shell) -> 
     shown = shell.edl("profile", "j", "--show")  # of a job that has ended
     assert shown.returncode == 0
     assert "efficiency" in shown.stdout
-    told = [event["reason"] for event in kinds(shell, "profile")]
-    assert [text.split(" train")[0] for text in told] == ["3 workers", "2 workers", "1 worker"]
+    reasons = [event["reason"] for event in kinds(shell, "profile")]
+    assert [text.split(" train")[0] for text in reasons] == ["3 workers", "2 workers", "1 worker"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

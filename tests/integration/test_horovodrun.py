@@ -57,7 +57,7 @@ def test_out_and_in_and_a_killed_worker(
         job.scale(2)
         job.wait_for_size(2)
         job.prove(workers=2)
-        told = [event["kind"] for event in job.events()]
+        kinds = [event["kind"] for event in job.events()]
         switches = job.events("switch")
     stalls = [
         parts["stall_s"]
@@ -67,8 +67,8 @@ def test_out_and_in_and_a_killed_worker(
     ]
     assert len(switches) >= 3  # a ring of a step or two tells nothing
     assert max(stalls) < 5.0  # nobody waited for a newcomer to start
-    assert told.count("worker_failed") == 1
-    assert "job_finished" in told or "finished" in told
+    assert kinds.count("worker_failed") == 1
+    assert "job_finished" in kinds or "finished" in kinds
 
 
 @pytest.mark.long

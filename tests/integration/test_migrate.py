@@ -71,7 +71,7 @@ class Hosts(Trial):
         return self.wait_for_size(len(hosts), MOVED_S)
 
 
-def told(process: subprocess.Popen[str], job: Trial) -> str:
+def answer_of(process: subprocess.Popen[str], job: Trial) -> str:
     """The sentence that a verb has ended with, which must be that of success."""
     text, _ = process.communicate(timeout=MOVED_S + 10)
     assert process.returncode == 0, job.describe(text)
@@ -84,11 +84,11 @@ def test_all_workers_move_one_by_one_the_leader_too(tmp_path: Path, zk_hosts: st
         job.wait_for_step(2)
         job.join()
         before = job.status()["generation"]
-        first = told(job.migrate("--np", "1"), job)
+        first = answer_of(job.migrate("--np", "1"), job)
         assert f"in one switch (generation {before + 1}); the others stood still for" in first
         job.wait_for_hosts("a", "b")
         assert job.leader() == "w0"
-        second = told(job.migrate(), job)
+        second = answer_of(job.migrate(), job)
         assert f"moved 1 worker of {job.name} from a to b in one switch" in second
         now = job.wait_for_hosts("b", "b")
         assert now["plan"] == {"a": 0, "b": 2}
@@ -111,7 +111,7 @@ def test_several_workers_move_in_one_switch(tmp_path: Path, zk_hosts: str) -> No
         job.wait_for_step(2)
         job.join()
         before = job.status()["generation"]
-        text = told(job.migrate("--np", "2"), job)
+        text = answer_of(job.migrate("--np", "2"), job)
         assert f"in one switch (generation {before + 1})" in text, job.describe(text)
         job.wait_for_hosts("a", "b", "b")
         print(text)
@@ -131,7 +131,7 @@ def test_a_whole_job_moves_while_a_worker_is_killed(
         move = job.migrate()
         job.members("w2")
         job.process(victim).kill()
-        text = told(move, job)
+        text = answer_of(move, job)
         assert f"moved 2 workers of {job.name} from a to b" in text
         now = job.wait_for_hosts("b", "b")
         assert now["plan"] == {"a": 0, "b": 2}
@@ -147,7 +147,7 @@ def test_a_job_is_profiled_while_it_trains(tmp_path: Path, zk_hosts: str) -> Non
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=Hosts) as job:
         job.wait_for_step(2)
         words = ("--np", "1..3", "--steps", "25", "--timeout", str(MOVED_S), "--json")
-        printed = told(job.start("profile", job.name, *words), job)  # its log, too
+        printed = answer_of(job.start("profile", job.name, *words), job)  # its log, too
         curve = json.loads(printed.splitlines()[-1])
         points = curve["points"]
         assert [point["np"] for point in points] == [1, 2, 3]

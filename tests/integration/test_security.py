@@ -244,12 +244,12 @@ class TestTheSecret:
 
     def test_it_is_in_no_log_and_no_answer(self, training: Training) -> None:
         job = training.job
-        told = [job.edl("events", "--json"), job.edl("status", "--json"), job.output()]
+        texts = [job.edl("events", "--json"), job.edl("status", "--json"), job.output()]
         assert "edl.coordination.kazoo: Sending request" in job.output()  # logged in all detail
         for member in training.store.snapshot().members:
-            told.append(client.fetch(member.address, member.port, "/health", 10.0)[1].decode())
+            texts.append(client.fetch(member.address, member.port, "/health", 10.0)[1].decode())
         for needle in _needles(training):
-            assert not any(needle in text for text in told)
+            assert not any(needle in text for text in texts)
 
     def test_of_all_files_only_its_own_has_it(self, training: Training) -> None:
         secret = training.access.secret.encode()

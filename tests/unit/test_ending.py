@@ -12,9 +12,9 @@ import pytest
 # wait for processes, where a framework has imported multiprocessing first.
 LAST = """
 import atexit, multiprocessing.util, os, sys, time
-def told():
+def marker():
     return open(f"/proc/{os.getpid()}/comm").read().strip()
-atexit.register(lambda: print(told(), flush=True))
+atexit.register(lambda: print(marker(), flush=True))
 from edl.framework import ending
 """
 
@@ -73,7 +73,7 @@ ending.BREAK_S, ending.CLOSE_S = 0.1, 0.1
 ending.arm()
 def close():
     deadline = time.monotonic() + 30.0
-    while not told().startswith("edl-ended") and time.monotonic() < deadline:
+    while not marker().startswith("edl-ended") and time.monotonic() < deadline:
         time.sleep(0.02)
     print("closed", flush=True)
 ending.Closing(close, lambda: print("unblocked", flush=True), lambda: 0.0).start()

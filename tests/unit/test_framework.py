@@ -111,8 +111,8 @@ def test_a_refusal_is_told_from_a_ring_that_broke(message: str, refused: bool) -
 
 def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:
     error = UsageError("gradients were applied twice")
-    main, told = threading.get_ident(), []
-    framework = threading.Thread(target=lambda: told.append(raise_in(main, error)))
+    main, raised = threading.get_ident(), []
+    framework = threading.Thread(target=lambda: raised.append(raise_in(main, error)))
 
     def wait() -> None:
         framework.start()
@@ -123,7 +123,7 @@ def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:
     with pytest.raises(UsageError, match=r"^gradients were applied twice$"):
         wait()
     framework.join(10.0)
-    assert told == [True]
+    assert raised == [True]
     assert framework.ident is not None
     assert not raise_in(framework.ident, error), "it has ended"
     assert not raise_in(main, error), "who calls can raise it"

@@ -36,7 +36,7 @@ sgd = tf.keras.optimizers.SGD(1.0)
 log = (args.out / f"{os.getpid()}.jsonl").open("w")
 
 
-def tell(**what):
+def report(**what):
     log.write(json.dumps(what) + "\n")
     log.flush()
 
@@ -80,6 +80,6 @@ for _ in dataset.epochs(4):
             time.sleep(2.0)
         if not edl.is_warming_up():
             counted = indices.numpy()[: edl.current_worker().loader.samples]
-            tell(step=step, scale=before, bad=bool((counted == BAD).any()))
+            report(step=step, scale=before, bad=bool((counted == BAD).any()))
 
-tell(final=net.w.numpy().tolist(), scale=scale())
+report(final=net.w.numpy().tolist(), scale=scale())
