@@ -8,7 +8,6 @@ Writes of the leader are not here but in ``election``, where they are fenced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,16 +16,22 @@ from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination import events, lifecycle
+from edl.coordination.desired import DesiredNodes
 from edl.coordination.lifecycle import job_names, list_jobs, unlock
 from edl.coordination.paths import JobPaths, sequence
 from edl.coordination.reads import Waker, children, delete, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
-from edl.core.job.plan_hold import PlanHold
+from edl.core.job.desired import Change
+from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve
+from edl.core.job.profile_hold import ProfileHold
 from edl.core.record import Record
 from edl.core.records import (
+    Asker,
+    Assigned,
+    Desired,
     Generation,
     Host,
     Job,
@@ -58,14 +63,18 @@ class JobStore:
 
     # --- the job as a whole
 
-    def create(self, job: Job, plan: Mapping[str, int]) -> None:
+    def create(self, job: Job, hosts: Mapping[str, int], by_slot: bool = False) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
+
+        Args:
+            hosts: host -> workers to start with; desired and assigned.
+            by_slot: only assigned; its launcher assigns by slot.
 
         Raises:
             JobExists: a job of that name is alive.
             AccessDenied: the name is taken by a job that the session cannot open.
         """
-        self._run = lifecycle.create_job(self.session, self.paths, job, plan)
+        self._run = lifecycle.create_job(self.session, self.paths, job, hosts, by_slot)
 
     def delete(self) -> None:
         """Remove the job with everything in it; nothing happens when there is none."""
@@ -74,21 +83,25 @@ class JobStore:
     def snapshot(self, wake: Waker = None) -> Snapshot:
         """Everything at about one time; a node that vanishes meanwhile is absent.
 
-        ``wake`` is called when something of it changes, except status and events: once for
-        each change of a node that was read, from kazoo's watch thread, so it must not block.
+        ``wake`` is called when something of it changes, except status, events, what is discovered
+        and what is desired but not assigned: once for each change of a node that was read, from kazoo's watch thread, so it must not block.
         All watches are gone after they fired and after a loss of the connection (which fires
         them): read again then.
         """
         p = self.paths
         listed = self._read(
-            *(get(path, wake) for path in (p.job, p.plan, p.generation, p.leader)),
-            get(p.status),
+            # Before what is assigned, which wakes: so a leader that read only the latter anew may
+            # not write (see Leadership.carry_out).
+            get(p.desired),
+            *(get(path, wake) for path in (p.job, p.assigned, p.generation, p.leader)),
+            *(get(path) for path in (p.discovered, p.status)),
             *(
                 children(path, wake)
                 for path in (p.hosts, p.members, p.requests, p.evicted, p.slots)
             ),
         )
-        job, plan, generation, leader, status, hosts, members, requests, evicted, slots = listed
+        desired, job, assigned, generation, leader, discovered, status = listed[:7]
+        hosts, members, requests, evicted, slots = listed[7:]
         groups: list[list[tuple[str, Waker]]] = [
             [(f"{p.hosts}/{name}", None) for name in hosts or ()],
             [(f"{p.members}/{name}", wake) for name in members or ()],
@@ -104,7 +117,9 @@ class JobStore:
             job=self._job(job),
             hosts=tuple(sorted((Host.from_json(v) for _, v in found[0]), key=lambda h: h.name)),
             members=tuple(sorted((Member.from_json(v) for _, v in found[1]), key=lambda m: m.id)),
-            plan=_values(p.plan, plan),
+            desired=Desired.from_json(_values(p.desired, desired)),
+            assigned=Assigned.from_json(_values(p.assigned, assigned)),
+            discovered=_values(p.discovered, discovered),
             generation=_optional(Generation, p.generation, generation),
             leader=_optional(Leader, p.leader, leader),
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
@@ -159,45 +174,41 @@ class JobStore:
         saved = {"checkpoint": directory, "saved_step": step}
         self._compare_and_set(self.paths.job, lambda job: {**job, **saved})
 
-    def offer(
-        self, slots: Mapping[str, int], wish: Mapping[str, int], min_np: int, max_np: int | None
-    ) -> Job:
-        """Say what the driver of horovodrun may use; the job as it then stands.
+    # --- how many workers
 
-        ``wish`` and the limits are taken only from the first that says so.
+    def desire(self, change: Callable[[dict[str, int]], Placement], by: Asker, why: str) -> Change:
+        """Let ``change(workers desired by host)`` be desired; what was and is desired.
+
+        An agent's part, and an event that says ``why``, are written with it, all or nothing; so is,
+        for a person, that a profile lets it stand. ``change`` gets a copy, may be called again when
+        another writer was faster, and may raise to change nothing.
+
+        Args:
+            why: a clause, such as "edl scale".
         """
+        return DesiredNodes(self.session, self.paths).change(change, by, why)
 
-        def change(values: dict[str, Any]) -> dict[str, Any]:
-            job = replace(Job.from_json(values), offer=dict(slots))
-            if not job.wish:
-                most = max_np or job.sizes.max_np
-                sizes = replace(job.sizes, min_np=min_np, max_np=most)
-                job = replace(job, wish=dict(wish), spec=replace(job.spec, sizes=sizes))
-            return {**values, **job.to_json()}
+    def discover(
+        self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
+    ) -> Desired:
+        """Say which slots the driver of horovodrun may use; what is desired.
 
-        return Job.from_json(self._compare_and_set(self.paths.job, change))
+        ``first`` and the limits are taken only from the first that says so.
+        """
+        return DesiredNodes(self.session, self.paths).discover(slots, first, min_np, max_np)
 
-    def change_wish(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
-        """As :meth:`change_plan`, for a job whose plan follows the driver of horovodrun."""
+    def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
+        """Write down what a launcher has said that assigns by slot; ``change`` as above."""
 
         def changed(values: dict[str, Any]) -> dict[str, Any]:
-            return {**values, "wish": change(dict(values["wish"]))}
+            return {**values, "hosts": change(dict(values["hosts"]))}
 
-        wish: dict[str, int] = self._compare_and_set(self.paths.job, changed)["wish"]
-        return wish
+        self._compare_and_set(self.paths.assigned, changed)
 
     @property
     def run(self) -> str:
         """An identity of this start of the job; another start under its name has another one."""
         return self._this_run()
-
-    def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
-        """Replace the plan by ``change(plan)``; the plan that then stands.
-
-        ``change`` gets a copy, may be called again when another writer was faster, and may
-        raise to change nothing.
-        """
-        return self._compare_and_set(self.paths.plan, change)
 
     # --- workers and hosts
 
@@ -384,24 +395,17 @@ class JobStore:
             raise self._unknown()
         return _optional(Curve, self.paths.profile, answer)
 
-    def hold_profile(self, hold: PlanHold) -> bool:
+    def hold_profile(self, hold: ProfileHold) -> bool:
         """Profile the job from now on, as long as this session lives; False: another one does."""
         return self._put(
             self.paths.profile_hold, hold, lambda values: values["token"] == hold.token
         )
 
-    def profile_hold(self) -> PlanHold | None:
+    def profile_hold(self) -> ProfileHold | None:
         """Who profiles the job now, if anybody does."""
         return _optional(
-            PlanHold, self.paths.profile_hold, self._read(get(self.paths.profile_hold))[0]
+            ProfileHold, self.paths.profile_hold, self._read(get(self.paths.profile_hold))[0]
         )
-
-    def ask_over_profile(self) -> None:
-        """Before a plan that somebody has asked for is written: who profiles shall let it stand."""
-        if self.profile_hold() is None:
-            return
-        with suppress(UnknownJob):  # it has just ended
-            self._compare_and_set(self.paths.profile_hold, lambda hold: {**hold, "asked": True})
 
     def release_profile(self, token: str) -> None:
         """Profile the job no longer; nothing happens when it was another one."""
