@@ -7,8 +7,8 @@ from functools import partial
 
 from edl.client.waiting import Messages, looks, running
 from edl.coordination.job_store import JobStore
-from edl.core.job.placement import drain_host as plan_without
-from edl.core.records import Request, Snapshot
+from edl.core.job.placement import drain_host as without_host
+from edl.core.records import Asker, Request, Snapshot
 from edl.errors import CoordinationError, TimedOut, UsageError
 
 
@@ -76,14 +76,15 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
     for now in looks(store, timeout_s, f"draining host {name}", Messages(), late):
         agent = next((host for host in now.hosts if host.name == name), None)
-        if not now.job.state.over and now.plan.get(name):
-            plan_without(now, name, now.plan)  # or says why it cannot leave
+        if not now.job.state.over and now.desired.hosts.get(name):
+            without_host(now, name, now.desired.hosts)  # or says why it cannot leave
         if agent is not None and agent.slots and not agent.leaving:
             with suppress(CoordinationError):  # the next look asks again
                 store.hosts.ask_to_leave(name)
-        elif agent is None and now.plan.get(name):
+        elif agent is None and now.desired.hosts.get(name):  # done in its stead
             with suppress(CoordinationError):
-                store.change_plan(partial(plan_without, now, name))
+                change = partial(without_host, now, name)
+                store.desire(change, Asker.LAUNCHER, f"edl drain: {name} leaves")
         elif agent is None and not any(member.host == name for member in now.members):
             break
     return f"host {name} has left job {store.name}"
@@ -91,12 +92,12 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
 
 def _check_host(now: Snapshot, name: str) -> None:
     job = now.job
-    if job.driver:
+    if now.assigned.by_slot:
         raise UsageError(
             f"cannot drain host {name}: job {job.name} was started by horovodrun, which places "
             "its workers; take the host out of what its host discovery script prints"
         )
-    known = {host.name for host in now.hosts} | {*now.plan}
+    known = {host.name for host in now.hosts} | {*now.desired.hosts}
     if name not in known:
         hosts = ", ".join(sorted(known))
         raise UsageError(f"host {name} is not in job {job.name}; its hosts are {hosts}")

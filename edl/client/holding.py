@@ -1,4 +1,4 @@
-"""The plan of a job, held while it is profiled: changed again and again, and then given back."""
+"""The size of a job, held while it is profiled: changed again and again, and then given back."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from edl.client.scaling import Wanted
 from edl.client.waiting import POLL_S
 from edl.coordination.job_store import JobStore
-from edl.core.job.placement import Plan, place
-from edl.core.job.plan_hold import Fate, Held, PlanHold
+from edl.core.job.placement import Placement, place
+from edl.core.job.profile_hold import Fate, Held, ProfileHold
 from edl.core.plural import verb, workers
-from edl.core.records import Host, Snapshot
+from edl.core.records import Asker, Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, UsageError
 
 RESTORE_S = 30.0  # for ZooKeeper to take the old size again
 
 
-class HeldPlan:
-    """The plan of the job: ours to change as long as it is one that we have written.
+class HeldSize:
+    """What is desired of the job: ours to change as long as we have asked for it.
 
     Only one profile holds it, by ``profile/hold``. Who scales or migrates the job meanwhile says so
     there, and that stays. All other changes are of hosts and workers that come and leave: they
@@ -36,14 +35,13 @@ class HeldPlan:
         kept: somebody else has changed it.
     """
 
-    def __init__(self, store: JobStore, wanted: Wanted, now: Snapshot) -> None:
+    def __init__(self, store: JobStore, now: Snapshot) -> None:
         self.told = ""
         self._fate = Fate.OURS
         self._store = store
-        self._wanted = wanted
         self._job = now.job
         by = f"process {os.getpid()} on {socket.gethostname()}"
-        self._mine = PlanHold(uuid.uuid4().hex, by, {})
+        self._mine = ProfileHold(uuid.uuid4().hex, by, {})
         self._set(now)
 
     def __enter__(self) -> Self:
@@ -67,14 +65,14 @@ class HeldPlan:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
-        before: Plan = dict(self._wanted.of(now))
-        self._hosts: Sequence[Host] = self._wanted.hosts(now)
-        self._slots = {**before, **_slots_of(self._hosts)}
+        before: Placement = dict(now.desired.hosts)
+        self._now = now
+        self._slots = {**before, **_slots_of(now)}
         self._held = Held(self._mine.token, before, ours=(before,), last=before)
-        self._given: list[Plan] = []
+        self._given: list[Placement] = []
 
     @property
-    def before(self) -> Plan:
+    def before(self) -> Placement:
         """As it was at first."""
         return self._held.before
 
@@ -96,33 +94,34 @@ class HeldPlan:
         """Want ``np`` workers from now on.
 
         Raises:
-            Superseded: somebody else has changed the plan, or asked for another size.
+            Superseded: somebody else has asked for another size, or a host or worker has.
         """
 
-        def change(plan: dict[str, int]) -> dict[str, int]:
-            self._check(plan)
+        def change(desired: Placement) -> Placement:
+            self._check(desired)
             self._keep()
-            new = place(self._job.name, np, plan, self._hosts)
+            by_slot = self._now.assigned.by_slot
+            new = place(self._job.name, np, desired, self._now.available, by_slot)
             # Noted before it is written: we may be interrupted.
-            self._held = replace(self._held, ours=(*self._held.ours, dict(new)))
+            self._held = replace(self._held, ours=(*self._held.ours, new))
             return new
 
         try:
-            stands = self._wanted.change(change)
+            stands = self._desire(change, f"edl profile measures {workers(np)}")
         except (CoordinationError, KeyboardInterrupt):
             self._held = replace(self._held, last=None)
             raise
         self._held = replace(self._held, last=stands)
 
     def check(self, now: Snapshot) -> None:
-        """Raises Superseded when somebody else has changed the plan."""
-        self._slots |= _slots_of(self._wanted.hosts(now))
-        self._check(self._wanted.of(now))
+        """Raises Superseded when somebody else has changed what is desired."""
+        self._slots |= _slots_of(now)
+        self._check(now.desired.hosts)
 
-    def _check(self, plan: Plan) -> None:
-        if plan not in self._held.ours:
-            raise Superseded(self._job.name, "the plan was changed while it was profiled")
-        self._held = replace(self._held, last=plan)
+    def _check(self, desired: Placement) -> None:
+        if desired not in self._held.ours:
+            raise Superseded(self._job.name, "other workers were asked for while it was profiled")
+        self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
         """Raises Superseded when the size is no longer ours to choose."""
@@ -133,6 +132,9 @@ class HeldPlan:
             overruled = self._held.overruled(hold)
         if overruled:
             raise Superseded(self._job.name, "somebody else says how many workers there shall be")
+
+    def _desire(self, change: Callable[[Placement], Placement], why: str) -> Placement:
+        return self._store.desire(change, Asker.PROFILE, why).desired.hosts
 
     # --- and then
 
@@ -156,8 +158,8 @@ class HeldPlan:
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
         try:
-            stands = self._wanted.change(self._restored)
-        except UnknownJob:  # it is gone, and its plan with it
+            stands = self._desire(self._restored, "edl profile gives the size back")
+        except UnknownJob:
             return True
         except CoordinationError as error:
             if time.monotonic() >= deadline:
@@ -166,24 +168,25 @@ class HeldPlan:
         self.told = self._standing(stands)
         return True
 
-    def _restored(self, plan: dict[str, int]) -> dict[str, int]:
-        """The plan as it shall be from now on."""
-        if plan in self._given:  # it was written, and the answer was lost
-            return plan
-        self._fate = self._held.fate_of(plan, self._store.profile.held())
+    def _restored(self, desired: Placement) -> Placement:
+        """What shall be desired from now on."""
+        if desired in self._given:  # it was written, and the answer was lost
+            return desired
+        self._fate = self._held.fate_of(desired, self._store.profile.held())
         slots: Mapping[str, int] = self._slots
         if self._fate is Fate.MOVED:
-            slots = _slots_of(self._wanted.hosts(self._store.snapshot()))
-        new = dict(self._held.given_back(plan, self._fate, slots, self._job))
+            slots = _slots_of(self._store.snapshot())
+        new = self._held.given_back(desired, self._fate, slots, self._job)
         if self._fate is not Fate.ASKED:  # that may be asked for again
-            self._given.append(dict(new))
+            self._given.append(new)
         return new
 
-    def _standing(self, stands: Plan) -> str:
+    def _standing(self, stands: Placement) -> str:
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is Fate.ASKED:
-            told = f"somebody has changed the plan of job {name} to {workers(now)} while it was"
-            told += " profiled; that stays"
+            told = (
+                f"somebody has asked for {workers(now)} while job {name} was profiled; that stays"
+            )
         elif self._fate is Fate.OURS and now == before:
             return "the job has the size back that it had"
         else:
@@ -200,5 +203,5 @@ class HeldPlan:
             self._store.profile.release(self._mine.token)
 
 
-def _slots_of(hosts: Sequence[Host]) -> dict[str, int]:
-    return {host.name: host.slots for host in hosts}
+def _slots_of(now: Snapshot) -> dict[str, int]:
+    return {host.name: host.slots for host in now.available}

@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from edl.client.holding import HeldPlan
-from edl.client.scaling import Wanted
-from edl.client.waiting import Messages, OnMessage, looks, running
+from edl.client.holding import HeldSize
+from edl.client.waiting import Messages, OnMessage, looks, resizable
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, ProfileDetails, ProfilingDetails
-from edl.core.job.placement import Plan
+from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
 from edl.core.records import Reading, Snapshot
@@ -44,11 +43,10 @@ def profile(
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
     if timeout_s <= 0:
         raise UsageError(f"nothing can be measured in {timeout_s:g} s; give a longer time-out")
-    what = f"profile job {store.name}"
-    now = running(store, what)
+    now = resizable(store, f"profile job {store.name}")
     for np in order:
         now.job.sizes.check_scale(store.name, np)
-    hold = HeldPlan(store, Wanted(store, now.job, what), now)
+    hold = HeldSize(store, now)
     curve = Curve(store.name, time.time())
     try:
         with hold:
@@ -74,7 +72,7 @@ def profile(
 
 
 def _measure(
-    store: JobStore, hold: HeldPlan, np: int, steps: int, timeout_s: float, tell: OnMessage
+    store: JobStore, hold: HeldSize, np: int, steps: int, timeout_s: float, tell: OnMessage
 ) -> tuple[Point, Reading]:
     """The point of ``np`` workers, and the last reading of it."""
     messages = Messages(tell)
@@ -94,7 +92,7 @@ def _measure(
     raise AssertionError("looks() ends with an error")
 
 
-def _log_start(store: JobStore, before: Plan, order: Sequence[int], now: Snapshot) -> None:
+def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
     """Say which size the job had, for the case that nobody can give it back."""
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"

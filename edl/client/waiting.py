@@ -10,7 +10,7 @@ from edl.core.records import JobState, Snapshot
 from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
 
 POLL_S = 0.2
-OFFER_S = 5.0  # horovodrun calls its discovery script once a second
+DISCOVERY_S = 5.0  # horovodrun calls its discovery script once a second
 OnMessage = Callable[[str], None]  # called with sentences about how far it is
 
 
@@ -38,14 +38,29 @@ def running(store: JobStore, what: str) -> Snapshot:
     Raises:
         UsageError: it does not run.
     """
-    deadline = time.monotonic() + OFFER_S
+    deadline = time.monotonic() + DISCOVERY_S
     while True:
         now = store.snapshot()
         if now.job.state is not JobState.RUNNING:
             raise UsageError(f"cannot {what}: it is {now.job.state}")
-        if not now.job.driver or now.job.offer or time.monotonic() >= deadline:
+        if now.desired.hosts or time.monotonic() >= deadline:
             return now
         time.sleep(POLL_S)
+
+
+def resizable(store: JobStore, what: str) -> Snapshot:
+    """The same of a job whose size can be asked for.
+
+    Raises:
+        UsageError: it does not run, or nothing is desired of it: others say how many there are.
+    """
+    now = running(store, what)
+    if not now.desired.hosts:
+        raise UsageError(
+            f"cannot {what}: it is for the host discovery script of horovodrun to say how "
+            "many workers there are; use `--host-discovery-script edl-discover`, without --file"
+        )
+    return now
 
 
 def looks(

@@ -8,11 +8,11 @@ Writes of the leader are not here but in ``election``, where they are fenced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from edl.coordination import lifecycle
+from edl.coordination.desired import DesiredNodes
 from edl.coordination.events import EventNodes
 from edl.coordination.nodes import JobNodes, content, record_or_none
 from edl.coordination.paths import sequence
@@ -22,7 +22,12 @@ from edl.coordination.registrations import HostNodes, MemberNodes, SlotNodes
 from edl.coordination.requests import RequestNodes
 from edl.coordination.session import Session
 from edl.coordination.wire import decode
+from edl.core.job.desired import Change
+from edl.core.job.placement import Placement
 from edl.core.records import (
+    Asker,
+    Assigned,
+    Desired,
     Generation,
     Host,
     Job,
@@ -34,7 +39,6 @@ from edl.core.records import (
     Snapshot,
     TrainingStatus,
 )
-from edl.errors import UnknownJob
 
 
 class JobStore:
@@ -56,14 +60,19 @@ class JobStore:
         self.events = EventNodes(self.nodes)
         self.profile = ProfileNode(self.nodes)
 
-    def create(self, job: Job, plan: Mapping[str, int]) -> None:
+    def create(self, job: Job, hosts: Mapping[str, int], by_slot: bool = False) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
+
+        Args:
+            hosts: host -> workers to start with; desired and assigned.
+            by_slot: only assigned; its launcher assigns by slot.
 
         Raises:
             JobExists: a job of that name is alive.
             AccessDenied: the name is taken by a job that the session cannot open.
         """
-        self.nodes.belong_to(lifecycle.create_job(self.session, self.paths, job, plan))
+        run = lifecycle.create_job(self.session, self.paths, job, hosts, by_slot)
+        self.nodes.belong_to(run)
 
     def delete(self) -> None:
         """Remove the job with everything in it; nothing happens when there is none."""
@@ -72,21 +81,25 @@ class JobStore:
     def snapshot(self, wake: Waker = None) -> Snapshot:
         """Everything at about one time; a node that vanishes meanwhile is absent.
 
-        ``wake`` is called when something of it changes, except status and events: once for
-        each change of a node that was read, from kazoo's watch thread, so it must not block.
-        All watches are gone after they fired and after a loss of the connection (which fires
-        them): read again then.
+        ``wake`` is called when something of it changes, except status, events, what is discovered
+        and what is desired but not assigned: once for each change of a node that was read, from
+        kazoo's watch thread, so it must not block. All watches are gone after they fired and after
+        a loss of the connection (which fires them): read again then.
         """
         p = self.paths
         listed = self.nodes.read(
-            *(get(path, wake) for path in (p.job, p.plan, p.generation, p.leader)),
-            get(p.status),
+            # Before what is assigned, which wakes: so a leader that read only the latter anew may
+            # not write (see Leadership.carry_out).
+            get(p.desired),
+            *(get(path, wake) for path in (p.job, p.assigned, p.generation, p.leader)),
+            *(get(path) for path in (p.discovered, p.status)),
             *(
                 children(path, wake)
                 for path in (p.hosts, p.members, p.requests, p.evicted, p.slots)
             ),
         )
-        job, plan, generation, leader, status, hosts, members, requests, evicted, slots = listed
+        desired, job, assigned, generation, leader, discovered, status = listed[:7]
+        hosts, members, requests, evicted, slots = listed[7:]
         groups: list[list[tuple[str, Waker]]] = [
             [(f"{p.hosts}/{name}", None) for name in hosts or ()],
             [(f"{p.members}/{name}", wake) for name in members or ()],
@@ -102,7 +115,9 @@ class JobStore:
             job=self._job(job),
             hosts=tuple(sorted((Host.from_json(v) for _, v in found[0]), key=lambda h: h.name)),
             members=tuple(sorted((Member.from_json(v) for _, v in found[1]), key=lambda m: m.id)),
-            plan=content(p.plan, plan),
+            desired=Desired.from_json(content(p.desired, desired)),
+            assigned=Assigned.from_json(content(p.assigned, assigned)),
+            discovered=content(p.discovered, discovered),
             generation=record_or_none(Generation, p.generation, generation),
             leader=record_or_none(Leader, p.leader, leader),
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
@@ -165,48 +180,36 @@ class JobStore:
         saved = {"checkpoint": directory, "saved_step": step}
         self.nodes.compare_and_set(self.paths.job, lambda job: {**job, **saved})
 
-    def offer(
-        self, slots: Mapping[str, int], wish: Mapping[str, int], min_np: int, max_np: int | None
-    ) -> Job:
-        """Say what the driver of horovodrun may use; the job as it then stands.
+    # --- how many workers
 
-        ``wish`` and the limits are taken only from the first that says so.
+    def desire(self, change: Callable[[dict[str, int]], Placement], by: Asker, why: str) -> Change:
+        """Let ``change(workers desired by host)`` be desired; what was and is desired.
+
+        An agent's part, and an event that says ``why``, are written with it, all or nothing; so is,
+        for a person, that a profile lets it stand. ``change`` gets a copy, may be called again when
+        another writer was faster, and may raise to change nothing.
+
+        Args:
+            why: a clause, such as "edl scale".
         """
+        return DesiredNodes(self.session, self.paths).change(change, by, why)
 
-        def change(values: dict[str, Any]) -> dict[str, Any]:
-            job = replace(Job.from_json(values), offer=dict(slots))
-            if not job.wish:
-                most = max_np or job.sizes.max_np
-                sizes = replace(job.sizes, min_np=min_np, max_np=most)
-                job = replace(job, wish=dict(wish), spec=replace(job.spec, sizes=sizes))
-            return {**values, **job.to_json()}
+    def discover(
+        self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
+    ) -> Desired:
+        """Say which slots the driver of horovodrun may use; what is desired.
 
-        return Job.from_json(self.nodes.compare_and_set(self.paths.job, change))
+        ``first`` and the limits are taken only from the first that says so.
+        """
+        return DesiredNodes(self.session, self.paths).discover(slots, first, min_np, max_np)
 
-    def change_wish(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
-        """As :meth:`change_plan`, for a job whose plan follows the driver of horovodrun."""
+    def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
+        """Write down what a launcher has said that assigns by slot; ``change`` as above."""
 
         def changed(values: dict[str, Any]) -> dict[str, Any]:
-            return {**values, "wish": change(dict(values["wish"]))}
+            return {**values, "hosts": change(dict(values["hosts"]))}
 
-        wish: dict[str, int] = self.nodes.compare_and_set(self.paths.job, changed)["wish"]
-        return wish
-
-    def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
-        """Replace the plan by ``change(plan)``; the plan that then stands.
-
-        ``change`` gets a copy, may be called again when another writer was faster, and may
-        raise to change nothing.
-        """
-        return self.nodes.compare_and_set(self.paths.plan, change)
-
-    def ask_over_profile(self) -> None:
-        """Before a plan that somebody has asked for is written: who profiles shall let it stand."""
-        if self.profile.held() is None:
-            return
-        with suppress(UnknownJob):  # it has just ended
-            node = self.paths.profile_hold
-            self.nodes.compare_and_set(node, lambda hold: {**hold, "asked": True})
+        self.nodes.compare_and_set(self.paths.assigned, changed)
 
     def _job(self, answer: Any) -> Job:
         if answer is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edl.coordination.nodes import JobNodes, record_or_none
 from edl.coordination.reads import delete, get
-from edl.core.job.plan_hold import PlanHold
 from edl.core.job.profile import Curve
+from edl.core.job.profile_hold import ProfileHold
 
 
 class ProfileNode:
@@ -26,15 +26,15 @@ class ProfileNode:
             raise self._nodes.unknown()
         return record_or_none(Curve, path, answer)
 
-    def hold(self, hold: PlanHold) -> bool:
+    def hold(self, hold: ProfileHold) -> bool:
         """Profile the job from now on, as long as this session lives; False: another one does."""
         path = self._nodes.paths.profile_hold
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
-    def held(self) -> PlanHold | None:
+    def held(self) -> ProfileHold | None:
         """Who profiles the job now, if anybody does."""
         path = self._nodes.paths.profile_hold
-        return record_or_none(PlanHold, path, self._nodes.read(get(path))[0])
+        return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
     def release(self, token: str) -> None:
         """Profile the job no longer; nothing happens when it was another one."""

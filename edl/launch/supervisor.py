@@ -270,8 +270,7 @@ class Supervisor(ABC, Generic[State]):
         """Start nobody in that slot any more, and say so."""
         process = self._own.process(given_up.launch)
         self._own = self._own.having(replace(process, used_up=True))
-        slot, reason, plan = given_up.slot, given_up.reason, given_up.plan
-        slot_given_up(self._store, self._own.host, slot, reason, plan, snapshot)
+        slot_given_up(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)
 
     def _say_once(self, text: str) -> None:
         if text not in self._shown:

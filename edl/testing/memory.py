@@ -15,6 +15,8 @@ from edl.core.events import Event
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
+    Assigned,
+    Desired,
     Generation,
     Host,
     Job,
@@ -65,10 +67,10 @@ class MemoryJob:
     """
 
     def __init__(
-        self, job: Job, plan: Mapping[str, int], schedule: Schedule, network: LoopbackNetwork
+        self, job: Job, hosts: Mapping[str, int], schedule: Schedule, network: LoopbackNetwork
     ) -> None:
         self.job = job
-        self.plan = dict(plan)
+        self.hosts = dict(hosts)  # workers desired and assigned
         self.schedule = schedule
         self.network = network
         self.nodes: dict[int, Member] = {}
@@ -111,8 +113,8 @@ class MemoryJob:
         if not self.nodes and self.job.state is JobState.STOPPING:
             self.set_state(JobState.STOPPED, self.job.reason)
 
-    def set_plan(self, plan: Mapping[str, int]) -> None:
-        self.plan = dict(plan)
+    def desire(self, hosts: Mapping[str, int]) -> None:
+        self.hosts = dict(hosts)
         self.changed()
 
     def ask(self, kind: str, worker: int) -> None:
@@ -217,8 +219,8 @@ class MemoryJob:
                 decision.generation, scope=f"g{decision.generation.number}-00"
             )
             self.generations.append(self.generation)
-        if decision.plan is not None:
-            self.plan = dict(decision.plan)
+        if decision.change:
+            self.hosts = dict(decision.change.desired.hosts)
         self.evicted |= decision.evict
         for answer in decision.answers:
             del self.requests[answer.number]
@@ -231,7 +233,8 @@ class MemoryJob:
             job=self.job,
             hosts=tuple(Host(h, self.agents[h], ADDRESS) for h in sorted(self.agents)),
             members=tuple(self.nodes[worker] for worker in sorted(self.nodes)),
-            plan=dict(self.plan),
+            desired=Desired(dict(self.hosts)),
+            assigned=Assigned(dict(self.hosts)),
             generation=self.generation,
             leader=self.leader,
             requests=tuple(self.requests[number] for number in sorted(self.requests)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from edl.coordination.lifecycle import list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
-from edl.core.events import Event, EvictedDetails
+from edl.core.events import DesiredDetails, Event, EvictedDetails
+from edl.core.job.profile_hold import ProfileHold
 from edl.core.records import (
+    Asker,
+    Assigned,
     Host,
     JobState,
     KeptSlot,
@@ -119,7 +123,7 @@ class TestSession:
                 with pytest.raises(CoordinationError):
                     store.snapshot()
                 with pytest.raises(CoordinationError):
-                    store.change_plan(lambda plan: {"alpha": 1})
+                    store.desire(lambda now: {"alpha": 1}, Asker.PERSON, "so")
                 assert time.monotonic() - began < 2 * session.request_timeout_s + 1.0
                 assert start_local(tmp_path) == hosts
                 wait_until(lambda: session.connected)
@@ -134,7 +138,7 @@ class TestLifecycle:
     def test_what_was_created_is_what_is_read(self, session: Session, store: JobStore) -> None:
         now = store.snapshot()
         assert now.job == JOB
-        assert now.plan == {"alpha": 2}
+        assert now.desired.hosts == {"alpha": 2}
         assert (now.generation, now.leader, now.hosts, now.members) == (None, None, (), ())
         assert list_jobs(session) == (JOB,)
 
@@ -146,7 +150,7 @@ class TestLifecycle:
             missing.events.read,
             missing.members.new_id,
             lambda: missing.members.put(member(0)),
-            lambda: missing.change_plan(lambda plan: {"x": 1}),
+            lambda: missing.desire(lambda now: {"x": 1}, Asker.PERSON, "so"),
             lambda: missing.requests.add(Request("drain", 0)),
             lambda: missing.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
             lambda: missing.watch_generation(None),
@@ -189,7 +193,7 @@ class TestLifecycle:
         fresh = JobStore(session, "digits")
         fresh.create(JOB, {"beta": 3})
         now = fresh.snapshot()
-        assert (now.plan, now.requests, now.status) == ({"beta": 3}, (), TrainingStatus())
+        assert (now.desired.hosts, now.requests, now.status) == ({"beta": 3}, (), TrainingStatus())
         assert fresh.events.read() == []
         assert fresh.members.new_id() == 0
 
@@ -237,7 +241,7 @@ class TestLifecycle:
                 thread.join(20)
             winners = [name for name in outcomes if name != "exists"]
             assert (len(outcomes), len(winners)) == (5, 1)
-            assert store.snapshot().plan == {winners[0]: 1}
+            assert store.snapshot().desired.hosts == {winners[0]: 1}
         finally:
             for session in sessions:
                 session.close()
@@ -269,12 +273,12 @@ class TestStates:
         assert store.set_job_state(JobState.STOPPED, "done", 3, only_from=stopping)
         assert stands() == (JobState.STOPPED, "done", 3)
 
-    def test_concurrent_changes_of_the_plan_are_all_kept(
+    def test_concurrent_changes_of_what_is_desired_are_all_kept(
         self, other: Session, store: JobStore
     ) -> None:
         def grow(one: JobStore) -> None:
             for _ in range(25):
-                one.change_plan(lambda plan: {**plan, "alpha": plan["alpha"] + 1})
+                one.desire(lambda now: {**now, "alpha": now["alpha"] + 1}, Asker.PERSON, "so")
 
         threads = [
             threading.Thread(target=grow, args=(one,)) for one in (store, JobStore(other, "digits"))
@@ -283,16 +287,66 @@ class TestStates:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert store.snapshot().plan == {"alpha": 52}
+        now = store.snapshot()
+        assert now.desired.hosts == now.assigned.hosts == {"alpha": 52}
+        assert len(store.events.read()) == 50
 
     def test_a_change_that_raises_changes_nothing(self, store: JobStore) -> None:
-        def refuse(plan: dict[str, int]) -> dict[str, int]:
-            plan["alpha"] = 9
+        def refuse(now: dict[str, int]) -> dict[str, int]:
+            now["alpha"] = 9
             raise UsageError("too many")
 
         with pytest.raises(UsageError, match="too many"):
-            store.change_plan(refuse)
-        assert store.snapshot().plan == {"alpha": 2}
+            store.desire(refuse, Asker.PERSON, "so")
+        assert store.snapshot().desired.hosts == {"alpha": 2}
+
+
+class TestDesired:
+    def test_a_change_its_event_and_what_is_assigned_are_written_at_once(
+        self, store: JobStore
+    ) -> None:
+        put_status(store, TrainingStatus(step=7))
+        done = store.desire(lambda now: {**now, "beta": 1}, Asker.LAUNCHER, "host beta joins")
+        assert (done.before.hosts, done.desired.hosts) == ({"alpha": 2}, {"alpha": 2, "beta": 1})
+        now = store.snapshot()
+        assert (now.desired, now.assigned) == (done.desired, Assigned({"alpha": 2, "beta": 1}))
+        assert (now.desired.by, now.desired.reason) == (Asker.LAUNCHER, "host beta joins")
+        ((_, event),) = store.events.read()
+        assert event.details == DesiredDetails("launcher", {"alpha": 2}, now.desired.hosts)
+        assert event.reason == "host beta joins: 2 -> 3 workers wanted (beta: 0 -> 1)"
+        assert (event.generation, event.step) == (0, 7)
+
+    def test_what_is_desired_already_is_no_change(self, store: JobStore) -> None:
+        assert not store.desire(lambda now: now, Asker.PERSON, "edl scale")
+        assert (store.events.read(), store.snapshot().desired.reason) == ([], "the job starts")
+
+    def test_a_profile_lets_stand_what_a_person_asks_for(self, store: JobStore) -> None:
+        hold = ProfileHold("t", "process 7 on a", {"alpha": 2})
+        assert store.profile.hold(hold)
+        store.desire(lambda now: {"alpha": 1}, Asker.PROFILE, "it measures")
+        store.desire(lambda now: {"alpha": 3}, Asker.LAUNCHER, "a host")
+        assert store.profile.held() == hold
+        store.desire(lambda now: now, Asker.PERSON, "edl scale")  # the size that there is
+        assert store.profile.held() == replace(hold, asked=True)
+
+    def test_where_slots_are_assigned_only_its_launcher_does_that(self, session: Session) -> None:
+        store = JobStore(session, "digits")
+        store.create(JOB, {"a": 2}, by_slot=True)
+        now = store.snapshot()
+        assert (now.desired.hosts, now.assigned) == ({}, Assigned({"a": 2}, by_slot=True))
+        for slots in ({"a": 4}, {"a": 4, "b": 1}):  # edl-discover says it again and again
+            said = store.discover(slots, {"a": 2}, 2, 5)
+            assert (said.hosts, store.snapshot().discovered) == ({"a": 2}, slots)
+        assert len(store.events.read()) == 1
+        now = store.snapshot()
+        assert (now.job.sizes.min_np, now.job.sizes.max_np) == (2, 5)
+        store.desire(lambda now: {"a": 3}, Asker.PERSON, "edl scale")
+        assert store.discover({"a": 4}, {"a": 2}, 1, 9).hosts == {"a": 3}
+        now = store.snapshot()
+        assert (now.desired.hosts, now.assigned.hosts) == ({"a": 3}, {"a": 2})
+        store.assign(lambda now: {**now, "a": 3})
+        assert store.snapshot().assigned == Assigned({"a": 3}, by_slot=True)
+        assert store.snapshot().job.sizes == now.job.sizes
 
 
 class TestMembers:
@@ -404,7 +458,7 @@ class TestWatches:
             lambda: changer.members.put(member(0, stage=Stage.READY)),
             lambda: changer.hosts.put(Host("alpha", 1, "127.0.0.1")),
             lambda: changer.slots.put(KeptSlot("alpha", 0)),
-            lambda: changer.change_plan(lambda plan: {"alpha": plan["alpha"] + 1}),
+            lambda: changer.desire(lambda now: {"alpha": now["alpha"] + 1}, Asker.PERSON, "so"),
             lambda: changer.requests.add(Request("drain", 0)),
             lambda: changer.set_job_state(JobState.STOPPING, "stop"),
         ]
@@ -423,7 +477,7 @@ class TestWatches:
         store.snapshot(lambda: woken.append(1))
         put_status(store, TrainingStatus(step=1))
         store.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1")))
-        store.change_plan(lambda plan: {"alpha": 7})
+        store.desire(lambda now: {"alpha": 7}, Asker.PERSON, "so")
         wait_until(lambda: woken)
         assert len(woken) == 1
 
@@ -433,7 +487,7 @@ class TestWatches:
         job, generation, evicted, leader = store.watch_generation(lambda: woken.append(1))
         assert (job, generation, evicted, leader) == (JOB, None, {}, None)
         store.members.put(member(0))
-        store.change_plan(lambda plan: {"alpha": 1})
+        store.desire(lambda now: {"alpha": 1}, Asker.PERSON, "so")
         store.set_job_state(JobState.STOPPING, "stop")
         wait_until(lambda: woken)
         assert len(woken) == 1

@@ -37,7 +37,7 @@ def test_all_hosts_are_replaced_and_the_one_of_edl_run_leaves_first(tmp_path: Pa
         job.lose("b")
         job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
         assert "host b has left job" in job.edl("drain", "--host", "b")
-        assert job.status()["plan"] == {"a": 0, "b": 0, "c": 1}
+        assert job.status()["desired"] == {"a": 0, "b": 0, "c": 1}
         job.prove(workers=1)
         assert f"job {job.name} finished" in job.host_output("c")
 

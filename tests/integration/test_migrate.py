@@ -91,7 +91,7 @@ def test_all_workers_move_one_by_one_the_leader_too(tmp_path: Path, zk_hosts: st
         second = answer_of(job.migrate(), job)
         assert f"moved 1 worker of {job.name} from a to b in one switch" in second
         now = job.wait_for_hosts("b", "b")
-        assert now["plan"] == {"a": 0, "b": 2}
+        assert now["desired"] == {"a": 0, "b": 2}
         print(first, second)
         job.prove(workers=2)
         stalls = [
@@ -134,7 +134,7 @@ def test_a_whole_job_moves_while_a_worker_is_killed(
         text = answer_of(move, job)
         assert f"moved 2 workers of {job.name} from a to b" in text
         now = job.wait_for_hosts("b", "b")
-        assert now["plan"] == {"a": 0, "b": 2}
+        assert now["desired"] == {"a": 0, "b": 2}
         sizes = [len(event["members"]) for event in job.events("generation")]
         assert min(sizes) >= (2 if victim == "w2" else 1), sizes
         print(text)
@@ -155,21 +155,21 @@ def test_a_job_is_profiled_while_it_trains(tmp_path: Path, zk_hosts: str) -> Non
             assert job.step_delay_s < point["step_s"] < 2 * job.step_delay_s, points
             full = job.batch_size * point["np"] / point["step_s"]
             assert 0.8 * full < point["throughput"] <= 1.001 * full, points
-        assert job.wait_for_size(2)["plan"] == {"a": 2}
+        assert job.wait_for_size(2)["desired"] == {"a": 2}
         print(json.dumps(curve))
         job.prove(workers=2)
 
 
-def test_with_horovodrun_the_wish_moves(tmp_path: Path, zk_hosts: str) -> None:
+def test_with_horovodrun_what_is_desired_moves(tmp_path: Path, zk_hosts: str) -> None:
     """Its driver is asked by `edl-discover`, and keeps one of its hosts."""
     here, there = "127.0.0.1", "localhost"
     discover = (*DISCOVER, f"{here}:2", f"{there}:2")
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial, discover=discover) as job:
         now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        assert now["plan"] == {here: 2}
+        assert now["assigned"] == {here: 2}
         for target, np, why in (
             (there, 2, "the driver of horovodrun wants to keep one of them"),
-            ("elsewhere", 1, "edl-discover does not offer elsewhere to horovodrun"),
+            ("elsewhere", 1, "let edl-discover offer elsewhere to horovodrun"),
         ):
             words = ("--from", here, "--to", target, "--np", str(np))
             refused = job.try_edl("migrate", *words)
@@ -177,7 +177,7 @@ def test_with_horovodrun_the_wish_moves(tmp_path: Path, zk_hosts: str) -> None:
         text = job.edl("migrate", "--from", here, "--to", there, "--np", "1")
         assert text.startswith(f"moved 1 worker of {job.name} from {here} to {there} in one switch")
         assert min(len(e["members"]) for e in job.events("generation")) == 2
-        now = job.wait(lambda now: now["plan"] == {here: 1, there: 1}, "the driver's word")
+        now = job.wait(lambda now: now["assigned"] == {here: 1, there: 1}, "the driver's word")
         assert sorted(m["host"] for m in now["members"]) == [here, there]
         job.edl("stop")
         assert job.end() == 0

@@ -163,7 +163,7 @@ class TestZooKeeper:
                     lambda s=store: s.hosts.put(records.Host("h", 1, "127.0.0.1", 1)),
                     lambda s=store: s.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
                     lambda s=store: s.requests.add(records.Request("drain", 0)),
-                    lambda s=store: s.change_plan(lambda plan: {"h": 9}),
+                    lambda s=store: s.desire(lambda _: {"h": 9}, records.Asker.PERSON, "so"),
                     store.delete,
                 ]
                 for call in calls:

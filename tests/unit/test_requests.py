@@ -12,19 +12,24 @@ from made import changed, make_job
 from edl.cli import stop
 from edl.client import holding, migrating, waiting
 from edl.client.draining import drain_host, drain_worker
-from edl.client.holding import HeldPlan
+from edl.client.holding import HeldSize
 from edl.client.migrating import migrate
 from edl.client.profiling import profile
-from edl.client.scaling import Wanted, resize, wait_for_size
+from edl.client.scaling import resize, wait_for_size
 from edl.client.waiting import Messages, looks
 from edl.coordination.events import EventNodes
 from edl.coordination.job_store import JobStore
 from edl.coordination.profile import ProfileNode
 from edl.coordination.registrations import HostNodes
 from edl.coordination.requests import RequestNodes
-from edl.core.job.plan_hold import PlanHold
+from edl.core.job.desired import Change, desire
+from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve
+from edl.core.job.profile_hold import ProfileHold
 from edl.core.records import (
+    Asker,
+    Assigned,
+    Desired,
     Generation,
     Host,
     JobState,
@@ -59,7 +64,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Store(JobStore):
-    """A job whose workers follow the plan at once, and make a step of 0.1 s between two looks.
+    """A job with as many workers as are desired, which make a step of 0.1 s between two looks.
 
     ``away``: numbers of the calls that ZooKeeper does not answer.
     """
@@ -69,17 +74,19 @@ class Store(JobStore):
         self.requests, self.hosts = Requests(self), Hosts(self)
         self.profile, self.events = Profile(self), Events(self)
         self.job = changed(JOB, **job)
-        self.plan: dict[str, int] = {"a": 2}
+        self.desired = Desired({"a": 2})
+        self.by_slot = False
         self.agents = HOSTS
         self.edl_workers: tuple[KeptSlot, ...] = ()
         self.request: Request | None = None
-        self.where: list[str] = []  # hosts of the workers, if they do not follow the plan
-        self.hold: PlanHold | None = None
+        self.where: list[str] = []  # hosts of the workers, if they are not as desired
+        self.hold: ProfileHold | None = None
         self.away: set[int] = set()
         self.calls = self.step = self.samples = 0
         self.sizes: list[int] = []
         self.curves: list[Curve] = []
         self.log: list[Any] = []
+        self.asked: list[str] = []
         self.before_look: Callable[[Store], None] = lambda _store: None
 
     def _call(self) -> None:
@@ -87,17 +94,26 @@ class Store(JobStore):
         if self.calls in self.away:
             raise AWAY
 
+    @property
+    def now(self) -> dict[str, int]:
+        """Workers desired on each host."""
+        return dict(self.desired.hosts)
+
+    @now.setter
+    def now(self, hosts: dict[str, int]) -> None:
+        self.desired = Desired(hosts)
+
     def snapshot(self) -> Snapshot:
         self._call()
         self.before_look(self)
-        size = sum(self.plan.values())
+        size = self.desired.np
         if self.sizes[-1:] != [size]:
             self.sizes.append(size)
         self.step += 1
         self.samples += 8 * size
         number = len(self.sizes)
         counted = Reading(0, number, size, 0, self.step, self.samples, 0.1 * self.step)
-        where = self.where or [host for host, count in self.plan.items() for _ in range(count)]
+        where = self.where or [host for host, count in self.now.items() for _ in range(count)]
         members = tuple(
             Member(i, host, i, "::1", 1, 1, f"t-{i}", Stage.ACTIVE, number)
             for i, host in enumerate(where)
@@ -109,16 +125,22 @@ class Store(JobStore):
             self.job,
             self.agents,
             members,
-            dict(self.plan),
-            generation,
+            self.desired,
+            Assigned(self.now, self.by_slot),
+            generation=generation,
             status=status,
             slots=self.edl_workers,
         )
 
-    def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+    def desire(self, change: Callable[[dict[str, int]], Placement], by: Asker, why: str) -> Change:
         self._call()
-        self.plan = change(dict(self.plan))
-        return self.plan
+        done = desire(self.desired, Assigned(), change(self.now), by, why)
+        if by is Asker.PERSON and self.hold is not None:
+            self.hold = replace(self.hold, asked=True)
+        if done:
+            self.desired = done.desired
+            self.asked.append(str(done))
+        return done
 
     def set_job_state(
         self,
@@ -130,10 +152,6 @@ class Store(JobStore):
         self._call()
         self.job = replace(self.job, state=state, reason=reason)
         return True
-
-    def ask_over_profile(self) -> None:
-        if self.hold is not None:
-            self.hold = replace(self.hold, asked=True)
 
 
 class Requests(RequestNodes):
@@ -173,14 +191,14 @@ class Profile(ProfileNode):
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def hold(self, hold: PlanHold) -> bool:
+    def hold(self, hold: ProfileHold) -> bool:
         self.store._call()
         if self.store.hold is not None and self.store.hold.token != hold.token:
             return False
         self.store.hold = hold
         return True
 
-    def held(self) -> PlanHold | None:
+    def held(self) -> ProfileHold | None:
         self.store._call()
         return self.store.hold
 
@@ -247,14 +265,16 @@ def test_nobody_waits_for_a_job_that_has_ended() -> None:
         resize(store, lambda now: now + 1)
 
 
-def test_the_hosts_of_horovodrun_must_be_those_of_edl_discover() -> None:
-    driven = replace(JOB, driver="10.0.0.1:9000")
-    with pytest.raises(UsageError, match="cannot migrate: it is for the host discovery script"):
-        Wanted(Store(), driven, "migrate")
-    offered = Snapshot(replace(driven, offer={"c": 2}, wish={"c": 1}), HOSTS, plan={"a": 2})
-    wanted = Wanted(Store(), offered.job, "migrate")
-    assert wanted.of(offered) == {"c": 1}
-    assert [(host.name, host.slots) for host in wanted.hosts(offered)] == [("c", 2)]
+def test_the_hosts_of_horovodrun_must_be_those_of_edl_discover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "DISCOVERY_S", 0.0)
+    store = Store()
+    store.now, store.by_slot = {}, True
+    with pytest.raises(UsageError, match="cannot migrate workers of job digits: it is for the ho"):
+        moved(store)
+    with pytest.raises(UsageError, match="cannot drain host a: job digits was started by horovodr"):
+        drain_host(store, "a", 5.0)
 
 
 def test_a_size_that_may_be_written_or_not_is_told() -> None:
@@ -265,8 +285,8 @@ def test_a_size_that_may_be_written_or_not_is_told() -> None:
     assert str(caught.value) == "ZooKeeper is away"  # nothing was read, so nothing is written
 
     class Deaf(Store):
-        def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
-            super().change_plan(change)
+        def desire(self, *asked: Any) -> Change:
+            super().desire(*asked)
             raise AWAY
 
     with pytest.raises(CoordinationError, match="may have been written or not, see `edl status di"):
@@ -342,10 +362,10 @@ def test_an_interrupted_drain_is_taken_back() -> None:
 
 def test_a_host_is_drained_though_zookeeper_goes_away() -> None:
     store = Store()
-    store.plan = {"a": 2, "b": 1}
+    store.now = {"a": 2, "b": 1}
     store.away = {2, 3, 5, 7, 8}
     assert drain_host(store, "b", 5.0) == "host b has left job digits"
-    assert store.plan == {"a": 2, "b": 0}
+    assert store.now == {"a": 2, "b": 0}
 
 
 def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts(
@@ -353,7 +373,7 @@ def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts(
 ) -> None:
     monkeypatch.setattr(stop, "_SETTLE_S", 0.0)
     store = Store(state=JobState.STOPPING, reason="edl stop")
-    store.plan, store.agents, store.edl_workers = {}, (), (KeptSlot("a", 0),)
+    store.now, store.agents, store.edl_workers = {}, (), (KeptSlot("a", 0),)
     store.away = {1, 3, 4}
     with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
         stop._wait(store, 0.01)
@@ -379,7 +399,7 @@ def test_a_profile_steps_downwards_and_gives_the_size_back() -> None:
     store = Store()
     curve = measure(store, 1, 2, 3)
     assert store.sizes == [2, 3, 2, 1]
-    assert store.plan == {"a": 2}
+    assert store.now == {"a": 2}
     assert [(p.np, round(p.throughput, 6)) for p in curve.points] == [(1, 80), (2, 160), (3, 240)]
     assert [[p.np for p in kept.points] for kept in store.curves] == [[3], [2, 3], [1, 2, 3]]
     assert [event.kind for event in store.log] == ["profiling", *["profile"] * 3]
@@ -392,13 +412,13 @@ def test_whatever_happens_the_size_is_given_back(error: BaseException) -> None:
     store = Store()
 
     def strike(now: Store) -> None:
-        if now.plan == {"a": 1}:
+        if now.now == {"a": 1}:
             raise error
 
     store.before_look = strike
     with pytest.raises(type(error)):
         measure(store, 1, 2)
-    assert store.plan == {"a": 2}
+    assert store.now == {"a": 2}
     assert [p.np for p in store.curves[-1].points] == [2]
 
 
@@ -406,20 +426,20 @@ def test_the_size_is_given_back_when_zookeeper_is_back() -> None:
     store = Store()
 
     def strike(now: Store) -> None:
-        if now.plan == {"a": 1}:
+        if now.now == {"a": 1}:
             now.away = set(range(now.calls + 1, now.calls + 9))
             raise KeyboardInterrupt
 
     store.before_look = strike
     with pytest.raises(KeyboardInterrupt):
         measure(store, 1, 2)
-    assert store.plan == {"a": 2}
+    assert store.now == {"a": 2}
 
 
 def test_a_size_that_cannot_be_given_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "RESTORE_S", 0.0)
     store = Store()
-    hold = HeldPlan(store, Wanted(store, JOB, "profile"), store.snapshot())
+    hold = HeldSize(store, store.snapshot())
     hold.__enter__()
     hold.take(1)
     store.away = {store.calls + 1}
@@ -432,49 +452,49 @@ def test_a_size_that_somebody_else_has_changed_stays() -> None:
     store = Store()
 
     def scale(now: Store) -> None:
-        if now.plan == {"a": 1}:
-            Wanted(now, JOB, "scale").choose(lambda _plan: {"a": 2, "b": 1})
+        if now.now == {"a": 1}:
+            now.desire(lambda _: {"a": 2, "b": 1}, Asker.PERSON, "edl scale")
 
     store.before_look = scale
     with pytest.raises(Superseded) as caught:
         measure(store, 1, 2)
     assert str(caught.value) == (
-        "somebody has changed the plan of job digits to 3 workers while it was profiled; that "
+        "somebody has asked for 3 workers while job digits was profiled; that "
         "stays; it had 2 before, `edl scale digits --np 2`; measured with 2 workers"
     )
-    assert store.plan == {"a": 2, "b": 1}
+    assert store.now == {"a": 2, "b": 1}
 
 
 def test_a_size_that_somebody_asks_for_stays_also_when_it_is_measured_just_then() -> None:
     store = Store()
 
     def scale(now: Store) -> None:
-        if now.plan == {"a": 1}:
-            Wanted(now, JOB, "scale").choose(lambda plan: plan)
+        if now.now == {"a": 1}:
+            now.desire(lambda same: same, Asker.PERSON, "edl scale")
 
     store.before_look = scale
     measure(store, 1)
-    assert store.plan == {"a": 1}
+    assert store.now == {"a": 1}
 
 
-def arrives(plan: dict[str, int]) -> dict[str, int]:
-    return {**plan, "c": 1}
+def arrives(hosts: Placement) -> dict[str, int]:
+    return {**hosts, "c": 1}
 
 
 def test_a_host_that_comes_is_added_to_the_size_that_the_job_had() -> None:
     """Its own workers it keeps, as if nobody had profiled."""
     store = Store(max_np=5)
-    store.plan = {"a": 2, "b": 2}
+    store.now = {"a": 2, "b": 2}
 
     def arrive(now: Store) -> None:
-        if now.plan == {"a": 1, "b": 0}:
+        if now.now == {"a": 1, "b": 0}:
             now.agents = (*HOSTS, Host("c", 1, "::3"))
-            now.plan = arrives(now.plan)
+            now.now = arrives(now.now)
 
     store.before_look = arrive
     with pytest.raises(Superseded) as caught:
         measure(store, 1, 4)
-    assert store.plan == {"a": 2, "b": 2, "c": 1}
+    assert store.now == {"a": 2, "b": 2, "c": 1}
     assert str(caught.value) == (
         "hosts or workers came or left while job digits was profiled: 5 workers are wanted now; "
         "it had 4 before, `edl scale digits --np 4`; measured with 4 workers"
@@ -482,44 +502,44 @@ def test_a_host_that_comes_is_added_to_the_size_that_the_job_had() -> None:
 
 
 def test_a_worker_that_leaves_takes_nobody_with_it() -> None:
-    """SIGTERM while 2 of 4 train: the leader lowers the plan, and 3 are wanted afterwards."""
+    """SIGTERM while 2 of 4 train: the leader asks for one fewer, and 3 are wanted afterwards."""
     store = Store()
-    store.plan = {"a": 2, "b": 2}
+    store.now = {"a": 2, "b": 2}
 
     def leave(now: Store) -> None:
-        if now.plan == {"a": 2, "b": 0}:
-            now.plan = {"a": 1, "b": 0}
+        if now.now == {"a": 2, "b": 0}:
+            now.now = {"a": 1, "b": 0}
 
     store.before_look = leave
     with pytest.raises(Superseded, match="3 workers are wanted now; it had 4 before"):
         measure(store, 2)
-    assert store.plan == {"a": 1, "b": 2}
+    assert store.now == {"a": 1, "b": 2}
 
 
 def test_a_host_that_leaves_while_it_has_no_worker_gets_none_back() -> None:
     store = Store()
-    store.plan = {"a": 2, "b": 2}
+    store.now = {"a": 2, "b": 2}
 
     def drain(now: Store) -> None:
-        if now.plan == {"a": 1, "b": 0}:  # its agent has nothing to change in the plan
+        if now.now == {"a": 1, "b": 0}:  # its agent has nothing to change
             now.agents = (HOSTS[0], Host("b", 0, "::2"))
 
     store.before_look = drain
     assert [point.np for point in measure(store, 1).points] == [1]
-    assert store.plan == {"a": 2, "b": 0}
+    assert store.now == {"a": 2, "b": 0}
 
 
 def test_an_answer_that_is_lost_does_not_give_back_twice() -> None:
     store = Store(max_np=9)
-    store.plan = {"a": 2, "b": 2}
+    store.now = {"a": 2, "b": 2}
 
-    hold = HeldPlan(store, Wanted(store, store.job, "profile"), store.snapshot())
+    hold = HeldSize(store, store.snapshot())
     with hold:
         hold.take(2)
         store.agents = (*HOSTS, Host("c", 2, "::3"))
-        store.plan = arrives(store.plan)
-        store.plan = hold._restored(store.plan)  # written, and then the connection broke
-    assert store.plan == {"a": 2, "b": 2, "c": 1}
+        store.now = arrives(store.now)
+        store.now = dict(hold._restored(store.now))  # written, and then the connection broke
+    assert store.now == {"a": 2, "b": 2, "c": 1}
 
 
 def test_what_was_changed_while_the_session_was_lost_stays() -> None:
@@ -527,11 +547,11 @@ def test_what_was_changed_while_the_session_was_lost_stays() -> None:
     store = Store()
 
     def lose(now: Store) -> None:
-        if now.plan == {"a": 1}:
-            now.hold, now.plan = None, {"a": 1, "b": 2}
+        if now.now == {"a": 1}:
+            now.hold, now.now = None, {"a": 1, "b": 2}
 
     store.before_look = lose
-    with pytest.raises(Superseded, match="to 3 workers while it was profiled; that stays"):
+    with pytest.raises(Superseded, match="asked for 3 workers while job digits was profiled; that"):
         measure(store, 1)
 
 
@@ -539,20 +559,20 @@ def test_a_lost_session_alone_does_not_end_a_profile() -> None:
     store = Store()
 
     def lose(now: Store) -> None:
-        if now.plan == {"a": 2} and now.step == 10:
+        if now.now == {"a": 2} and now.step == 10:
             now.hold = None
 
     store.before_look = lose
     assert [point.np for point in measure(store, 1, 2).points] == [1, 2]
-    assert store.plan == {"a": 2}
+    assert store.now == {"a": 2}
 
 
 def test_one_profile_at_a_time() -> None:
     store = Store()
-    store.hold = other = PlanHold("t", "process 7 on c", {"a": 2})
+    store.hold = other = ProfileHold("t", "process 7 on c", {"a": 2})
     with pytest.raises(UsageError, match="job digits is profiled by process 7 on c; wait until"):
         measure(store, 1)
-    assert (store.plan, store.hold) == ({"a": 2}, other)
+    assert (store.now, store.hold) == ({"a": 2}, other)
 
 
 def test_an_interrupted_profile_says_what_is_left_of_it() -> None:
@@ -565,21 +585,21 @@ def test_an_interrupted_profile_says_what_is_left_of_it() -> None:
     store.before_look = interrupt
     with pytest.raises(KeyboardInterrupt) as told:
         measure(store, 3, 1)
-    assert store.plan == {"a": 2}
+    assert store.now == {"a": 2}
     (note,) = told.value.__notes__
     assert note.startswith("the job has the size back that it had; what was measured is kept")
 
 
 class Interrupted(Store):
-    """Ctrl-C while the plan is changed for the second time."""
+    """Ctrl-C while the size is changed for the second time."""
 
     changes = 0
 
-    def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+    def desire(self, *asked: Any) -> Change:
         self.changes += 1
         if self.changes == 2:
             raise KeyboardInterrupt
-        return super().change_plan(change)
+        return super().desire(*asked)
 
 
 def test_an_interrupt_while_the_size_is_given_back_tells_how_to() -> None:
@@ -596,7 +616,7 @@ def test_a_size_that_is_not_reached_in_time_is_told_and_given_back() -> None:
         TimedOut, match=r"with 3 workers is not done after 1e-09 s; .*nothing was meas"
     ):
         measure(store, 3, timeout_s=1e-9)
-    assert store.plan == {"a": 2}
+    assert store.now == {"a": 2}
 
 
 # --- migrating ---
@@ -606,11 +626,12 @@ def moved(store: Store) -> str:
     return str(migrate(store, "a", "b", 1, 5.0, lambda _told: None))
 
 
-def test_a_migration_is_done_also_when_its_events_cannot_be_written_or_read() -> None:
+def test_a_migration_is_done_also_when_its_events_cannot_be_read() -> None:
     store = Store()
-    store.away = {3, 5}  # its event; the log
+    store.away = {4}  # the log
     assert moved(store).startswith("moved 1 worker of digits from a to b")
-    assert (store.log, store.plan) == ([], {"a": 1, "b": 1})
+    assert store.now == {"a": 1, "b": 1}
+    assert store.asked == ["edl migrate from a to b: 2 workers wanted (a: 2 -> 1, b: 0 -> 1)"]
 
 
 @pytest.mark.parametrize("is_written", [False, True])
@@ -623,16 +644,17 @@ def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(
     class Hiccup(Store):
         changes = 0
 
-        def change_plan(self, change: Callable[[dict[str, int]], dict[str, int]]) -> dict[str, int]:
+        def desire(self, *asked: Any) -> Change:
             self.changes += 1
             self.agents, self.where = HOSTS[:1], ["a", "a"]  # b has gone, and nobody had moved
+            before = self.desired
+            done = super().desire(*asked)
             if self.changes != 2:
-                return super().change_plan(change)
-            new = change(dict(self.plan))
-            self.plan = new if is_written else self.plan
+                return done
+            self.desired = self.desired if is_written else before
             raise AWAY
 
     store = Hiccup()
     with pytest.raises(HostLost, match="1 of 1 worker of job digits stay on a"):
         moved(store)
-    assert store.plan == {"a": 2, "b": 0}
+    assert store.now == {"a": 2, "b": 0}

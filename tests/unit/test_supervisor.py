@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made import make_job
+from made import make_job, wanted
 
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
@@ -27,7 +27,7 @@ class Store:
 
     def __init__(self) -> None:
         self.session = SimpleNamespace(connected=True, epoch=1, add_listener=lambda f: None)
-        self.now = Snapshot(JOB, plan={"a": 1}, generation=RING, leader=Leader(1, 9))
+        self.now = Snapshot(JOB, **wanted({"a": 1}), generation=RING, leader=Leader(1, 9))
         self.written: list[Event] = []
         self.states: list[JobState] = []
         self.fails: Exception | None = None

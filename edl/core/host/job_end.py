@@ -150,7 +150,7 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outco
     if failed and first_died and not foreign(snapshot, own):
         died, several = failed[0], len(processes) > 1
         who = f"all {len(processes)} workers" if several else "the only worker"
-        who = who if several or snapshot.planned == 1 else own.script
+        who = who if several or snapshot.assigned.np == 1 else own.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     return _too_few_came_up(snapshot, own, now)

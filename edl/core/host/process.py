@@ -182,7 +182,7 @@ def _leaves(
     without_seat: bool,
     evicted: str,
 ) -> bool:
-    """Whether it is to end because it left, has finished, or was taken out, by plan or by eviction.
+    """Whether it is to end because it left, has finished, or was taken out, by a switch or evicted.
 
     Who has no seat after the repair of a broken ring was not taken out: it went as the ring broke.
     """
@@ -190,10 +190,10 @@ def _leaves(
         return True
     if generation is None or not without_seat or stage is Stage.READY:
         return False
-    by_plan = process.departing is not None or (
+    by_switch = process.departing is not None or (
         process.worker is not None and generation.knows(process.worker)
     )
-    return by_plan or bool(evicted)
+    return by_switch or bool(evicted)
 
 
 def exit_status(code: int) -> int:

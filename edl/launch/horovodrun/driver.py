@@ -45,7 +45,7 @@ class DriverLimits:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class Answer:
     """The driver's answer: our rank among ``size`` slots.
 
     ``local_size``: slots of this host that it uses; None: not this one.
@@ -74,7 +74,7 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
         self._refused_since: float | None = None
         self.answers = True  # it has not left a question of ours without an answer
-        self.newest = Assigned(slot.rank, slot.local_size, slot.size)
+        self.newest = Answer(slot.rank, slot.local_size, slot.size)
         self.asking = False  # the driver owes an answer, and counts on this process until then
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ class Driver:
         """Tell nobody to ask any more. A round that has begun goes on."""
         self._begins.clear()
 
-    def allow(self, allowed: bool, answer: Assigned) -> None:
+    def allow(self, allowed: bool, answer: Answer) -> None:
         """Whether a question may be asked now: what the last answer said must be done first.
 
         ``answer``: the one that this was decided for; nothing is allowed if it is not the newest.
@@ -198,7 +198,7 @@ class Driver:
             self.asking = False
         with self._answering:
             self._may_ask.clear()
-            self.newest = Assigned(rank, local_size if rank >= 0 else None, size)
+            self.newest = Answer(rank, local_size if rank >= 0 else None, size)
         if self._identity is not None:
             self.identify(self._identity)
         self._wake()
