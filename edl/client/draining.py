@@ -5,14 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from edl.client.waiting import Messages, looks, running
+from edl.client.waiting import USUAL, ClientLimits, Messages, looks, running
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import drain_host as without_host
 from edl.core.records import Asker, Request, Snapshot
 from edl.errors import CoordinationError, TimedOut, UsageError
 
 
-def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
+def drain_worker(
+    store: JobStore, worker: int, timeout_s: float, limits: ClientLimits = USUAL
+) -> str:
     """Let one worker leave; what the leader answered.
 
     Raises:
@@ -21,18 +23,18 @@ def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
             So does the note of a KeyboardInterrupt.
         JobEnded: the job ended before.
     """
-    running(store, f"drain w{worker} of job {store.name}")
+    running(store, f"drain w{worker} of job {store.name}", limits)
     try:
         number = store.requests.add(Request("drain", worker))
     except CoordinationError as error:
         unsure = f"w{worker} may be asked to leave or not, see `edl status {store.name}`"
         raise CoordinationError(f"{error}; {unsure}") from error
     try:
-        request = _answer(store, number, worker, timeout_s)
+        request = _answer(store, number, worker, timeout_s, limits)
     except TimedOut as late:
-        after_all, told = _withdraw(store, number, worker)
+        after_all, state = _withdraw(store, number, worker)
         if after_all is None:
-            raise TimedOut(store.name, f"{late}; {told}") from None
+            raise TimedOut(store.name, f"{late}; {state}") from None
         request = after_all
     except BaseException as end:
         end.add_note(_withdraw(store, number, worker)[1])
@@ -42,10 +44,12 @@ def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
     return request.outcome
 
 
-def _answer(store: JobStore, number: int, worker: int, timeout_s: float) -> Request:
+def _answer(
+    store: JobStore, number: int, worker: int, timeout_s: float, limits: ClientLimits
+) -> Request:
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
-    for _ in looks(store, timeout_s, f"draining w{worker}", messages):
+    for _ in looks(store, timeout_s, f"draining w{worker}", messages, limits=limits):
         with suppress(CoordinationError):  # the next look asks again
             request = store.requests.get(number)
             if request.done:
@@ -63,7 +67,7 @@ def _withdraw(store: JobStore, number: int, worker: int) -> tuple[Request | None
     return request, request.outcome if request else f"the request is taken back ({see})"
 
 
-def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
+def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
     """Let a host leave; that it has. Its agent ends when its workers have; without one, they leave.
 
     Raises:
@@ -72,9 +76,9 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
         JobEnded: the job ended before.
     """
     what = f"drain host {name} of job {store.name}"
-    _check_host(running(store, what), name)
+    _check_host(running(store, what, limits), name)
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
-    for now in looks(store, timeout_s, f"draining host {name}", Messages(), late):
+    for now in looks(store, timeout_s, f"draining host {name}", Messages(), late, limits):
         agent = next((host for host in now.hosts if host.name == name), None)
         if not now.job.state.over and now.desired.hosts.get(name):
             without_host(now, name, now.desired.hosts)  # or says why it cannot leave

@@ -9,18 +9,15 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
-from edl.client.waiting import POLL_S
+from edl.client.waiting import USUAL, ClientLimits
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Placement, place
 from edl.core.job.profile_hold import Fate, Held, ProfileHold
 from edl.core.plural import verb, workers
 from edl.core.records import Asker, Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, UsageError
-
-RESTORE_S = 30.0  # for ZooKeeper to take the old size again
 
 
 class HeldSize:
@@ -31,12 +28,13 @@ class HeldSize:
     keep theirs, and the rest of the job has the workers back that it had.
 
     Attributes:
-        told: once it is given back: what then stands; empty while it is not.
+        outcome: once it is given back: what then stands; empty while it is not.
         kept: somebody else has changed it.
     """
 
-    def __init__(self, store: JobStore, now: Snapshot) -> None:
-        self.told = ""
+    def __init__(self, store: JobStore, now: Snapshot, limits: ClientLimits = USUAL) -> None:
+        self.outcome = ""
+        self._limits = limits
         self._fate = Fate.OURS
         self._store = store
         self._job = now.job
@@ -56,12 +54,7 @@ class HeldSize:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
@@ -145,11 +138,11 @@ class HeldSize:
             RequestError: they are not; the message says how to, as does the note of a
                 KeyboardInterrupt.
         """
-        deadline = time.monotonic() + RESTORE_S
+        deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"
         try:
             while not self._is_given_back(deadline, lost):
-                time.sleep(POLL_S)
+                time.sleep(self._limits.poll_s)
         except KeyboardInterrupt as end:
             end.add_note(lost)
             raise
@@ -165,7 +158,7 @@ class HeldSize:
             if time.monotonic() >= deadline:
                 raise RequestError(self._job.name, f"{lost}: {error}") from error
             return False
-        self.told = self._standing(stands)
+        self.outcome = self._standing(stands)
         return True
 
     def _restored(self, desired: Placement) -> Placement:
@@ -184,16 +177,16 @@ class HeldSize:
     def _standing(self, stands: Placement) -> str:
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is Fate.ASKED:
-            told = (
+            text = (
                 f"somebody has asked for {workers(now)} while job {name} was profiled; that stays"
             )
         elif self._fate is Fate.OURS and now == before:
             return "the job has the size back that it had"
         else:
-            told = f"hosts or workers came or left while job {name} was profiled: "
-            told += f"{workers(now)} {verb(now)} wanted now"
+            text = f"hosts or workers came or left while job {name} was profiled: "
+            text += f"{workers(now)} {verb(now)} wanted now"
         back = "" if now == before else f"; it had {before} before, {self._way_back()}"
-        return told + back
+        return text + back
 
     def _way_back(self) -> str:
         return f"`edl scale {self._job.name} --np {sum(self.before.values())}`"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from edl.client.waiting import POLL_S, Messages, OnMessage, looks, resizable
+from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, looks, resizable
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event
 from edl.core.job import migration
@@ -21,12 +21,15 @@ from edl.core.plural import workers
 from edl.core.records import Asker, Generation, Snapshot
 from edl.errors import CoordinationError, HostLost, Superseded
 
-AGENT_GONE_S = 10.0  # after its session: for so long an agent may need to open another one
-TOLD_S = 10.0  # for the switch to be in the event log: it is there after two steps
-
 
 def migrate(
-    store: JobStore, source: str, target: str, np: int | None, timeout_s: float, tell: OnMessage
+    store: JobStore,
+    source: str,
+    target: str,
+    np: int | None,
+    timeout_s: float,
+    on_message: OnMessage,
+    limits: ClientLimits = USUAL,
 ) -> Migration:
     """Move ``np`` workers (None: all) of ``source`` to ``target``; returns when they have.
 
@@ -37,7 +40,7 @@ def migrate(
         TimedOut: it goes on; so it does after a KeyboardInterrupt, whose note says so.
         JobEnded: the job ended before.
     """
-    now = resizable(store, f"migrate workers of job {store.name}")
+    now = resizable(store, f"migrate workers of job {store.name}", limits)
     changed = store.desire(
         partial(move, now, np, source, target),
         Asker.PERSON,
@@ -48,13 +51,13 @@ def migrate(
     asked = Move(
         store.name, source, target, moved, after, now.generation.number if now.generation else 0
     )
-    tell(f"moving {asked}")
+    on_message(f"moving {asked}")
     try:
-        seen = _wait(store, asked, timeout_s, tell)
+        seen = _wait(store, asked, timeout_s, on_message, limits)
     except KeyboardInterrupt as end:
         end.add_note(_goes_on(asked))
         raise
-    return _outcome(store, asked, seen)
+    return _outcome(store, asked, seen, limits)
 
 
 @dataclass
@@ -73,25 +76,30 @@ class _Seen:
         self.hosts |= {member.name: member.host for member in now.members}
 
 
-def _wait(store: JobStore, asked: Move, timeout_s: float, tell: OnMessage) -> _Seen:
+def _wait(
+    store: JobStore, asked: Move, timeout_s: float, on_message: OnMessage, limits: ClientLimits
+) -> _Seen:
     """Wait until the workers have moved; what was seen until then."""
     seen, given = _Seen(), list[Placement]()
-    messages, seen_at = Messages(tell), time.monotonic()
-    for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked)):
+    messages, seen_at = Messages(on_message), time.monotonic()
+    for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
         desired, stands = now.desired.hosts, standing(asked, now)
         seen.look(now)
         if stands.done and not stands.changed and now.generation is not None:
             return seen
         if desired in given:  # it was taken back, and the answer was lost
-            raise _lost(asked, now, desired)
+            raise _lost(asked, now, desired, limits)
         if stands.changed:
             raise Superseded(asked.job, _superseded(asked, desired, stands))
         if any(host.name == asked.target for host in now.available):
             seen_at = time.monotonic()
-        elif time.monotonic() - seen_at >= AGENT_GONE_S and _is_short(asked, desired, stands):
+        elif time.monotonic() - seen_at >= limits.agent_gone_s and _is_short(
+            asked, desired, stands
+        ):
             with suppress(CoordinationError):  # the next look tries again
-                raise _lost(asked, now, _take_back(store, asked, stands, given))
-        messages(f"{stands.told}: {now.status.reason}".rstrip(": "))
+                after = _take_back(store, asked, stands, given)
+                raise _lost(asked, now, after, limits)
+        messages(f"{stands.text}: {now.status.reason}".rstrip(": "))
     raise AssertionError("looks() ends with an error")
 
 
@@ -115,12 +123,12 @@ def _take_back(store: JobStore, asked: Move, stands: Standing, given: list[Place
     return store.desire(change, Asker.LAUNCHER, why).desired.hosts
 
 
-def _lost(asked: Move, now: Snapshot, after: Placement) -> HostLost:
+def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
     stays = after.get(asked.source, 0) - asked.desired.get(asked.source, 0)
     again = to_add(asked.job, now.assigned.by_slot, asked.target)
     return HostLost(
         asked.job,
-        f"nobody has offered host {asked.target} for {AGENT_GONE_S:g} s: {stays} of "
+        f"nobody has offered host {asked.target} for {limits.agent_gone_s:g} s: {stays} of "
         f"{workers(asked.np)} of job {asked.job} stay on {asked.source}; {again}, then migrate "
         "again",
     )
@@ -135,11 +143,11 @@ def _superseded(asked: Move, desired: Placement, stands: Standing) -> str:
     )
 
 
-def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:
-    """Wait until the last switch is in the event log, at most ``TOLD_S``."""
+def _outcome(store: JobStore, asked: Move, seen: _Seen, limits: ClientLimits) -> Migration:
+    """Wait until the last switch is in the event log, at most ``limits.log_s``."""
     last = max(seen.generations)
     events: dict[int, Event] = {}
-    deadline = time.monotonic() + (TOLD_S if last > asked.since else 0.0)
+    deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)
     while True:
         with suppress(CoordinationError):  # they have moved all the same
             events |= store.events.read(max(events, default=-1))
@@ -147,4 +155,4 @@ def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:
         done = migration.outcome(asked, log, seen.hosts, last, generations)
         if done.stall_s is not None or time.monotonic() >= deadline:
             return done
-        time.sleep(POLL_S)
+        time.sleep(limits.poll_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edl.client.waiting import Messages, OnMessage, looks, resizable, silent
+from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, ignore, looks, resizable
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Placement, place
 from edl.core.plural import workers
@@ -27,7 +27,12 @@ class Resize:
         return f"job {self.job}: {old} -> {workers(new)} ({where})"
 
 
-def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None = None) -> Resize:
+def resize(
+    store: JobStore,
+    size: Callable[[int], int],
+    timeout_s: float | None = None,
+    limits: ClientLimits = USUAL,
+) -> Resize:
     """Let the job have ``size(workers wanted now)`` workers.
 
     Args:
@@ -37,7 +42,7 @@ def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None 
         UsageError: the job does not run, or its limits or hosts do not allow that many.
         TimedOut, JobEnded: they do not train; they are still wanted.
     """
-    now, read = resizable(store, f"scale job {store.name}"), False
+    now, read = resizable(store, f"scale job {store.name}", limits), False
     unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
 
     def change(desired: Placement) -> Placement:
@@ -53,18 +58,25 @@ def resize(store: JobStore, size: Callable[[int], int], timeout_s: float | None 
         raise CoordinationError(f"{error}; {unsure}" if read else str(error)) from error
     done = Resize(store.name, changed.before.hosts, changed.desired.hosts)
     if timeout_s is not None:
-        wait_for_size(store, sum(done.after.values()), timeout_s)
+        wait_for_size(store, sum(done.after.values()), timeout_s, limits=limits)
     return done
 
 
-def wait_for_size(store: JobStore, np: int, timeout_s: float, tell: OnMessage = silent) -> Snapshot:
+def wait_for_size(
+    store: JobStore,
+    np: int,
+    timeout_s: float,
+    on_message: OnMessage = ignore,
+    limits: ClientLimits = USUAL,
+) -> Snapshot:
     """Wait until ``np`` workers train in one ring; the job as it then stands.
 
     Raises:
         TimedOut, JobEnded: they do not.
     """
-    messages = Messages(tell)
-    for now in looks(store, timeout_s, f"scaling job {store.name} to {np}", messages):
+    messages = Messages(on_message)
+    what = f"scaling job {store.name} to {np}"
+    for now in looks(store, timeout_s, what, messages, limits=limits):
         number = now.generation.number if now.generation else 0
         ring = now.generation.members if now.generation else ()
         if len(ring) == np and {m.id for m in now.members if m.generation >= number} >= {*ring}:

@@ -36,10 +36,10 @@ OLD = {0: "a", 1: "a", 2: "a"}
 NEW = {0: "a", 3: "b", 4: "b"}
 
 
-def test_it_is_told_who_is_on_the_way() -> None:
+def test_it_is_said_who_is_on_the_way() -> None:
     now = snapshot(3, OLD)
     stands = standing(MOVE, now)
-    assert (stands.done, stands.changed, stands.told) == (
+    assert (stands.done, stands.changed, stands.text) == (
         False,
         False,
         "0 of 2 moved; 2 to be started",
@@ -47,7 +47,7 @@ def test_it_is_told_who_is_on_the_way() -> None:
     ready = member(3, "b", stage=Stage.READY)
     now = snapshot(3, OLD, ready, member(4, "b"))
     stands = standing(MOVE, now)
-    assert stands.told == "0 of 2 moved; w3 is ready, w4 is preparing"
+    assert stands.text == "0 of 2 moved; w3 is ready, w4 is preparing"
     assert stands.arrived == {"a": 3, "b": 2}
 
 
@@ -70,7 +70,7 @@ def test_it_is_not_done_while_an_old_one_brings_the_state() -> None:
 def test_a_newcomer_that_was_given_up_has_not_arrived() -> None:
     now = replace(snapshot(3, OLD, member(3, "b")), evicted={3: "frozen"})
     stands = standing(MOVE, now)
-    assert (stands.arrived, stands.told) == ({"a": 3}, "0 of 2 moved; 2 to be started")
+    assert (stands.arrived, stands.text) == ({"a": 3}, "0 of 2 moved; 2 to be started")
 
 
 def test_workers_that_were_there_before_have_not_moved() -> None:
@@ -138,7 +138,7 @@ def test_a_crash_on_the_way_is_no_switch_of_the_migration() -> None:
     assert done.generations == (5,)
 
 
-def test_a_stall_that_is_not_known_is_not_told() -> None:
+def test_a_stall_that_is_not_known_is_not_named() -> None:
     done = outcome(MOVE, [made(4, ("w3", "w4"), ("w1", "w2"))], HOSTS, last=4)
     assert str(done) == "moved 2 workers of digits from a to b in one switch (generation 4)"
 

@@ -10,13 +10,12 @@ import pytest
 from made import changed, make_job
 
 from edl.cli import stop
-from edl.client import holding, migrating, waiting
 from edl.client.draining import drain_host, drain_worker
 from edl.client.holding import HeldSize
 from edl.client.migrating import migrate
 from edl.client.profiling import profile
 from edl.client.scaling import resize, wait_for_size
-from edl.client.waiting import Messages, looks
+from edl.client.waiting import ClientLimits, Messages, looks
 from edl.coordination.events import EventNodes
 from edl.coordination.job_store import JobStore
 from edl.coordination.profile import ProfileNode
@@ -57,10 +56,7 @@ HOSTS = (Host("a", 2, "::1"), Host("b", 2, "::2"))
 AWAY = CoordinationError("ZooKeeper is away")
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (waiting, holding, migrating, stop):
-        monkeypatch.setattr(module, "POLL_S", 0.0)
+LIMITS = ClientLimits(poll_s=0.0)
 
 
 class Store(JobStore):
@@ -226,7 +222,7 @@ class Events(EventNodes):
 
 
 def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
-    return profile(store, sizes, 20, timeout_s, lambda _told: None)
+    return profile(store, sizes, 20, timeout_s, lambda _message: None, LIMITS)
 
 
 # --- waiting ---
@@ -235,14 +231,14 @@ def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
 def test_a_look_that_is_not_answered_is_made_again() -> None:
     store = Store()
     store.away = {1, 2, 4}
-    seen = looks(store, 5.0, "this", Messages())
+    seen = looks(store, 5.0, "this", Messages(), limits=LIMITS)
     assert [next(seen).status.step for _ in range(3)] == [1, 2, 3]
 
 
-def test_who_is_late_is_told_what_was_told_last_and_what_stands() -> None:
-    story = Messages()
-    story("w3 is preparing")
-    seen = looks(Store(), 0.0, "moving it", story, "it goes on")
+def test_a_time_out_has_the_last_message_and_what_stands() -> None:
+    messages = Messages()
+    messages("w3 is preparing")
+    seen = looks(Store(), 0.0, "moving it", messages, "it goes on", LIMITS)
     next(seen)
     with pytest.raises(TimedOut) as caught:
         next(seen)
@@ -250,38 +246,36 @@ def test_who_is_late_is_told_what_was_told_last_and_what_stands() -> None:
     assert caught.value.job == "digits"
 
 
-def test_who_is_late_because_of_zookeeper_is_told_so() -> None:
+def test_a_time_out_names_zookeeper_when_that_is_away() -> None:
     store = Store()
     store.away = {1}
     with pytest.raises(TimedOut, match=r"not done after 0 s; ZooKeeper is away"):
-        next(looks(store, 0.0, "it", Messages()))
+        next(looks(store, 0.0, "it", Messages(), limits=LIMITS))
 
 
 def test_nobody_waits_for_a_job_that_has_ended() -> None:
     store = Store(state=JobState.FAILED, reason="w0 died")
     with pytest.raises(JobEnded, match="scaling job digits to 3 is not done: job digits is failed"):
-        wait_for_size(store, 3, 5.0)
+        wait_for_size(store, 3, 5.0, limits=LIMITS)
     with pytest.raises(UsageError, match="cannot scale job digits: it is failed"):
-        resize(store, lambda now: now + 1)
+        resize(store, lambda now: now + 1, limits=LIMITS)
 
 
-def test_the_hosts_of_horovodrun_must_be_those_of_edl_discover(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(waiting, "DISCOVERY_S", 0.0)
+def test_the_hosts_of_horovodrun_must_be_those_of_edl_discover() -> None:
+    limits = replace(LIMITS, discovery_s=0.0)
     store = Store()
     store.now, store.by_slot = {}, True
     with pytest.raises(UsageError, match="cannot migrate workers of job digits: it is for the ho"):
-        moved(store)
+        moved(store, limits)
     with pytest.raises(UsageError, match="cannot drain host a: job digits was started by horovodr"):
-        drain_host(store, "a", 5.0)
+        drain_host(store, "a", 5.0, limits)
 
 
-def test_a_size_that_may_be_written_or_not_is_told() -> None:
+def test_a_size_that_may_be_written_or_not_is_named_so() -> None:
     store = Store()
     store.away = {2}
     with pytest.raises(CoordinationError) as caught:
-        resize(store, lambda now: now + 1)
+        resize(store, lambda now: now + 1, limits=LIMITS)
     assert str(caught.value) == "ZooKeeper is away"  # nothing was read, so nothing is written
 
     class Deaf(Store):
@@ -290,7 +284,7 @@ def test_a_size_that_may_be_written_or_not_is_told() -> None:
             raise AWAY
 
     with pytest.raises(CoordinationError, match="may have been written or not, see `edl status di"):
-        resize(Deaf(), lambda now: now + 1)
+        resize(Deaf(), lambda now: now + 1, limits=LIMITS)
 
 
 # --- draining and stopping ---
@@ -307,13 +301,13 @@ def test_a_drain_waits_for_zookeeper() -> None:
             now.request = GRANTED
 
     store.before_look = answer
-    assert drain_worker(store, 1, 5.0) == GRANTED.outcome
+    assert drain_worker(store, 1, 5.0, LIMITS) == GRANTED.outcome
 
 
 def test_a_request_without_an_answer_is_taken_back() -> None:
     store = Store()
     with pytest.raises(TimedOut) as caught:
-        drain_worker(store, 1, 0.0)
+        drain_worker(store, 1, 0.0, LIMITS)
     assert str(caught.value) == (
         "draining w1 is not done after 0 s; no leader of job digits has answered; the request is "
         "taken back (see `edl status digits`)"
@@ -321,18 +315,18 @@ def test_a_request_without_an_answer_is_taken_back() -> None:
     assert store.request is None
 
 
-def test_a_request_that_cannot_be_taken_back_is_told() -> None:
+def test_a_request_that_cannot_be_taken_back_is_reported() -> None:
     store = Store()
     store.away = {5}  # running, request, look, answer, withdraw
     with pytest.raises(TimedOut, match="cannot be taken back now, and w1 may still leave"):
-        drain_worker(store, 1, 0.0)
+        drain_worker(store, 1, 0.0, LIMITS)
 
 
-def test_a_request_that_may_be_written_or_not_is_told() -> None:
+def test_a_request_that_may_be_written_or_not_is_reported() -> None:
     store = Store()
     store.away = {2}
     with pytest.raises(CoordinationError, match="; w1 may be asked to leave or not, see `edl st"):
-        drain_worker(store, 1, 5.0)
+        drain_worker(store, 1, 5.0, LIMITS)
 
 
 def test_an_answer_at_the_last_moment_counts() -> None:
@@ -343,7 +337,7 @@ def test_an_answer_at_the_last_moment_counts() -> None:
 
     store = Store()
     store.requests = Late(store)
-    assert drain_worker(store, 1, 0.0) == GRANTED.outcome
+    assert drain_worker(store, 1, 0.0, LIMITS) == GRANTED.outcome
 
 
 def test_an_interrupted_drain_is_taken_back() -> None:
@@ -354,9 +348,9 @@ def test_an_interrupted_drain_is_taken_back() -> None:
             raise KeyboardInterrupt
 
     store.before_look = interrupt
-    with pytest.raises(KeyboardInterrupt) as told:
-        drain_worker(store, 1, 5.0)
-    assert told.value.__notes__ == ["the request is taken back (see `edl status digits`)"]
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        drain_worker(store, 1, 5.0, LIMITS)
+    assert interrupted.value.__notes__ == ["the request is taken back (see `edl status digits`)"]
     assert store.request is None
 
 
@@ -364,28 +358,26 @@ def test_a_host_is_drained_though_zookeeper_goes_away() -> None:
     store = Store()
     store.now = {"a": 2, "b": 1}
     store.away = {2, 3, 5, 7, 8}
-    assert drain_host(store, "b", 5.0) == "host b has left job digits"
+    assert drain_host(store, "b", 5.0, LIMITS) == "host b has left job digits"
     assert store.now == {"a": 2, "b": 0}
 
 
-def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stop, "_SETTLE_S", 0.0)
+def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts() -> None:
+    limits = replace(LIMITS, settle_s=0.0)
     store = Store(state=JobState.STOPPING, reason="edl stop")
     store.now, store.agents, store.edl_workers = {}, (), (KeptSlot("a", 0),)
     store.away = {1, 3, 4}
     with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
-        stop._wait(store, 0.01)
+        stop._wait(store, 0.01, limits)
     assert store.job.state is JobState.STOPPING
     store.away = {store.calls + 1}
     with pytest.raises(CoordinationError):
-        stop._ask(store, 0.0)
+        stop._ask(store, 0.0, limits)
     store.away = {store.calls + 1}
-    stop._ask(store, 5.0)
+    stop._ask(store, 5.0, limits)
     store.edl_workers = ()
     store.away = {store.calls + 1, store.calls + 4}  # a look, and the end that we write
-    ended = stop._wait(store, 5.0)
+    ended = stop._wait(store, 5.0, limits)
     assert (ended.state, ended.reason) == (
         JobState.STOPPED,
         "edl stop; none of its processes is alive",
@@ -436,10 +428,9 @@ def test_the_size_is_given_back_when_zookeeper_is_back() -> None:
     assert store.now == {"a": 2}
 
 
-def test_a_size_that_cannot_be_given_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "RESTORE_S", 0.0)
+def test_a_size_that_cannot_be_given_back_is_reported() -> None:
     store = Store()
-    hold = HeldSize(store, store.snapshot())
+    hold = HeldSize(store, store.snapshot(), replace(LIMITS, restore_s=0.0))
     hold.__enter__()
     hold.take(1)
     store.away = {store.calls + 1}
@@ -533,7 +524,7 @@ def test_an_answer_that_is_lost_does_not_give_back_twice() -> None:
     store = Store(max_np=9)
     store.now = {"a": 2, "b": 2}
 
-    hold = HeldSize(store, store.snapshot())
+    hold = HeldSize(store, store.snapshot(), LIMITS)
     with hold:
         hold.take(2)
         store.agents = (*HOSTS, Host("c", 2, "::3"))
@@ -583,10 +574,10 @@ def test_an_interrupted_profile_says_what_is_left_of_it() -> None:
             raise KeyboardInterrupt
 
     store.before_look = interrupt
-    with pytest.raises(KeyboardInterrupt) as told:
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         measure(store, 3, 1)
     assert store.now == {"a": 2}
-    (note,) = told.value.__notes__
+    (note,) = interrupted.value.__notes__
     assert note.startswith("the job has the size back that it had; what was measured is kept")
 
 
@@ -602,15 +593,15 @@ class Interrupted(Store):
         return super().desire(*asked)
 
 
-def test_an_interrupt_while_the_size_is_given_back_tells_how_to() -> None:
-    with pytest.raises(KeyboardInterrupt) as told:
+def test_an_interrupt_while_the_size_is_given_back_says_how_to() -> None:
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         measure(Interrupted(), 3)
-    assert told.value.__notes__ == [
+    assert interrupted.value.__notes__ == [
         "job digits does not have its size back; `edl scale digits --np 2`"
     ]
 
 
-def test_a_size_that_is_not_reached_in_time_is_told_and_given_back() -> None:
+def test_a_size_that_is_not_reached_in_time_is_reported_and_given_back() -> None:
     store = Store()
     with pytest.raises(
         TimedOut, match=r"with 3 workers is not done after 1e-09 s; .*nothing was meas"
@@ -622,8 +613,8 @@ def test_a_size_that_is_not_reached_in_time_is_told_and_given_back() -> None:
 # --- migrating ---
 
 
-def moved(store: Store) -> str:
-    return str(migrate(store, "a", "b", 1, 5.0, lambda _told: None))
+def moved(store: Store, limits: ClientLimits = LIMITS) -> str:
+    return str(migrate(store, "a", "b", 1, 5.0, lambda _message: None, limits))
 
 
 def test_a_migration_is_done_also_when_its_events_cannot_be_read() -> None:
@@ -635,11 +626,8 @@ def test_a_migration_is_done_also_when_its_events_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(
-    monkeypatch: pytest.MonkeyPatch, is_written: bool
-) -> None:
+def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(is_written: bool) -> None:
     """The target's agent has gone; the first answer of ZooKeeper is lost."""
-    monkeypatch.setattr(migrating, "AGENT_GONE_S", 0.0)
 
     class Hiccup(Store):
         changes = 0
@@ -656,5 +644,5 @@ def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(
 
     store = Hiccup()
     with pytest.raises(HostLost, match="1 of 1 worker of job digits stay on a"):
-        moved(store)
+        moved(store, replace(LIMITS, agent_gone_s=0.0))
     assert store.now == {"a": 2, "b": 0}

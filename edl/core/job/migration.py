@@ -41,7 +41,7 @@ class Standing:
     there: int
     changed: bool  # somebody has asked for others on the two hosts since
     arrived: Mapping[str, int]  # host -> workers there, in the ring or on their way into it
-    told: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def standing(move: Move, now: Snapshot) -> Standing:
         there=new,
         changed=(source, target) != (move.desired.get(move.source, 0), asked),
         arrived=arrived,
-        told=f"{new} of {move.np} moved" + (f"; {', '.join(parts)}" if parts else ""),
+        text=f"{new} of {move.np} moved" + (f"; {', '.join(parts)}" if parts else ""),
     )
 
 
@@ -110,7 +110,7 @@ def outcome(
     Args:
         hosts: worker ("w3") -> its host.
         last: the generation in which the migration was done.
-        seen: generations; the log lacks one whose leader died before it could tell.
+        seen: generations; the log lacks one whose leader died before it could log it.
     """
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
