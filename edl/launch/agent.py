@@ -262,7 +262,7 @@ class Agent(Supervisor[AgentState]):
         cause = _SIGNALS[next(iter(self._signals))]
         if snapshot.job.state.over:
             for process in self._own.living:
-                if process.told is None and not lingers(process):
+                if process.ending_since is None and not lingers(process):
                     self._end(Ending(process.launch, False, cause), now)
         elif self._guest and not (self._ends_last and is_last(snapshot, self._host.name)):
             self._leave(snapshot, cause)

@@ -258,8 +258,8 @@ class Supervisor(ABC, Generic[State]):
 
     def _end(self, ending: Ending, now: float) -> None:
         process = self._own.process(ending.launch)
-        if process.told is None:
-            self._own = self._own.having(replace(process, told=now, why=ending.reason))
+        if process.ending_since is None:
+            self._own = self._own.having(replace(process, ending_since=now, why=ending.reason))
             if process.mute is not None:
                 self._frozen.write_stacks(process)
                 self._changed.set()

@@ -100,7 +100,7 @@ def test_a_silent_metadata_service_ends_nothing(tmp_path: Path) -> None:
         assert agent.wait() == 7
 
 
-def test_a_metadata_service_that_fails_is_asked_again_and_told_of_once(
+def test_a_metadata_service_that_fails_is_asked_again_and_logged_once(
     cloud: Service, tmp_path: Path
 ) -> None:
     cloud.broken = True
@@ -222,7 +222,7 @@ def test_a_pod_that_is_taken_away_leaves_and_says_that_its_work_is_not_done(shel
     assert (second.wait(), third.wait()) == (0, 0)
 
 
-def test_a_pod_that_joins_leaves_before_it_is_told_to_end(shell: Shell) -> None:
+def test_a_pod_that_joins_leaves_before_it_is_asked_to_end(shell: Shell) -> None:
     saved = shell.directory / "saved"
     saved.mkdir()
     first = pod_of_job(shell, "digits-0-aaaaa", saved)

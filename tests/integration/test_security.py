@@ -114,7 +114,7 @@ def stranger(request: pytest.FixtureRequest, training: Training) -> Iterator[Kaz
 
 
 class TestZooKeeper:
-    def test_a_stranger_can_only_tell_that_there_is_such_a_job(
+    def test_a_stranger_can_only_see_that_there_is_such_a_job(
         self, training: Training, stranger: KazooClient
     ) -> None:
         assert stranger.get_children(JOBS) == [training.job.name]

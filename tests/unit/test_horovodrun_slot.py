@@ -66,7 +66,7 @@ def with_job(**changes: Any) -> Snapshot:
     return replace(NOW, job=changed(JOB, **changes))
 
 
-def told_to_end(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
+def end_signal(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
     """The signal that the worker gets then."""
     endings = decide(snapshot, own, at).endings
     return None if not endings else "SIGKILL" if endings[0].kill else "SIGTERM"
@@ -113,33 +113,33 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
     for living, evicted in ((starts, {}), (prepares, {}), (LIVES, {1: "frozen"})):
         now = replace(NOW, evicted=evicted)
         own = replace(OWN, processes=(living,), removed=True)
-        assert told_to_end(now, own, 100.0) == "SIGTERM"
-        told = replace(own, processes=(replace(living, told=100.0),))
-        assert told_to_end(now, told, 104.0) is None
-        assert told_to_end(now, told, 105.0) == "SIGKILL"
-    joined = replace(LIVES, told=100.0)  # it got its seat meanwhile, and leaves it by itself
+        assert end_signal(now, own, 100.0) == "SIGTERM"
+        ending = replace(own, processes=(replace(living, ending_since=100.0),))
+        assert end_signal(now, ending, 104.0) is None
+        assert end_signal(now, ending, 105.0) == "SIGKILL"
+    joined = replace(LIVES, ending_since=100.0)  # it got its seat meanwhile, and leaves it
     assert decide(NOW, replace(OWN, processes=(joined,), removed=True), 110.0).endings == ()
 
 
 def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
     """It does so after 5 s, and would take that for the end of the slot's next process."""
-    barred = replace(OWN, removed=True, told=50.0, given_up=True)
-    assert told_to_end(NOW, barred, 50.0) == "SIGTERM"
-    told = replace(barred, processes=(replace(LIVES, told=50.0),))
-    assert told_to_end(NOW, told, 52.9) is None
-    assert told_to_end(NOW, told, 53.0) == "SIGKILL"
-    # Told by a user, or not yet told to whom the slot belongs: it has the time to leave.
-    assert decide(NOW, replace(told, given_up=False), 79.0).endings == ()
-    assert decide(NOW, replace(told, removed=False), 79.0).endings == ()
+    barred = replace(OWN, removed=True, ending_since=50.0, given_up=True)
+    assert end_signal(NOW, barred, 50.0) == "SIGTERM"
+    ending = replace(barred, processes=(replace(LIVES, ending_since=50.0),))
+    assert end_signal(NOW, ending, 52.9) is None
+    assert end_signal(NOW, ending, 53.0) == "SIGKILL"
+    # Asked by a user, or it is not known yet to whom the slot belongs: it has the time to leave.
+    assert decide(NOW, replace(ending, given_up=False), 79.0).endings == ()
+    assert decide(NOW, replace(ending, removed=False), 79.0).endings == ()
 
 
 def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     """Its slot is still assigned, so that the others see a dead edl-worker, as the driver does."""
     own = replace(OWN, unread=True)
-    assert told_to_end(NOW, own, 50.0) == "SIGTERM"
-    told = replace(own, processes=(replace(LIVES, told=50.0),))
-    assert told_to_end(NOW, told, 79.0) is None
-    assert told_to_end(NOW, told, 80.0) == "SIGKILL"
+    assert end_signal(NOW, own, 50.0) == "SIGTERM"
+    ending = replace(own, processes=(replace(LIVES, ending_since=50.0),))
+    assert end_signal(NOW, ending, 79.0) is None
+    assert end_signal(NOW, ending, 80.0) == "SIGKILL"
     gone, others = replace(own, processes=(KILLED,)), (KeptSlot("a", 0), KeptSlot("a", 1))
     now = replace(NOW, slots=others)
     assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
@@ -155,9 +155,9 @@ def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     assert stopped.state is JobState.STOPPED
 
 
-def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
-    own = replace(OWN, told=50.0)
-    assert told_to_end(NOW, own, 50.0) == "SIGTERM"
+def test_who_is_asked_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
+    own = replace(OWN, ending_since=50.0)
+    assert end_signal(NOW, own, 50.0) == "SIGTERM"
     gone = replace(own, processes=(replace(LIVES, exit_code=0, exited=51.0),))
     assert decide(NOW, gone, 79.0).exit_code is None
     assert decide(NOW, gone, 80.0).exit_code == 1
@@ -269,19 +269,19 @@ def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not(
 
 
 def test_a_worker_that_was_given_up_is_ended_and_that_is_no_failure() -> None:
-    assert told_to_end(replace(NOW, evicted={1: "frozen"}), OWN, 100.0) == "SIGTERM"
-    assert not replace(KILLED, told=98.0).failed
+    assert end_signal(replace(NOW, evicted={1: "frozen"}), OWN, 100.0) == "SIGTERM"
+    assert not replace(KILLED, ending_since=98.0).failed
 
 
 def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
     now = with_job(state=JobState.STOPPING)
     steps = replace(OWN, stepped=100.0)
     assert decide(now, replace(steps, state_since=90.0), 100.0).endings == ()
-    assert told_to_end(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
-    assert told_to_end(replace(now, leader=None), replace(steps, state_since=90.0), 100.0)
+    assert end_signal(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
+    assert end_signal(replace(now, leader=None), replace(steps, state_since=90.0), 100.0)
     stuck = replace(OWN, state_since=100.0)
     assert decide(now, stuck, 100.0 + LIMITS.stuck_s - 0.1).endings == ()
-    assert told_to_end(now, stuck, 100.0 + LIMITS.stuck_s) == "SIGKILL"
+    assert end_signal(now, stuck, 100.0 + LIMITS.stuck_s) == "SIGKILL"
     outcome = decide(replace(now, members=()), replace(OWN, processes=(KILLED,)), 100.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.STOPPED
@@ -323,10 +323,10 @@ def test_a_process_whose_script_has_ended_is_killed_when_it_stays() -> None:
     over = with_job(state=JobState.FINISHED)
     own = replace(OWN, processes=(replace(LIVES, ended=100.0),), state_since=100.0)
     assert decide(over, own, 100.0 + LIMITS.exit_s - 0.1).endings == ()
-    assert told_to_end(over, own, 100.0 + LIMITS.exit_s) == "SIGKILL"
+    assert end_signal(over, own, 100.0 + LIMITS.exit_s) == "SIGKILL"
 
 
-def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
+def test_nobody_waits_for_the_dead_whose_end_was_logged() -> None:
     lost = replace(NOW, members=())
     own = replace(OWN, processes=(ERROR,), ring_deaths=(RingDeath(1, -1, 99.5),))
     assert decide(lost, own, 100.0).outcome is None
@@ -339,14 +339,14 @@ def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
 
 def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
     ended = replace(NOW, generation=replace(RING, seats=(), reason="horovodrun ends"))
-    told = replace(OWN, told=99.0, processes=(KILLED,))
-    assert decide(ended, told, 100.0).outcome is None  # one of them is still there
-    outcome = decide(replace(ended, members=()), told, 100.0).outcome
+    ending = replace(OWN, ending_since=99.0, processes=(KILLED,))
+    assert decide(ended, ending, 100.0).outcome is None  # one of them is still there
+    outcome = decide(replace(ended, members=()), ending, 100.0).outcome
     assert outcome is not None
     assert (outcome.state, outcome.reason) == (JobState.STOPPED, "horovodrun ends")
 
 
-def test_who_is_told_to_end_gives_up_a_slot_of_its_host() -> None:
+def test_who_is_asked_to_end_gives_up_a_slot_of_its_host() -> None:
     assert released({"a": 2, "b": 1}, "a", Sizes(1)) == {"a": 1, "b": 1}
     assert released({"a": 2, "b": 1}, "a", Sizes(3)) == {"a": 2, "b": 1}
     assert released({"b": 1}, "a", Sizes(1)) == {"b": 1}

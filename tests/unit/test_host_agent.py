@@ -241,9 +241,9 @@ def test_a_worker_that_ended_without_joining_waits_too() -> None:
 
 
 def test_a_newcomer_that_we_ended_is_no_failure() -> None:
-    told = trainer(1, exit_code=-15, exited=NOW, told=NOW - 1, seated=False)
-    assert not told.failed
-    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), told), NOW)) == [1]
+    ending = trainer(1, exit_code=-15, exited=NOW, ending_since=NOW - 1, seated=False)
+    assert not ending.failed
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), ending), NOW)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_newcomer_that_we_ended_is_no_failure() -> None:
         ({"exited": NOW - 6}, False),  # it died while it trained
         ({"seated": False}, False),  # a newcomer that came too late
         ({"exit_code": 0}, False),
-        ({"told": NOW - 1}, False),
+        ({"ending_since": NOW - 1}, False),
     ],
 )
 def test_whose_error_counts_although_the_job_has_finished(
@@ -271,10 +271,10 @@ def test_the_evicted_are_ended_and_replaced_when_that_is_wanted() -> None:
     assert ended(decision) == [("t-1", False)]
     assert decision.endings[0].reason == "it was not ready after 300 s"
     assert slots(decision) == [2]
-    told = replace(processes[1], told=NOW - LIMITS.kill_s)
-    assert ended(decide(facts, own(trainer(0), told), NOW)) == [("t-1", True)]
-    told = replace(told, told=NOW - LIMITS.kill_s + 0.1)
-    assert ended(decide(facts, own(trainer(0), told), NOW)) == []
+    ending = replace(processes[1], ending_since=NOW - LIMITS.kill_s)
+    assert ended(decide(facts, own(trainer(0), ending), NOW)) == [("t-1", True)]
+    ending = replace(ending, ending_since=NOW - LIMITS.kill_s + 0.1)
+    assert ended(decide(facts, own(trainer(0), ending), NOW)) == []
 
 
 # --- a job that cannot begin
@@ -477,7 +477,7 @@ def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
     assert decide(facts, own(mine, ring_deaths=earlier), NOW + LIMITS.lost_s).outcome is None
 
 
-def test_those_of_other_hosts_are_dead_when_their_end_was_told_or_proven() -> None:
+def test_those_of_other_hosts_are_dead_when_their_end_was_logged_or_proven() -> None:
     facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=3, exited=NOW)
     assert decide(facts, own(mine), NOW).outcome is None
     assert decide(facts, own(mine, ended=frozenset({1})), NOW).outcome is not None
@@ -514,7 +514,7 @@ def test_when_the_ring_has_ended_nobody_is_started_and_the_job_has_stopped() -> 
 
 
 def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
-    ended = trainer(0, exit_code=-15, exited=NOW, told=NOW - 1)
+    ended = trainer(0, exit_code=-15, exited=NOW, ending_since=NOW - 1)
     failed = trainer(1, exit_code=1, exited=NOW, last_line="Boom")
     outcome = decide(snapshot(2, generation(0, 1)), own(ended, failed), NOW).outcome
     assert outcome is not None
@@ -594,7 +594,7 @@ def test_below_min_np_a_free_slot_takes_the_place() -> None:
 # --- the end of a process
 
 
-def test_who_ends_by_itself_is_not_told_to_and_is_killed_when_it_does_not() -> None:
+def test_who_ends_by_itself_is_not_asked_to_and_is_killed_when_it_does_not() -> None:
     """SIGTERM would hide how it has ended."""
     proof = "its process is gone: port 1 refuses connections"
     facts = snapshot(2, generation(0), evicted={1: proof})
@@ -618,9 +618,9 @@ def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> N
 def test_a_ring_that_saves_has_more_time_to_end() -> None:
     job = changed(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
     facts = snapshot(2, generation(0), job=job)
-    for seconds, told in ((LIMITS.stop_s + 199, []), (LIMITS.stop_s + 200, [("t-0", False)])):
+    for seconds, endings in ((LIMITS.stop_s + 199, []), (LIMITS.stop_s + 200, [("t-0", False)])):
         now = NOW + seconds
-        assert ended(decide(facts, own(trainer(0), stepped=now), now)) == told
+        assert ended(decide(facts, own(trainer(0), stepped=now), now)) == endings
     saves = replace(facts, members=(member(0, "t-0", stage=Stage.LEAVING),))
     assert decide(saves, own(trainer(0)), NOW + LIMITS.stop_s + 199).endings == ()
 
@@ -705,8 +705,8 @@ def test_workers_of_a_job_that_is_over_get_time_to_end(over: JobState, limit: fl
     if limit:
         assert decide(facts, own(trainer(0)), NOW + limit - 1).endings == ()
     assert ended(decide(facts, own(trainer(0)), NOW + limit)) == [("t-0", False)]
-    told = trainer(0, told=NOW)
-    assert ended(decide(facts, own(told), NOW + limit + LIMITS.kill_s)) == [("t-0", True)]
+    ending = trainer(0, ending_since=NOW)
+    assert ended(decide(facts, own(ending), NOW + limit + LIMITS.kill_s)) == [("t-0", True)]
     assert decide(facts, own(trainer(0)), NOW).exit_code is None
 
 

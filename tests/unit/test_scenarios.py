@@ -78,7 +78,7 @@ def test_a_job_that_has_to_fail_must_say_why() -> None:
     assert problem == "the output does not say 'all workers died'"
 
 
-def test_a_cell_of_the_table_tells_passed_or_failed_how() -> None:
+def test_a_cell_of_the_table_says_passed_or_failed_how() -> None:
     played = replace(PLAYED, pause_s=0.18)
     text = report.cell(report.result(played, []))
     assert text == "passed: 2, 4, 2 (10 s, longest pause 0.18 s)"

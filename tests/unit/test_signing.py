@@ -100,7 +100,7 @@ def test_memory_is_bounded_and_full_memory_refuses(guard: Guard, clock: Clock) -
     assert guard.accepts(authorization(KEY, guard.nonce(), 3, *REQUEST), *REQUEST)
 
 
-def test_no_key_tells_another_and_none_is_shown() -> None:
+def test_no_key_reveals_another_and_none_is_shown() -> None:
     secret = "0123456789abcdef" * 4
     keys = {http_key(secret, "digits"), http_key(secret, "letters")}
     keys |= {Access(job, secret).credential.split(":")[1] for job in ("digits", "letters")}

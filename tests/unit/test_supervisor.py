@@ -136,7 +136,7 @@ def launcher(store: Store, workers: Workers) -> Launcher:
     return Launcher(store, workers)
 
 
-def test_what_ends_is_told_once_and_started_again_after_its_back_off(
+def test_what_ends_is_logged_once_and_started_again_after_its_back_off(
     store: Store, workers: Workers, launcher: Launcher
 ) -> None:
     assert launcher.turn(100.0) is None
@@ -152,7 +152,7 @@ def test_what_ends_is_told_once_and_started_again_after_its_back_off(
     assert (event.details.exit_code, event.details.last_line) == (3, "Boom")
 
 
-def test_an_end_that_could_not_be_told_is_told_in_the_next_turn(
+def test_an_end_that_could_not_be_logged_is_logged_in_the_next_turn(
     store: Store, workers: Workers, launcher: Launcher
 ) -> None:
     launcher.turn(100.0)

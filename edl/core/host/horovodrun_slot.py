@@ -6,8 +6,8 @@ host blacklisted, and one that succeeds ends the job. So the driver sees an end 
 one. The rules, in order:
 
 1. The end of the job: :mod:`edl.core.host.job_end`. When nothing is left to do this process ends.
-2. The driver has taken the slot back, or this process was told to end: the worker leaves, and
-   nothing is started again. Who was told gives up one slot of its host; the driver takes back the
+2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and
+   nothing is started again. Who was asked gives up one slot of its host; the driver takes back the
    highest, so another one may go, and then this one starts again. A worker whose slot was taken
    back is taken out of the ring by the leader; who is in none, or was given up, is ended here.
    A process whose ssh has ended is a dead one to the driver: its worker leaves, and it ends too.
@@ -55,7 +55,7 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 class SlotLimits(SupervisorLimits):
     """Those of an `edl-worker`."""
 
-    release_s: float = 30.0  # for the driver to take the slot back from one that was told to end
+    release_s: float = 30.0  # for the driver to take the slot back from one that was asked to end
     barred_s: float = 3.0  # of the 5 s that the driver leaves to the processes of a host it bars
     unseen_s: float = 10.0  # for one whose ssh ended with horovodrun to see the end of that
     removal_s: float = 30.0  # for a removal to be complete before the driver may decide again
@@ -78,8 +78,8 @@ class SlotState(SupervisorState):
     limits: SlotLimits = SlotLimits()
     slot: int = 0
     removed: bool = False  # the driver has taken the slot back
-    told: float | None = None  # since when this process has been told to end
-    given_up: bool = False  # it was the driver itself that told it
+    ending_since: float | None = None  # since when this process was asked to end
+    given_up: bool = False  # it was the driver itself that asked
     unread: bool = False  # its ssh has ended: the driver takes that for the end of this process
 
     @property
@@ -91,7 +91,7 @@ class SlotState(SupervisorState):
 def decide(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
     """The next act for one slot, or none, with the reason. ``now``: as the times in ``own``."""
     decision = as_the_job_ends(snapshot, own, now)
-    if decision is None and (own.removed or own.unread or own.told is not None):
+    if decision is None and (own.removed or own.unread or own.ending_since is not None):
         decision = _leave(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
     return with_lingering(decision or _keep(snapshot, own, now), own, now)
@@ -105,14 +105,14 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
         known = all(p.seated and p.worker not in snapshot.evicted for p in own.living)
         if own.removed and not known:
             return Decision(reason, endings=end(own.living, own.limits, now, reason))
-        if own.told is None:  # the leader takes it out of the ring: its slot is not assigned
+        if own.ending_since is None:  # the leader takes it out: its slot is not assigned
             return Decision(reason)
         barred = own.removed and own.given_up
         patience_s = own.limits.barred_s if barred else own.limits.release_s
         return Decision(reason, endings=end(own.living, own.limits, now, reason, patience_s))
     if own.removed:
         return Decision(reason, exit_code=0)
-    if own.told is not None and now - own.told >= own.limits.release_s:
+    if own.ending_since is not None and now - own.ending_since >= own.limits.release_s:
         return Decision(f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1)
     return Decision(f"{reason}; waiting for the driver to take back slot {own.slot}")
 

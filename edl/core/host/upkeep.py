@@ -79,9 +79,9 @@ def _ending_of(
         why = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
         late = now - process.gone >= limits.gone_s
         return Ending(process.launch, True, why) if late else None
-    if process.told is None:
+    if process.ending_since is None:
         return Ending(process.launch, False, reason)
-    if now - process.told >= patience_s:
+    if now - process.ending_since >= patience_s:
         return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
     return None
 
@@ -127,7 +127,7 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
     return tuple(
         f"{own.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
         for p in own.living
-        if p.worker is None and p.told is None and p.started + limit_s <= now
+        if p.worker is None and p.ending_since is None and p.started + limit_s <= now
     )
 
 
@@ -137,7 +137,7 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
     Whoever scales in wants fewer in the same moment in which a worker leaves, and the two are
     not read in one: so only a lasting lack of workers is filled again.
     """
-    if process.told is not None or process.failed:
+    if process.ending_since is not None or process.failed:
         return False
     if process.alive:
         return process.departing is None or now - process.departing < limits.settle_s

@@ -143,7 +143,7 @@ class SlotSupervisor(Supervisor[SlotState]):
             ended = len(self._workers) == 0
             if said.local_size is not None and ended and not self._own.given_up:
                 # The driver has taken back another slot for this one.
-                self._own = replace(self._own, told=None)
+                self._own = replace(self._own, ending_since=None)
             self._changed.set()
             return
         if removal_pending(snapshot) and now - self._word_since < self._own.limits.removal_s:
@@ -210,15 +210,15 @@ class SlotSupervisor(Supervisor[SlotState]):
         The latter not at once: a horovodrun that is about to end would place the slots anew.
         """
         own, limits = self._own, self._own.limits
-        if self._signals and own.told is None:
+        if self._signals and own.ending_since is None:
             self._released = False
             # The driver ends the processes of a host that it bars, and all when it gives up.
             answers = self._driver.asking or self._driver.newest is not self._word
             given_up = answers or now - self._answered < limits.given_up_s
-            self._own = own = replace(own, told=now, given_up=given_up)
+            self._own = own = replace(own, ending_since=now, given_up=given_up)
         self._signals.clear()
-        done = own.told is None or self._released or own.given_up
-        if done or now - (own.told or 0.0) < limits.shutdown_s:
+        done = own.ending_since is None or self._released or own.given_up
+        if done or now - (own.ending_since or 0.0) < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.desired.hosts:
             sizes, why = snapshot.job.sizes, f"SIGTERM to slot {self._slot} of host {self._host}"
@@ -241,7 +241,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _alone(self, now: float) -> int | None:
         for process in self._own.living:
-            if self._own.told is not None and process.told is None:
+            if self._own.ending_since is not None and process.ending_since is None:
                 self._end(Ending(process.launch, False, "edl-worker is to end"), now)
         return super()._alone(now)
 
