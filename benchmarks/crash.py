@@ -81,7 +81,7 @@ def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, 
         job.start(module, WORKERS)
         for fault in faults:
             _warm(job, struck_s)
-            (status,) = job.told("status")
+            (status,) = job.printed("status")
             pids = {member["id"]: member["pid"] for member in status["members"]}
             leader = status["leader"]
             victim = pids[leader if fault == LEADER else next(w for w in pids if w != leader)]
@@ -90,12 +90,12 @@ def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, 
             os.kill(victim, signal.SIGSTOP if fault == FROZEN else signal.SIGKILL)
             survivors = _survivors(job, victim, struck_s)
             before = status["generation"]
-            told = parts.slowest(
-                job.told("events"),
+            slowest_parts = parts.slowest(
+                job.printed("events"),
                 lambda switch, before=before: switch["generation"] > before,
                 parts.REPAIR,
             )
-            yield fault, crash(survivors, struck_s, told)
+            yield fault, crash(survivors, struck_s, slowest_parts)
     finally:
         job.stop()
 

@@ -195,7 +195,7 @@ class EdlJob(Job):
         limits = ["-np", str(size), "--min-np", "1", "--max-np", "16", "--job", self.name]
         return [str(BIN / "edl"), "run", *limits, *script]
 
-    def told(self, verb: str) -> list[dict[str, Any]]:
+    def printed(self, verb: str) -> list[dict[str, Any]]:
         """What `edl VERB --json` prints, a line each."""
         done = subprocess.run(
             [str(BIN / "edl"), verb, self.name, "--json"],

@@ -1,4 +1,4 @@
-"""The parts of a switch, as edl tells them in its event log."""
+"""The parts of a switch, as edl reports them in its event log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def slowest(
     if not switches:
         return {}
     first = min(switches, key=lambda event: int(event["generation"]))
-    old = [told for told in first["workers"].values() if told["role"] == "old"]
-    told = dict(max(old, key=lambda told: float(told["stall_s"])))
-    told["close_s"] = told["wait_s"] - told["election_s"] - told["roll_call_s"]
-    return {name: float(told[f"{name}_s"]) for name in names}
+    old = [parts for parts in first["workers"].values() if parts["role"] == "old"]
+    parts = dict(max(old, key=lambda parts: float(parts["stall_s"])))
+    parts["close_s"] = parts["wait_s"] - parts["election_s"] - parts["roll_call_s"]
+    return {name: float(parts[f"{name}_s"]) for name in names}

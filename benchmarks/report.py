@@ -144,7 +144,7 @@ def crash_notes(crashes: Crashes) -> list[str]:
         "machine; it goes back to its last commit, made every 100 steps."
     )
     parts = (
-        "Parts of a recovery: medians of what the slowest survivor tells in the event log. "
+        "Parts of a recovery: medians of what the slowest survivor reports in the event log. "
         "detect: waiting for the others before it knew; close: until the old ring was closed, "
         "beyond election and roll-call; first-step: until the interrupted step was complete. "
         "What is left of the gap is the step's own forward and backward."
@@ -152,9 +152,9 @@ def crash_notes(crashes: Crashes) -> list[str]:
     return [faults, parts]
 
 
-def _parts(told: Sequence[Mapping[str, float]]) -> str:
+def _parts(reported: Sequence[Mapping[str, float]]) -> str:
     """The median of each part, those that are always 0 left out."""
-    given = [parts for parts in told if parts]
+    given = [parts for parts in reported if parts]
     medians = {name: median(parts[name] for parts in given) for name in (given or [{}])[0]}
     return ", ".join(f"{n.replace('_', '-')} {_time(s)}" for n, s in medians.items() if s)
 
@@ -317,8 +317,8 @@ def picture(path: Path, results: Mapping[str, Any]) -> None:
         panel.axhline(1.0, color="0.5", lw=1)
         for index, (mode, comparison) in enumerate(comparisons.items()):
             colour = COLOURS[EDL] if len(comparisons) == 1 else f"C{index}"
-            told = f"{mode} {comparison.ratio:.3f}"
-            panel.plot(comparison.ratios, ".", color=colour, label=told)
+            label = f"{mode} {comparison.ratio:.3f}"
+            panel.plot(comparison.ratios, ".", color=colour, label=label)
             panel.axhline(comparison.ratio, color=colour, lw=1)
         panel.legend(fontsize=8)
         panel.set(

@@ -57,8 +57,8 @@ def measure(job: Job, module: str, *arguments: str) -> dict[str, Stall]:
             )
             steps = job.steps()
             old = _settled(steps, present, asked_s, after)
-            told = _parts(job, after)
-            found[name] = stall((steps[worker] for worker in old), asked_s, after, told)
+            slowest = _parts(job, after)
+            found[name] = stall((steps[worker] for worker in old), asked_s, after, slowest)
     finally:
         job.stop()
     return found
@@ -78,7 +78,7 @@ def _settled(
 def _parts(job: Job, size: int) -> dict[str, float]:
     if not isinstance(job, EdlJob):
         return {}
-    events = job.told("events")
+    events = job.printed("events")
     return parts.slowest(events, lambda switch: switch["world_size"] == size, parts.PLANNED)
 
 

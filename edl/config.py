@@ -144,7 +144,7 @@ OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is n
 
 @dataclass(frozen=True)
 class HorovodSlot:
-    """What elastic `horovodrun` tells each process that it starts, of that moment."""
+    """What elastic `horovodrun` gives each process that it starts, of that moment."""
 
     address: str  # of the driver's key-value store
     port: int
@@ -205,9 +205,9 @@ def environment_for_worker() -> dict[str, str]:
 
     That is what horovodrun says of its slot, and the settings of the job, which its record has.
     """
-    told = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
-    told |= {variable_of(name) for name in OF_THE_JOB}
-    return {name: value for name, value in os.environ.items() if name not in told}
+    dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
+    dropped |= {variable_of(name) for name in OF_THE_JOB}
+    return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
 def environment() -> dict[str, str]:

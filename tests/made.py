@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.records import Job
+from edl.core.records import Assigned, Desired, Job
 from edl.core.sizes import Sizes
 
 SIZES = {one.name for one in fields(Sizes)}
@@ -31,3 +32,8 @@ def changed(job: Job, **changes: Any) -> Job:
         **spec,
     )
     return replace(job, spec=new, **changes)
+
+
+def wanted(hosts: Mapping[str, int], by_slot: bool = False) -> dict[str, Any]:
+    """What a snapshot says of so many workers that are desired, and assigned, on each host."""
+    return {"desired": Desired(dict(hosts)), "assigned": Assigned(dict(hosts), by_slot)}

@@ -37,14 +37,14 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([head, "|---|---|---|---|", *rows])
 
 
-def cell(told: Result) -> str:
+def cell(result: Result) -> str:
     """Passed or failed how, the size of the ring at the end of each epoch, the seconds."""
-    if told["problems"]:
-        return f"**failed**: {'; '.join(told['problems'])} ({told['seconds']:.0f} s)"
-    rings = ", ".join(str(line["size"]) for line in told["epochs"])
-    if told["exit_code"]:
-        return f"passed: {rings}, then horovodrun fails ({told['seconds']:.0f} s)"
-    return f"passed: {rings} ({told['seconds']:.0f} s, longest pause {told['pause_s']:.2g} s)"
+    if result["problems"]:
+        return f"**failed**: {'; '.join(result['problems'])} ({result['seconds']:.0f} s)"
+    rings = ", ".join(str(line["size"]) for line in result["epochs"])
+    if result["exit_code"]:
+        return f"passed: {rings}, then horovodrun fails ({result['seconds']:.0f} s)"
+    return f"passed: {rings} ({result['seconds']:.0f} s, longest pause {result['pause_s']:.2g} s)"
 
 
 def into(page: str, table: str) -> str:

@@ -22,8 +22,8 @@ class Scene:
     """``path``: what :func:`write` wrote. ``start_rank``: None: that in the first batch."""
 
     def __init__(self, path: Path, start_rank: int | None = None) -> None:
-        self._told: dict[str, Any] = json.loads(path.read_text())
-        self._log = Path(self._told["log"])
+        self._scene: dict[str, Any] = json.loads(path.read_text())
+        self._log = Path(self._scene["log"])
         self._start_rank = start_rank
         self._epoch: int | None = None  # a newcomer learns it at the end of one
         self._batch = 0
@@ -31,7 +31,7 @@ class Scene:
         self._went_on: float | None = None  # when the last step began
 
     def step(self) -> None:
-        """As a step begins: tell how long this worker has stood still before it."""
+        """As a step begins: log how long this worker has stood still before it."""
         now = time.monotonic()
         if self._went_on is not None and now - self._went_on > PAUSE_S:
             with self._log.with_name(f"pauses-{os.getpid()}").open("a") as pauses:
@@ -47,7 +47,7 @@ class Scene:
         self.step()
         if self._start_rank is None:
             self._start_rank = rank
-            self._epoch = None if self.epochs_told() else 0
+            self._epoch = None if self.epochs_ended() else 0
         if self._batch == 0 and self._epoch is not None:
             self.exit_if_due(self._epoch)
         self._batch += 1
@@ -56,10 +56,10 @@ class Scene:
     def exit_if_due(self, epoch: int) -> None:
         """At the first batch of an epoch: fail as it is asked for, once in the job."""
         mark = self._log.with_name(f"exited-{epoch}-{self._start_rank}")
-        if [epoch, self._start_rank] not in self._told["exits"] or mark.exists():
+        if [epoch, self._start_rank] not in self._scene["exits"] or mark.exists():
             return
         mark.touch()
-        who, how = self._told["who"], self._told["how"]
+        who, how = self._scene["who"], self._scene["how"]
         print(f"rank {self._start_rank} in epoch {epoch}: {how} of {who}", flush=True)
         if how == "exception":
             raise RuntimeError(f"rank {self._start_rank} fails in epoch {epoch}")
@@ -68,7 +68,7 @@ class Scene:
         os.kill(os.getpid() if ours else os.getppid(), number)
 
     def end_epoch(self, epoch: int, rank: int, size: int, rendezvous: int) -> None:
-        """At the end of each epoch; rank 0 tells of it."""
+        """At the end of each epoch; rank 0 logs it."""
         self._epoch, self._batch, self._settled = epoch + 1, 0, 0
         if rank:
             return
@@ -82,13 +82,13 @@ class Scene:
         with self._log.open("a") as log:
             log.write(json.dumps(line) + "\n")
 
-    def epochs_told(self) -> int:
+    def epochs_ended(self) -> int:
         """How many epochs have ended; the discovery script counts the same."""
         return len(self._log.read_text().splitlines()) if self._log.exists() else 0
 
     def _pace(self, size: int) -> None:
-        sizes = self._told["sizes"]
-        epoch = self.epochs_told() if self._epoch is None else self._epoch
+        sizes = self._scene["sizes"]
+        epoch = self.epochs_ended() if self._epoch is None else self._epoch
         wanted = sizes[epoch] if epoch < len(sizes) else None  # horovodrun is to fail meanwhile
         self._settled = self._settled + 1 if size == wanted else 0
         if self._settled <= SETTLED:

@@ -217,7 +217,7 @@ class Chaos:
                 f"NOT recovered after {took_s:.1f} s; job {snapshot.job.name} is "
                 f"{snapshot.job.state}: {snapshot.job.reason or why or 'no reason given'}"
             )
-            return text, {"events": [e.reason for _, e in self._store.events(seen)]}
+            return text, {"events": [e.reason for _, e in self._store.events.read(seen)]}
         if recovered.job.state is not JobState.RUNNING:
             return f"the job {recovered.job.state}: {recovered.job.reason}", {}
         number = recovered.generation.number if recovered.generation else generation
@@ -230,16 +230,16 @@ class Chaos:
         text = f"generation {number}: {reasons[-1] if reasons else 'no reason logged'}"
         if parts:
             stall = parts.pop("stall_s")
-            told = ", ".join(f"{n.removesuffix('_s')} {s:.2f}" for n, s in parts.items() if s)
+            spent = ", ".join(f"{n.removesuffix('_s')} {s:.2f}" for n, s in parts.items() if s)
             details["stall_s"] = stall
-            text += f"; it stood still for {stall:.2f} s ({told})"
+            text += f"; it stood still for {stall:.2f} s ({spent})"
         return text, details
 
     def _events_of(self, generation: int, seen: int) -> list[Event]:
         """The events since ``seen``; that of the switch comes two steps after it."""
         deadline = time.monotonic() + PARTS_S
         while True:
-            events = [event for _, event in self._store.events(seen)]
+            events = [event for _, event in self._store.events.read(seen)]
             done = any(e.kind is EventKind.SWITCH and e.generation >= generation for e in events)
             if done or time.monotonic() >= deadline:
                 return events
@@ -261,7 +261,7 @@ class Chaos:
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
-        """The newest step that anybody of the ring tells, or the status."""
+        """The newest step that anybody of the ring reports, or the status."""
         seats = snapshot.generation.members if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in seats:
@@ -269,7 +269,7 @@ class Chaos:
         return snapshot.status.step
 
     def _newest_event(self) -> int:
-        return max((number for number, _ in self._store.events()), default=-1)
+        return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
         deadline = time.monotonic() + self._limit_s
@@ -370,12 +370,12 @@ def summary(faults: list[Fault], seed: int) -> str:
         return "no fault was made"
     count = {action: sum(f.order.action is action for f in faults) for action in Action}
     kinds = ", ".join(f"{number} {action}" for action, number in count.items() if number)
-    told = f"{len(faults)} faults ({kinds}), {sum(f.recovered for f in faults)} recovered"
+    text = f"{len(faults)} faults ({kinds}), {sum(f.recovered for f in faults)} recovered"
     stalls = sorted(float(f.details["stall_s"]) for f in faults if "stall_s" in f.details)
     if stalls:
-        told += f"; the job stood still {statistics.median(stalls):.2f} s in the median, "
-        told += f"{stalls[-1]:.2f} s at most"
-    return f"{told}; seed {seed}"
+        text += f"; the job stood still {statistics.median(stalls):.2f} s in the median, "
+        text += f"{stalls[-1]:.2f} s at most"
+    return f"{text}; seed {seed}"
 
 
 def health(member: Member) -> Progress:

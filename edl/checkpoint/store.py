@@ -75,7 +75,7 @@ class CheckpointConfig:
 class Checkpoints:
     """Saves and restores one worker's state. Used by the training thread only.
 
-    ``tell`` and ``saved`` (directory, step) are called from the writing thread, too.
+    ``log`` and ``saved`` (directory, step) are called from the writing thread, too.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class Checkpoints:
                 raise CheckpointError(f"cannot resume: there is no directory {config.resume_from}")
             found, refused, _ = self._newest(config.resume_from, own_only=False)
         if found is None and config.resume_from is not None and not config.or_begin:
-            told = f"; refused: {'; '.join(refused)}" if refused else ""
+            why = f"; refused: {'; '.join(refused)}" if refused else ""
             raise CheckpointError(
-                f"cannot resume: there is no checkpoint in {config.resume_from}{told}; start "
+                f"cannot resume: there is no checkpoint in {config.resume_from}{why}; start "
                 "without --resume to begin afresh"
             )
         if found is None and refused:

@@ -85,7 +85,7 @@ def check_own_name() -> None:
 def progress() -> Iterator[Callable[[str], None]]:
     """Show the newest of several sentences on a terminal, beside standard output."""
     with Console(stderr=True, highlight=False).status("", spinner="line") as line:
-        yield lambda told: line.update(escape(told))
+        yield lambda message: line.update(escape(message))
 
 
 def worker_number(text: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from edl import config
 from edl.core.host.host_discovery import lines, parse
 from edl.errors import EdlError, UsageError
-from edl.launch.horovodrun.discovery import is_local, read_hosts, wish
+from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def discover(arguments: Sequence[str]) -> list[str]:
     else:
         settings = config.load()
         offered = parse(given.hosts or settings.hosts.replace(",", " ").split())
-        wanted = dict(wish(offered, settings, config.state_dir()))
+        wanted = dict(desired_hosts(offered, settings, config.state_dir()))
     return lines(wanted, {host: is_local(host) for host in wanted})
 
 

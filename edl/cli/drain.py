@@ -56,7 +56,7 @@ def drain(
         try:
             answer = job.drain(worker, ANSWER_S if timeout_s is None else timeout_s)
         except KeyboardInterrupt as end:
-            told = "; ".join(["interrupted", *getattr(end, "__notes__", [])])
-            print(f"edl: {told}", file=sys.stderr)
+            message = "; ".join(["interrupted", *getattr(end, "__notes__", [])])
+            print(f"edl: {message}", file=sys.stderr)
             raise typer.Exit(130) from None
     typer.echo(answer)

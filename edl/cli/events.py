@@ -35,7 +35,7 @@ def events(
         last = -1
         while True:
             over = store.snapshot().job.state.over  # before the events, so that none is missed
-            for number, event in store.events(last):
+            for number, event in store.events.read(last):
                 last = number
                 typer.echo(json.dumps(flat(event)) if as_json else aligned(event))
             if over or not follow:
@@ -61,5 +61,5 @@ def aligned(event: Event) -> str:
     line = (
         f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} {event.reason}"
     )
-    told = cost(event)
-    return f"{line}  [{told}]" if told else line
+    text = cost(event)
+    return f"{line}  [{text}]" if text else line

@@ -35,7 +35,7 @@ def guest(
 
     Args:
         slots: workers that fit here; None: the job's maximum.
-        np: workers to start here at once; None: none, until the plan is changed.
+        np: workers to start here at once; None: none, until somebody asks for more.
         ends_last: a signal to the last host ends the job.
 
     Raises:

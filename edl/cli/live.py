@@ -31,7 +31,7 @@ class LiveLine:
         done, total = now.epoch_done, now.epoch_total
         filled = min(_BAR, _BAR * done // total) if total else 0
         size = len(snapshot.generation.seats)
-        wanted = "" if size == snapshot.planned else f"{size} of "
+        wanted = "" if size == snapshot.assigned.np else f"{size} of "
         epoch: tuple[str | tuple[str, str], ...] = (
             f"  epoch {now.epoch} ",
             ("━" * filled, "green"),
@@ -42,7 +42,7 @@ class LiveLine:
             (self._job, "bold"),
             *(epoch if total else ()),  # a script may keep its own place in its data
             f"  {now.samples_per_s:.0f} samples/s  "
-            f"{wanted}{workers(snapshot.planned)}  generation {snapshot.generation.number}  "
+            f"{wanted}{workers(snapshot.assigned.np)}  generation {snapshot.generation.number}  "
             f"step {now.step}",
             no_wrap=True,
             overflow="ellipsis",

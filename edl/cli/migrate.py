@@ -32,12 +32,12 @@ def migrate(
     Returns when they have moved. Ctrl-C does not end the migration.
     """
     try:
-        with progress() as tell:
-            done = Job(job, zookeeper).migrate(source, target, np, timeout_s, tell)
+        with progress() as on_message:
+            done = Job(job, zookeeper).migrate(source, target, np, timeout_s, on_message)
     except KeyboardInterrupt as end:
-        told = getattr(end, "__notes__", [])
-        if not told:  # nothing was changed
+        notes = getattr(end, "__notes__", [])
+        if not notes:  # nothing was changed
             raise
-        print(f"edl: {'; '.join(told)}", file=sys.stderr)
+        print(f"edl: {'; '.join(notes)}", file=sys.stderr)
         raise typer.Exit(130) from None
     typer.echo(str(done))

@@ -46,15 +46,15 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(one: Field[Any], hint: Any) -> Any:
-    told: Mapping[str, Any] = one.metadata
+    about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
-    help = _LINK.sub(lambda match: match[1] or "", told["help"])
+    help = _LINK.sub(lambda match: match[1] or "", about["help"])
     shown = "" if one.default in (None, (), "", False) else f" Default: {one.default:g}."
     return Annotated[
         kind | None,
         typer.Option(
-            f"{told['option']}" if kind is not bool else f"{told['option']}/",
-            metavar=told["metavar"] or None,
+            f"{about['option']}" if kind is not bool else f"{about['option']}/",
+            metavar=about["metavar"] or None,
             help=f"{help[0].upper()}{help[1:]}.{shown}",
             show_default=False,
         ),

@@ -60,7 +60,7 @@ def profile(
     else:
         curve = _measure(target, sizes(np), steps, timeout_s)
     if as_json:
-        typer.echo(json.dumps(curve.told()))
+        typer.echo(json.dumps(curve.figures()))
     else:
         console().print(table(curve))
     if plot is not None:
@@ -78,11 +78,11 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
     """The size is given back on every way out, so also when we are told to end."""
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
-        with handled(to_end, signal.default_int_handler), progress() as tell:
-            return job.profile(order, steps, timeout_s, tell)
+        with handled(to_end, signal.default_int_handler), progress() as on_message:
+            return job.profile(order, steps, timeout_s, on_message)
     except KeyboardInterrupt as end:
-        told = getattr(end, "__notes__", ["nothing was changed"])
-        print(f"edl: {'; '.join(['interrupted', *told])}", file=sys.stderr)
+        notes = getattr(end, "__notes__", ["nothing was changed"])
+        print(f"edl: {'; '.join(['interrupted', *notes])}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

@@ -244,7 +244,7 @@ def _check_same(running: Job, asked: JobSpec) -> None:
     """Refuse to join a job that was not started by this very command, in this directory."""
     for what, (theirs, mine) in running.spec.differences(asked).items():
         raise UsageError(
-            f"job {running.name} runs with {what} {_told(theirs)}, not {_told(mine)}; with "
+            f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "
             "--or-join all hosts run the same `edl run`"
         )
 
@@ -254,7 +254,7 @@ def _finished(name: str) -> typer.Exit:
     return typer.Exit(0)
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "none"
     return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)

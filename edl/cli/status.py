@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -80,17 +81,14 @@ def table(now: JobStatus) -> RenderableType:
         if total
         else ""
     )
-    planned = ", ".join(
-        f"{host}: {count}"
-        for host, count in now.plan.items()
-        if count or host in now.hosts  # not one that has left
-    )
+    wanted = now.desired or now.assigned
+    assigned = "" if wanted == now.assigned else f"; horovodrun has {_listed(now, now.assigned)}"
     rows = {
         "job": now.job,
         "state": state,
         "leader": f"{now.leader or 'nobody'}, term {now.term}",
-        "workers": f"{now.world_size} of {sum(now.plan.values())} wanted ({planned}); "
-        f"{now.sizes}; generation {now.generation}",
+        "workers": f"{now.world_size} of {sum(wanted.values())} wanted "
+        f"({_listed(now, wanted)}){assigned}; {now.sizes}; generation {now.generation}",
         "progress": f"{epoch}step {now.step}, {now.samples_per_s:.0f} samples/s",
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }
@@ -109,3 +107,8 @@ def table(now: JobStatus) -> RenderableType:
         rank = "-" if member.rank is None else str(member.rank)
         members.add_row(member.id + mark, rank, member.stage, member.host, str(member.pid))
     return Group(head, members)
+
+
+def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
+    """ "a: 2, b: 1", without hosts that have left."""
+    return ", ".join(f"{host}: {n}" for host, n in hosts.items() if n or host in now.hosts)

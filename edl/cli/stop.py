@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
-from edl.client.waiting import POLL_S, Messages, looks
+from edl.client.waiting import USUAL, ClientLimits, Messages, looks
 from edl.coordination.job_store import JobStore
 from edl.core.host.supervision import Outcome, SupervisorLimits
 from edl.core.records import Job, JobState
@@ -17,7 +17,6 @@ from edl.errors import CoordinationError
 from edl.launch.record import conclude
 
 LIMITS = SupervisorLimits()
-_SETTLE_S = 1.0  # a job without a host and a worker for this long has nobody to end it
 
 
 def stop(
@@ -41,7 +40,7 @@ def stop(
     typer.echo(f"job {record.name} is {record.state}: {record.reason}")
 
 
-def _ask(store: JobStore, timeout_s: float) -> None:
+def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> None:
     """Asking twice does no harm, so an answer of ZooKeeper that is lost is asked for again."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -50,18 +49,18 @@ def _ask(store: JobStore, timeout_s: float) -> None:
         except CoordinationError:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(POLL_S)
+            time.sleep(limits.poll_s)
         else:
             return
 
 
-def _wait(store: JobStore, timeout_s: float | None) -> Job:
+def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
     """Wait until the job has ended; without a process that could end it, we do."""
     messages, what = Messages(), f"stopping job {store.name}"
-    job = next(looks(store, LIMITS.stop_s, what, messages)).job
+    job = next(looks(store, LIMITS.stop_s, what, messages, limits=limits)).job
     limit_s = LIMITS.stop_s + LIMITS.stop_limit_s(job) if timeout_s is None else timeout_s
     alone_since: float | None = None
-    for snapshot in looks(store, limit_s, what, messages):
+    for snapshot in looks(store, limit_s, what, messages, limits=limits):
         record, now = snapshot.job, time.monotonic()
         if record.state.over:
             return record
@@ -72,7 +71,7 @@ def _wait(store: JobStore, timeout_s: float | None) -> Job:
             alone_since = None
         elif alone_since is None:
             alone_since = now
-        elif now - alone_since >= _SETTLE_S:
+        elif now - alone_since >= limits.settle_s:
             reason = f"{record.reason}; none of its processes is alive"
             with suppress(CoordinationError):  # the next look tries again
                 conclude(store, Outcome(JobState.STOPPED, reason), snapshot)

@@ -20,7 +20,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, keep, new_secret
-from edl.core.host.horovodrun_slot import SlotLimits, assigned
+from edl.core.host.horovodrun_slot import SlotLimits, with_answer
 from edl.core.job_spec import JobSpec
 from edl.core.records import Host, Job
 from edl.errors import EdlError, JobExists, UsageError
@@ -92,7 +92,7 @@ def _serve(
         if job.driver != slot.driver:
             raise UsageError(_taken(name))
         here = Host(slot.host, slot.local_size, _reachable(slot, settings, hosts))
-        store.change_plan(lambda plan: assigned(plan, slot.host, slot.slot, slot.local_size))
+        store.assign(lambda now: with_answer(now, slot.host, slot.slot, slot.local_size))
         driver.identify(found)
         environment = worker_environment(job, hosts, here, secret, settings.network_interface)
         workers = SlotWorkers(command, Path.cwd(), environment, logs)
@@ -140,7 +140,7 @@ def _create(
     announce(state, name, secret)
     store.session.identify(*earlier, Access(name, secret))  # an earlier job is replaced
     try:
-        store.create(job, {slot.host: slot.local_size})
+        store.create(job, {slot.host: slot.local_size}, by_slot=True)
     except JobExists:
         raise UsageError(_taken(name)) from None
 

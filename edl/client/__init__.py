@@ -7,7 +7,7 @@
     with Job("digits") as job:
         job.scale_out(2, timeout_s=300)
         job.migrate("a", "b")
-        print(job.profile([1, 2, 4]).told())
+        print(job.profile([1, 2, 4]).figures())
 
 The verbs of the command line are these calls with their results printed. Nothing of a framework
 is imported.

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from edl import config
 from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore, job_names, list_jobs, unlock
+from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import job_names, list_jobs, unlock
 from edl.coordination.local_server import find_local
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session

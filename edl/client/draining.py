@@ -5,14 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from edl.client.waiting import Messages, looks, running
+from edl.client.waiting import USUAL, ClientLimits, Messages, looks, running
 from edl.coordination.job_store import JobStore
-from edl.core.job.placement import drain_host as plan_without
-from edl.core.records import Request, Snapshot
+from edl.core.job.placement import drain_host as without_host
+from edl.core.records import Asker, Request, Snapshot
 from edl.errors import CoordinationError, TimedOut, UsageError
 
 
-def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
+def drain_worker(
+    store: JobStore, worker: int, timeout_s: float, limits: ClientLimits = USUAL
+) -> str:
     """Let one worker leave; what the leader answered.
 
     Raises:
@@ -21,18 +23,18 @@ def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
             So does the note of a KeyboardInterrupt.
         JobEnded: the job ended before.
     """
-    running(store, f"drain w{worker} of job {store.name}")
+    running(store, f"drain w{worker} of job {store.name}", limits)
     try:
-        number = store.add_request(Request("drain", worker))
+        number = store.requests.add(Request("drain", worker))
     except CoordinationError as error:
         unsure = f"w{worker} may be asked to leave or not, see `edl status {store.name}`"
         raise CoordinationError(f"{error}; {unsure}") from error
     try:
-        request = _answer(store, number, worker, timeout_s)
+        request = _answer(store, number, worker, timeout_s, limits)
     except TimedOut as late:
-        after_all, told = _withdraw(store, number, worker)
+        after_all, state = _withdraw(store, number, worker)
         if after_all is None:
-            raise TimedOut(store.name, f"{late}; {told}") from None
+            raise TimedOut(store.name, f"{late}; {state}") from None
         request = after_all
     except BaseException as end:
         end.add_note(_withdraw(store, number, worker)[1])
@@ -42,12 +44,14 @@ def drain_worker(store: JobStore, worker: int, timeout_s: float) -> str:
     return request.outcome
 
 
-def _answer(store: JobStore, number: int, worker: int, timeout_s: float) -> Request:
+def _answer(
+    store: JobStore, number: int, worker: int, timeout_s: float, limits: ClientLimits
+) -> Request:
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
-    for _ in looks(store, timeout_s, f"draining w{worker}", messages):
+    for _ in looks(store, timeout_s, f"draining w{worker}", messages, limits=limits):
         with suppress(CoordinationError):  # the next look asks again
-            request = store.get_request(number)
+            request = store.requests.get(number)
             if request.done:
                 return request
     raise AssertionError("looks() ends with an error")
@@ -57,13 +61,13 @@ def _withdraw(store: JobStore, number: int, worker: int) -> tuple[Request | None
     """The answer, if it came after all; and what then stands."""
     see = f"see `edl status {store.name}`"
     try:
-        request = store.withdraw_request(number)
+        request = store.requests.withdraw(number)
     except CoordinationError:
         return None, f"the request cannot be taken back now, and w{worker} may still leave ({see})"
     return request, request.outcome if request else f"the request is taken back ({see})"
 
 
-def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
+def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
     """Let a host leave; that it has. Its agent ends when its workers have; without one, they leave.
 
     Raises:
@@ -72,18 +76,19 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
         JobEnded: the job ended before.
     """
     what = f"drain host {name} of job {store.name}"
-    _check_host(running(store, what), name)
+    _check_host(running(store, what, limits), name)
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
-    for now in looks(store, timeout_s, f"draining host {name}", Messages(), late):
+    for now in looks(store, timeout_s, f"draining host {name}", Messages(), late, limits):
         agent = next((host for host in now.hosts if host.name == name), None)
-        if not now.job.state.over and now.plan.get(name):
-            plan_without(now, name, now.plan)  # or says why it cannot leave
+        if not now.job.state.over and now.desired.hosts.get(name):
+            without_host(now, name, now.desired.hosts)  # or says why it cannot leave
         if agent is not None and agent.slots and not agent.leaving:
             with suppress(CoordinationError):  # the next look asks again
-                store.ask_host_to_leave(name)
-        elif agent is None and now.plan.get(name):
+                store.hosts.ask_to_leave(name)
+        elif agent is None and now.desired.hosts.get(name):  # done in its stead
             with suppress(CoordinationError):
-                store.change_plan(partial(plan_without, now, name))
+                change = partial(without_host, now, name)
+                store.desire(change, Asker.LAUNCHER, f"edl drain: {name} leaves")
         elif agent is None and not any(member.host == name for member in now.members):
             break
     return f"host {name} has left job {store.name}"
@@ -91,12 +96,12 @@ def drain_host(store: JobStore, name: str, timeout_s: float) -> str:
 
 def _check_host(now: Snapshot, name: str) -> None:
     job = now.job
-    if job.driver:
+    if now.assigned.by_slot:
         raise UsageError(
             f"cannot drain host {name}: job {job.name} was started by horovodrun, which places "
             "its workers; take the host out of what its host discovery script prints"
         )
-    known = {host.name for host in now.hosts} | {*now.plan}
+    known = {host.name for host in now.hosts} | {*now.desired.hosts}
     if name not in known:
         hosts = ", ".join(sorted(known))
         raise UsageError(f"host {name} is not in job {job.name}; its hosts are {hosts}")

@@ -10,7 +10,7 @@ from typing import Self
 from edl.client import draining, migrating, profiling, scaling
 from edl.client.connection import choose_job, connected
 from edl.client.scaling import Resize
-from edl.client.waiting import OnMessage, silent
+from edl.client.waiting import OnMessage, ignore
 from edl.coordination.job_store import JobStore
 from edl.core.job.migration import Migration
 from edl.core.job.placement import whole
@@ -131,7 +131,7 @@ class Job:
         to_host: str,
         np: int | None = None,
         timeout_s: float = TIMEOUT_S,
-        tell: OnMessage = silent,
+        on_message: OnMessage = ignore,
     ) -> Migration:
         """Move ``np`` workers (None: all) of one host to another, in one switch.
 
@@ -139,7 +139,7 @@ class Job:
         state and leaves with the next switch.
 
         Args:
-            tell: called with sentences about how far it is.
+            on_message: called with sentences about how far it is.
 
         Raises:
             UsageError: the job does not run, the hosts or their slots do not allow it.
@@ -150,7 +150,7 @@ class Job:
         """
         moving = None if np is None else whole(np)
         with self._store() as store:
-            return migrating.migrate(store, from_host, to_host, moving, timeout_s, tell)
+            return migrating.migrate(store, from_host, to_host, moving, timeout_s, on_message)
 
     # --- what is known ---
 
@@ -164,7 +164,7 @@ class Job:
         sizes: Iterable[int],
         steps: int = STEPS,
         timeout_s: float = TIMEOUT_S,
-        tell: OnMessage = silent,
+        on_message: OnMessage = ignore,
     ) -> Curve:
         """Step the job through ``sizes``, downwards, and measure its throughput in each.
 
@@ -174,7 +174,7 @@ class Job:
         Args:
             steps: measured in each size.
             timeout_s: for each size, to be reached and measured.
-            tell: called with sentences about how far it is.
+            on_message: called with sentences about how far it is.
 
         Raises:
             UsageError: the job does not run, its limits or hosts do not allow a size, or another
@@ -185,12 +185,12 @@ class Job:
         """
         wanted = [whole(np) for np in sizes]
         with self._store() as store:
-            return profiling.profile(store, wanted, whole(steps), timeout_s, tell)
+            return profiling.profile(store, wanted, whole(steps), timeout_s, on_message)
 
     def curve(self) -> Curve | None:
         """The newest profile that is kept with the job; None: there is none."""
         with self._store(ended=True) as store:
-            return store.profile()
+            return store.profile.get()
 
     # --- the way there ---
 

@@ -1,8 +1,7 @@
 """Workers of one host move to another while the job trains: ask, wait, say what it was.
 
-Whoever asks may go away: the plan is all that carries a migration. What the waiting adds is that
-a target which has lost its agent is given up, and the plan as it was restored for those who had
-not moved.
+Whoever asks may go away: what is desired is all that carries a migration. What the waiting adds is
+that a target which has lost its agent is given up, and who had not moved is wanted where it is.
 """
 
 from __future__ import annotations
@@ -10,61 +9,55 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-from edl.client.scaling import Wanted
-from edl.client.waiting import POLL_S, Messages, OnMessage, looks, running
+from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, looks, resizable
 from edl.coordination.job_store import JobStore
-from edl.core.events import Event, MigrateDetails
+from edl.core.events import Event
 from edl.core.job import migration
 from edl.core.job.migration import Migration, Move, Standing, standing
-from edl.core.job.placement import Plan, give_back, keep_a_host, move
+from edl.core.job.placement import Placement, give_back, move, to_add
 from edl.core.plural import workers
-from edl.core.records import Generation, Snapshot
+from edl.core.records import Asker, Generation, Snapshot
 from edl.errors import CoordinationError, HostLost, Superseded
-
-AGENT_GONE_S = 10.0  # after its session: for so long an agent may need to open another one
-TOLD_S = 10.0  # for the switch to be in the event log: it is there after two steps
 
 
 def migrate(
-    store: JobStore, source: str, target: str, np: int | None, timeout_s: float, tell: OnMessage
+    store: JobStore,
+    source: str,
+    target: str,
+    np: int | None,
+    timeout_s: float,
+    on_message: OnMessage,
+    limits: ClientLimits = USUAL,
 ) -> Migration:
     """Move ``np`` workers (None: all) of ``source`` to ``target``; returns when they have.
 
     Raises:
         UsageError: it cannot be; nothing was changed.
         HostLost: the target's agent is gone; who had not moved stays.
-        Superseded: somebody has changed the plan of the two hosts.
+        Superseded: somebody has asked for others on the two hosts.
         TimedOut: it goes on; so it does after a KeyboardInterrupt, whose note says so.
         JobEnded: the job ended before.
     """
-    what = f"migrate workers of job {store.name}"
-    now = running(store, what)
-    wanted = Wanted(store, now.job, what)
-    slots = {host.name: host.slots for host in wanted.hosts(now)}
-    before: dict[str, int] = {}
-
-    def change(plan: dict[str, int]) -> dict[str, int]:
-        before.clear()
-        before.update(plan)
-        new = move(store.name, np, source, target, plan, slots.get(target), bool(now.job.driver))
-        if now.job.driver:
-            keep_a_host(store.name, now.plan, new)
-        return new
-
-    after = wanted.choose(change)
-    moved = before[source] - after[source]
+    now = resizable(store, f"migrate workers of job {store.name}", limits)
+    changed = store.desire(
+        partial(move, now, np, source, target),
+        Asker.PERSON,
+        f"edl migrate from {source} to {target}",
+    )
+    after = changed.desired.hosts
+    moved = changed.before.hosts[source] - after[source]
     asked = Move(
         store.name, source, target, moved, after, now.generation.number if now.generation else 0
     )
-    tell(f"moving {asked}")
-    _log(store, now, asked)
+    on_message(f"moving {asked}")
     try:
-        seen = _wait(store, asked, wanted, timeout_s, tell)
+        seen = _wait(store, asked, timeout_s, on_message, limits)
     except KeyboardInterrupt as end:
         end.add_note(_goes_on(asked))
         raise
-    return _outcome(store, asked, seen)
+    return _outcome(store, asked, seen, limits)
 
 
 @dataclass
@@ -83,26 +76,30 @@ class _Seen:
         self.hosts |= {member.name: member.host for member in now.members}
 
 
-def _wait(store: JobStore, asked: Move, wanted: Wanted, timeout_s: float, tell: OnMessage) -> _Seen:
+def _wait(
+    store: JobStore, asked: Move, timeout_s: float, on_message: OnMessage, limits: ClientLimits
+) -> _Seen:
     """Wait until the workers have moved; what was seen until then."""
-    seen, given = _Seen(), list[Plan]()
-    messages, seen_at = Messages(tell), time.monotonic()
-    for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked)):
-        plan = wanted.of(now)
-        stands = standing(asked, now, plan)
+    seen, given = _Seen(), list[Placement]()
+    messages, seen_at = Messages(on_message), time.monotonic()
+    for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
+        desired, stands = now.desired.hosts, standing(asked, now)
         seen.look(now)
         if stands.done and not stands.changed and now.generation is not None:
             return seen
-        if plan in given:  # it was taken back, and the answer was lost
-            raise _lost(asked, wanted, plan)
+        if desired in given:  # it was taken back, and the answer was lost
+            raise _lost(asked, now, desired, limits)
         if stands.changed:
-            raise Superseded(asked.job, _superseded(asked, plan, stands))
-        if any(host.name == asked.target for host in wanted.hosts(now)):
+            raise Superseded(asked.job, _superseded(asked, desired, stands))
+        if any(host.name == asked.target for host in now.available):
             seen_at = time.monotonic()
-        elif time.monotonic() - seen_at >= AGENT_GONE_S and _is_short(asked, plan, stands):
+        elif time.monotonic() - seen_at >= limits.agent_gone_s and _is_short(
+            asked, desired, stands
+        ):
             with suppress(CoordinationError):  # the next look tries again
-                raise _lost(asked, wanted, _take_back(asked, wanted, stands, given))
-        messages(f"{stands.told}: {now.status.reason}".rstrip(": "))
+                after = _take_back(store, asked, stands, given)
+                raise _lost(asked, now, after, limits)
+        messages(f"{stands.text}: {now.status.reason}".rstrip(": "))
     raise AssertionError("looks() ends with an error")
 
 
@@ -111,59 +108,51 @@ def _goes_on(asked: Move) -> str:
     return f"the migration goes on; `{back}` takes it back"
 
 
-def _is_short(asked: Move, plan: Plan, stands: Standing) -> bool:
-    return stands.arrived.get(asked.target, 0) < plan.get(asked.target, 0)
+def _is_short(asked: Move, desired: Placement, stands: Standing) -> bool:
+    return stands.arrived.get(asked.target, 0) < desired.get(asked.target, 0)
 
 
-def _take_back(asked: Move, wanted: Wanted, stands: Standing, given: list[Plan]) -> Plan:
-    """Who has not moved stays. ``given`` gets the plan, which may be written without an answer."""
+def _take_back(store: JobStore, asked: Move, stands: Standing, given: list[Placement]) -> Placement:
+    """Who has not moved stays. ``given`` gets what is written, perhaps without an answer."""
 
-    def change(plan: dict[str, int]) -> dict[str, int]:
-        given.append(give_back(plan, asked.target, stands.arrived))
-        return dict(given[-1])
+    def change(desired: Placement) -> Placement:
+        given.append(give_back(desired, asked.target, stands.arrived))
+        return given[-1]
 
-    return wanted.change(change)
+    why = f"edl migrate: host {asked.target} is gone"
+    return store.desire(change, Asker.LAUNCHER, why).desired.hosts
 
 
-def _lost(asked: Move, wanted: Wanted, after: Plan) -> HostLost:
-    stays = after.get(asked.source, 0) - asked.plan.get(asked.source, 0)
-    gone, again = f"host {asked.target} has had no agent", "start one with `edl join"
-    again = f"{again} --job {asked.job} --host {asked.target}`"
-    if wanted.driver:
-        gone, again = f"edl-discover has not offered host {asked.target}", "let it do so"
+def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
+    stays = after.get(asked.source, 0) - asked.desired.get(asked.source, 0)
+    again = to_add(asked.job, now.assigned.by_slot, asked.target)
     return HostLost(
         asked.job,
-        f"{gone} for {AGENT_GONE_S:g} s: {stays} of {workers(asked.np)} of job {asked.job} stay "
-        f"on {asked.source}; {again}, then migrate again",
+        f"nobody has offered host {asked.target} for {limits.agent_gone_s:g} s: {stays} of "
+        f"{workers(asked.np)} of job {asked.job} stay on {asked.source}; {again}, then migrate "
+        "again",
     )
 
 
-def _superseded(asked: Move, plan: Plan, stands: Standing) -> str:
+def _superseded(asked: Move, desired: Placement, stands: Standing) -> str:
     hosts = (asked.source, asked.target)
-    then = ", ".join(f"{host}: {plan.get(host, 0)}" for host in hosts)
+    then = ", ".join(f"{host}: {desired.get(host, 0)}" for host in hosts)
     return (
-        f"the plan was changed while {asked} were moving: {then} are wanted now; "
+        f"other workers were asked for while {asked} were moving: {then} are wanted now; "
         f"{stands.there} of {asked.np} had moved"
     )
 
 
-def _log(store: JobStore, now: Snapshot, asked: Move) -> None:
-    told = MigrateDetails(asked.source, asked.target, asked.np)
-    reason = f"{workers(asked.np)} shall move from {asked.source} to {asked.target}"
-    with suppress(CoordinationError):  # the migration has begun all the same
-        store.add_event(Event(time.time(), asked.since, now.status.step, reason, told))
-
-
-def _outcome(store: JobStore, asked: Move, seen: _Seen) -> Migration:
-    """Wait until the last switch is in the event log, at most ``TOLD_S``."""
+def _outcome(store: JobStore, asked: Move, seen: _Seen, limits: ClientLimits) -> Migration:
+    """Wait until the last switch is in the event log, at most ``limits.log_s``."""
     last = max(seen.generations)
     events: dict[int, Event] = {}
-    deadline = time.monotonic() + (TOLD_S if last > asked.since else 0.0)
+    deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)
     while True:
         with suppress(CoordinationError):  # they have moved all the same
-            events |= store.events(max(events, default=-1))
+            events |= store.events.read(max(events, default=-1))
         log, generations = [events[n] for n in sorted(events)], seen.generations.values()
         done = migration.outcome(asked, log, seen.hosts, last, generations)
         if done.stall_s is not None or time.monotonic() >= deadline:
             return done
-        time.sleep(POLL_S)
+        time.sleep(limits.poll_s)

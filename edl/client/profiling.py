@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from edl.client.holding import HeldPlan
-from edl.client.scaling import Wanted
-from edl.client.waiting import Messages, OnMessage, looks, running
+from edl.client.holding import HeldSize
+from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, looks, resizable
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, ProfileDetails, ProfilingDetails
-from edl.core.job.placement import Plan
+from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
 from edl.core.records import Reading, Snapshot
@@ -24,7 +23,12 @@ from edl.errors import CoordinationError, RequestError, Superseded, UsageError
 
 
 def profile(
-    store: JobStore, sizes: Iterable[int], steps: int, timeout_s: float, tell: OnMessage
+    store: JobStore,
+    sizes: Iterable[int],
+    steps: int,
+    timeout_s: float,
+    on_message: OnMessage,
+    limits: ClientLimits = USUAL,
 ) -> Curve:
     """The curve of the job over ``sizes``, stored with it point by point.
 
@@ -44,43 +48,48 @@ def profile(
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
     if timeout_s <= 0:
         raise UsageError(f"nothing can be measured in {timeout_s:g} s; give a longer time-out")
-    what = f"profile job {store.name}"
-    now = running(store, what)
+    now = resizable(store, f"profile job {store.name}", limits)
     for np in order:
         now.job.sizes.check_scale(store.name, np)
-    hold = HeldPlan(store, Wanted(store, now.job, what), now)
+    hold = HeldSize(store, now, limits)
     curve = Curve(store.name, time.time())
     try:
         with hold:
             _log_start(store, hold.before, order, now)
             for np in order:
                 hold.take(np)
-                point, last = _measure(store, hold, np, steps, timeout_s, tell)
+                point, last = _measure(store, hold, np, steps, timeout_s, on_message, limits)
                 curve = curve.with_point(point)
-                store.put_profile(curve)
+                store.profile.put(curve)
                 _log(store, point, last)
     except RequestError as error:
         sizes_done = ", ".join(str(point.np) for point in curve.points) or "no size"
         kept = f"measured with {sizes_done} workers" if curve.points else "nothing was measured"
-        said = "" if isinstance(error, Superseded) and hold.told else str(error)
-        told = hold.told if hold.kept or not said else ""
-        raise type(error)(store.name, "; ".join(filter(None, (said, told, kept)))) from error
+        said = "" if isinstance(error, Superseded) and hold.outcome else str(error)
+        outcome = hold.outcome if hold.kept or not said else ""
+        raise type(error)(store.name, "; ".join(filter(None, (said, outcome, kept)))) from error
     except KeyboardInterrupt as end:
         kept = f"what was measured is kept (`edl profile {store.name} --show`)"
-        if hold.told:
-            end.add_note(f"{hold.told}; {kept if curve.points else 'nothing was measured'}")
+        if hold.outcome:
+            end.add_note(f"{hold.outcome}; {kept if curve.points else 'nothing was measured'}")
         raise
     return curve
 
 
 def _measure(
-    store: JobStore, hold: HeldPlan, np: int, steps: int, timeout_s: float, tell: OnMessage
+    store: JobStore,
+    hold: HeldSize,
+    np: int,
+    steps: int,
+    timeout_s: float,
+    on_message: OnMessage,
+    limits: ClientLimits,
 ) -> tuple[Point, Reading]:
     """The point of ``np`` workers, and the last reading of it."""
-    messages = Messages(tell)
+    messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[Reading] = []
-    for now in looks(store, timeout_s, what, messages):
+    for now in looks(store, timeout_s, what, messages, limits=limits):
         hold.check(now)
         ring = len(now.generation.seats) if now.generation is not None else 0
         reading = now.status.reading
@@ -94,13 +103,13 @@ def _measure(
     raise AssertionError("looks() ends with an error")
 
 
-def _log_start(store: JobStore, before: Plan, order: Sequence[int], now: Snapshot) -> None:
+def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
     """Say which size the job had, for the case that nobody can give it back."""
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0
     with suppress(CoordinationError):
-        store.add_event(
+        store.events.add(
             Event(time.time(), number, now.status.step, reason, ProfilingDetails(had, dict(before)))
         )
 
@@ -111,6 +120,6 @@ def _log(store: JobStore, point: Point, last: Reading) -> None:
         f"{point.step_s:.3g} s a step over {point.steps} steps"
     )
     with suppress(CoordinationError):
-        store.add_event(
+        store.events.add(
             Event(time.time(), last.generation, last.step, reason, ProfileDetails(**vars(point)))
         )

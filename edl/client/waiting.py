@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from edl.coordination.job_store import JobStore
 from edl.core.records import JobState, Snapshot
 from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
 
-POLL_S = 0.2
-OFFER_S = 5.0  # horovodrun calls its discovery script once a second
 OnMessage = Callable[[str], None]  # called with sentences about how far it is
 
 
-def silent(_told: str) -> None:
-    """A ``Tell`` for callers that do not want to hear."""
+@dataclass(frozen=True)
+class ClientLimits:
+    """How often a request looks at the job, and how long it waits for what, in seconds."""
+
+    poll_s: float = 0.2  # between two looks
+    discovery_s: float = 5.0  # horovodrun calls its discovery script once a second
+    restore_s: float = 30.0  # for ZooKeeper to take the size back that a profiled job had
+    agent_gone_s: float = 10.0  # after its session: an agent may need it to open another one
+    log_s: float = 10.0  # for a switch to be in the event log: it is there after two steps
+    settle_s: float = 1.0  # a job without a host and a worker for so long has nobody to end it
+
+
+USUAL = ClientLimits()
+
+
+def ignore(_message: str) -> None:
+    """An ``OnMessage`` for callers that want no messages."""
 
 
 class Messages:
-    """Tells on, and knows what was told last."""
+    """Passes messages on, and keeps the last one."""
 
-    def __init__(self, tell: OnMessage = silent) -> None:
-        self._tell = tell
+    def __init__(self, on_message: OnMessage = ignore) -> None:
+        self._on_message = on_message
         self.last = ""
 
-    def __call__(self, told: str) -> None:
-        self.last = told
-        self._tell(told)
+    def __call__(self, message: str) -> None:
+        self.last = message
+        self._on_message(message)
 
 
-def running(store: JobStore, what: str) -> Snapshot:
+def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
     """The job as it stands. ``what``: "scale job digits", for the message.
 
     Under horovodrun it may just have begun: then the first word of `edl-discover` is waited for.
@@ -38,23 +52,43 @@ def running(store: JobStore, what: str) -> Snapshot:
     Raises:
         UsageError: it does not run.
     """
-    deadline = time.monotonic() + OFFER_S
+    deadline = time.monotonic() + limits.discovery_s
     while True:
         now = store.snapshot()
         if now.job.state is not JobState.RUNNING:
             raise UsageError(f"cannot {what}: it is {now.job.state}")
-        if not now.job.driver or now.job.offer or time.monotonic() >= deadline:
+        if now.desired.hosts or time.monotonic() >= deadline:
             return now
-        time.sleep(POLL_S)
+        time.sleep(limits.poll_s)
+
+
+def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
+    """The same of a job whose size can be asked for.
+
+    Raises:
+        UsageError: it does not run, or nothing is desired of it: others say how many there are.
+    """
+    now = running(store, what, limits)
+    if not now.desired.hosts:
+        raise UsageError(
+            f"cannot {what}: it is for the host discovery script of horovodrun to say how "
+            "many workers there are; use `--host-discovery-script edl-discover`, without --file"
+        )
+    return now
 
 
 def looks(
-    store: JobStore, timeout_s: float, what: str, messages: Messages, late: str = ""
+    store: JobStore,
+    timeout_s: float,
+    what: str,
+    messages: Messages,
+    late: str = "",
+    limits: ClientLimits = USUAL,
 ) -> Iterator[Snapshot]:
     """The job as it stands, again and again, until the caller has seen enough.
 
     While ZooKeeper does not answer it waits on. For the message when it is late: ``what`` is not
-    done ("moving w3"), what ``story`` told last, and ``late``, which says what then stands.
+    done ("moving w3"), the last of ``messages``, and ``late``, which says what then stands.
 
     Raises:
         TimedOut: not enough was seen within ``timeout_s``.
@@ -76,4 +110,4 @@ def looks(
             parts = filter(None, (away or messages.last, late))
             message = f"{what} is not done after {timeout_s:g} s"
             raise TimedOut(store.name, "; ".join((message, *parts)))
-        time.sleep(POLL_S)
+        time.sleep(limits.poll_s)

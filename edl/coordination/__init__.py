@@ -1,7 +1,8 @@
 """ZooKeeper: who is there, who leads, what was asked for, which generation is current.
 
 ``session`` keeps one connection alive, ``access`` says who may read and write a job, ``secrets``
-keeps a job's secret on this machine, ``paths`` is the layout, ``job_store`` reads and writes a
-job, ``election`` decides who leads and refuses the writes of a deposed leader, ``local_server``
-runs a ZooKeeper of our own on this machine.
+keeps a job's secret on this machine, ``paths`` is the layout, ``nodes`` reads and writes a job's
+nodes, ``job_store`` what concerns the job as a whole, ``registrations``, ``requests``, ``events``
+and ``profile`` the rest of it, ``election`` decides who leads and refuses the writes of a deposed
+leader, ``local_server`` runs a ZooKeeper of our own on this machine.
 """

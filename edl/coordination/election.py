@@ -27,7 +27,7 @@ from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.job.decision import Decision
-from edl.core.records import Generation, Leader, Snapshot, TrainingStatus
+from edl.core.records import Generation, Leader, TrainingStatus
 from edl.errors import CoordinationError, Deposed
 
 logger = logging.getLogger(__name__)
@@ -240,31 +240,29 @@ class Leadership:
                 f"expected ({type(refused.error).__name__}); nothing was written"
             ) from refused
 
-    def carry_out(
-        self, decision: Decision, seen: Snapshot | None = None, events: Sequence[Event] = ()
-    ) -> None:
-        """Persist a decision: generation, plan, evictions, answers and events, all or nothing.
+    def carry_out(self, decision: Decision, events: Sequence[Event] = ()) -> None:
+        """Persist a decision: generation, sizes, evictions, answers and events, all or nothing.
+
+        What somebody else has asked for since it was made is not overwritten.
 
         Args:
-            seen: the snapshot that was decided on; a plan that somebody changed since then is
-                not overwritten.
             events: what the event log shall say of it.
 
         Raises:
             Deposed: the term is over; nothing was written.
-            CoordinationError: the generation is not the current one + 1, or the plan changed, or
-                a request that it grants was withdrawn
+            CoordinationError: the generation is not the current one + 1, or other workers are
+                desired, or a request that it grants was withdrawn
                 (nothing was written: decide again), or ZooKeeper is away (unknown: read again).
         """
         for _ in range(ATTEMPTS):
-            writes = self._writes(decision, seen)
+            writes = self._writes(decision)
             if not writes:
                 return
-            told = [Write(f"{self._paths.events}/e-", e.to_json(), sequence=True) for e in events]
+            logged = [Write(f"{self._paths.events}/e-", e.to_json(), sequence=True) for e in events]
             try:
-                self._transact([*writes, *told])
+                self._transact([*writes, *logged])
             except Refused:
-                continue  # the plan was changed or a request withdrawn after we read it
+                continue  # what is desired was changed or a request withdrawn after we read it
             return
         raise CoordinationError(
             f"a decision of term {self.term} could not be written: what it changes was changed "
@@ -279,23 +277,27 @@ class Leadership:
         """
         self.commit([Write(self._paths.status, status.to_json())])
 
-    def _writes(self, decision: Decision, seen: Snapshot | None) -> list[Write]:
+    def _writes(self, decision: Decision) -> list[Write]:
         p = self._paths
         evictions = [p.evicted_worker(worker) for worker in decision.evict]
         answered = [p.request(request.number) for request in decision.answers]
-        reads = [get(p.generation), get(p.plan), *map(exists, [*evictions, *answered])]
-        generation, plan, *there = self._session.read_all("read what a decision changes", reads)
-        if generation is None or plan is None:
+        sizes = (p.generation, p.desired, p.assigned)
+        reads = [*map(get, sizes), *map(exists, [*evictions, *answered])]
+        found = self._session.read_all("read what a decision changes", reads)
+        generation, desired, assigned, *there = found
+        if None in (generation, desired, assigned):
             raise unknown_job(self._session, p)
         writes: list[Write] = []
         if decision.generation is not None:
             self._check_number(decision.generation, decode(p.generation, generation[0]))
             value = decision.generation.to_json()
             writes.append(Write(p.generation, value, generation[1].version))
-        if decision.plan is not None:
-            if seen is not None and decode(p.plan, plan[0]) != dict(seen.plan):
-                raise CoordinationError("the plan was changed meanwhile; decide again")
-            writes.append(Write(p.plan, decision.plan, plan[1].version))
+        if change := decision.change:
+            if decode(p.desired, desired[0]).get("hosts") != dict(change.before.hosts):
+                raise CoordinationError("other workers are desired meanwhile; decide again")
+            writes.append(Write(p.desired, change.desired.to_json(), desired[1].version))
+            if change.assigned is not None:
+                writes.append(Write(p.assigned, change.assigned.to_json(), assigned[1].version))
         present = dict(zip([*evictions, *answered], there, strict=True))
         for path, reason in zip(evictions, decision.evict.values(), strict=True):
             if present[path] is None:

@@ -4,67 +4,70 @@ from __future__ import annotations
 
 from kazoo.exceptions import NoNodeError
 
-from edl.coordination.lifecycle import unknown_job
-from edl.coordination.paths import JobPaths, sequence
+from edl.coordination.nodes import JobNodes
+from edl.coordination.paths import sequence
 from edl.coordination.reads import children, delete, get
-from edl.coordination.session import Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 
-
-def add_event(session: Session, paths: JobPaths, event: Event) -> int:
-    """Append an event and return its number.
-
-    Raises:
-        UnknownJob: there is no such job.
-        CoordinationError: ZooKeeper is away; the event may have been written or not.
-    """
-    data = encode(event.to_json())
-    try:
-        path: str = session.call(
-            "write an event",
-            lambda c: c.create_async(f"{paths.events}/e-", data, sequence=True),
-        )
-    except NoNodeError:
-        raise unknown_job(session, paths) from None
-    return sequence(path)
+_AT_ONCE = 500  # nodes read or removed in one go
 
 
-def read_events(session: Session, paths: JobPaths, after: int = -1) -> list[tuple[int, Event]]:
-    """The events with a number above ``after``, in order.
+class EventNodes:
+    """The events of a job, numbered from 0."""
 
-    Raises:
-        UnknownJob: there is no such job.
-        CoordinationError: ZooKeeper is away.
-    """
-    names = session.read_all("read events", [children(paths.events)])[0]
-    if names is None:
-        raise unknown_job(session, paths)
-    numbers = [number for number in sorted(map(sequence, names)) if number > after]
-    nodes = [paths.event(number) for number in numbers]
-    found: list[tuple[int, Event]] = []
-    for start in range(0, len(nodes), _AT_ONCE):
-        part = nodes[start : start + _AT_ONCE]
-        answers = session.read_all("read events", [get(path) for path in part])
-        for path, answer in zip(part, answers, strict=True):
-            if answer is not None:
-                found.append((sequence(path), Event.from_json(decode(path, answer[0]))))
-    return found
+    def __init__(self, nodes: JobNodes) -> None:
+        self._nodes = nodes
 
+    def add(self, event: Event) -> int:
+        """Append an event and return its number.
 
-def trim_events(session: Session, paths: JobPaths, keep: int) -> int:
-    """Remove all but the newest ``keep`` events; returns how many were removed.
+        Raises:
+            UnknownJob: there is no such job.
+            CoordinationError: ZooKeeper is away; the event may have been written or not.
+        """
+        data, parent = encode(event.to_json()), self._nodes.paths.events
+        try:
+            path: str = self._nodes.session.call(
+                "write an event", lambda c: c.create_async(f"{parent}/e-", data, sequence=True)
+            )
+        except NoNodeError:
+            raise self._nodes.unknown() from None
+        return sequence(path)
 
-    Raises:
-        CoordinationError: ZooKeeper is away.
-    """
-    names = session.read_all("trim events", [children(paths.events)])[0] or ()
-    numbers = sorted(map(sequence, names))
-    doomed = [paths.event(number) for number in numbers[: max(0, len(numbers) - keep)]]
-    for start in range(0, len(doomed), _AT_ONCE):
-        part = doomed[start : start + _AT_ONCE]
-        session.read_all("trim events", [delete(path) for path in part])
-    return len(doomed)
+    def read(self, after: int = -1) -> list[tuple[int, Event]]:
+        """The events with a number above ``after``, in order.
 
+        Raises:
+            UnknownJob: there is no such job.
+            CoordinationError: ZooKeeper is away.
+        """
+        session, paths = self._nodes.session, self._nodes.paths
+        names = session.read_all("read events", [children(paths.events)])[0]
+        if names is None:
+            raise self._nodes.unknown()
+        numbers = [number for number in sorted(map(sequence, names)) if number > after]
+        nodes = [paths.event(number) for number in numbers]
+        found: list[tuple[int, Event]] = []
+        for start in range(0, len(nodes), _AT_ONCE):
+            part = nodes[start : start + _AT_ONCE]
+            answers = session.read_all("read events", [get(path) for path in part])
+            for path, answer in zip(part, answers, strict=True):
+                if answer is not None:
+                    found.append((sequence(path), Event.from_json(decode(path, answer[0]))))
+        return found
 
-_AT_ONCE = 500
+    def trim(self, keep: int) -> int:
+        """Remove all but the newest ``keep`` events; returns how many were removed.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
+        session, paths = self._nodes.session, self._nodes.paths
+        names = session.read_all("trim events", [children(paths.events)])[0] or ()
+        numbers = sorted(map(sequence, names))
+        doomed = [paths.event(number) for number in numbers[: max(0, len(numbers) - keep)]]
+        for start in range(0, len(doomed), _AT_ONCE):
+            part = doomed[start : start + _AT_ONCE]
+            session.read_all("trim events", [delete(path) for path in part])
+        return len(doomed)

@@ -21,15 +21,17 @@ from edl.coordination.paths import JOBS, JobPaths, is_name
 from edl.coordination.reads import acl, children, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.records import Job
+from edl.core.records import Assigned, Desired, Job
 from edl.errors import AccessDenied, CoordinationError, JobExists, UnknownJob
 
 ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant
 CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 MB
 
 
-def create_job(session: Session, paths: JobPaths, job: Job, plan: Mapping[str, int]) -> str:
-    """Make the job's subtree and return the token of this start.
+def create_job(
+    session: Session, paths: JobPaths, job: Job, hosts: Mapping[str, int], by_slot: bool
+) -> str:
+    """Make the job's subtree and return the token of this start; see :meth:`JobStore.create`.
 
     An ended job of that name, or one whose processes are all dead (no agent, no edl-worker, no
     worker, and its creator's session over), is replaced with everything that it left.
@@ -57,7 +59,9 @@ def create_job(session: Session, paths: JobPaths, job: Job, plan: Mapping[str, i
             if old:
                 _thin_out(session, paths, old)
                 old = _living_or_leftovers(session, paths)
-            build = partial(_replace, paths=paths, old=old, job=job, plan=plan, token=token)
+            sizes = Desired({} if by_slot else hosts, reason="the job starts", at_s=job.created)
+            assigned = Assigned(hosts, by_slot)
+            build = partial(_replace, paths, old, token, job, sizes, assigned)
             session.transact(f"create job {paths.name}", build)
         except Refused:
             continue  # somebody was faster, or a node of the old job appeared: look again
@@ -188,18 +192,21 @@ def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
 
 
 def _replace(
-    transaction: TransactionRequest,
     paths: JobPaths,
     old: list[str],
-    job: Job,
-    plan: Mapping[str, int],
     token: str,
+    job: Job,
+    desired: Desired,
+    assigned: Assigned,
+    transaction: TransactionRequest,
 ) -> None:
     _delete(transaction, old)
     contents = {
         paths.root: b"",
         paths.job: encode(job.to_json()),
-        paths.plan: encode(plan),
+        paths.desired: encode(desired.to_json()),
+        paths.assigned: encode(assigned.to_json()),
+        paths.discovered: b"",
         paths.generation: b"",
         paths.leader: b"",
         paths.status: b"",

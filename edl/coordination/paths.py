@@ -4,12 +4,14 @@
 
     /edl/jobs/<job>/
         job            Job; compare-and-set
-        plan           {host: workers}; compare-and-set
+        desired        Desired; compare-and-set
+        assigned       Assigned; written with desired, or by edl-worker as its driver says
+        discovered     {host: slots}, empty but for edl-discover
         generation     Generation, empty until the first; only the leader writes it
         leader         Leader, empty until the first term; written when a term starts
         status         the leader's summary for people and tools
         profile        Curve, empty until the job is profiled; whoever profiles it writes it
-        profile/hold   Hold, ephemeral, while somebody profiles the job
+        profile/hold   ProfileHold, ephemeral, while somebody profiles the job
         hosts/<host>   Host, ephemeral, an agent's
         slots/<host>.<slot>   KeptSlot, ephemeral, an edl-worker's
         members/<id>   Member, ephemeral, a worker's own
@@ -74,8 +76,16 @@ class JobPaths:
         return f"{self.root}/job"
 
     @property
-    def plan(self) -> str:
-        return f"{self.root}/plan"
+    def desired(self) -> str:
+        return f"{self.root}/desired"
+
+    @property
+    def assigned(self) -> str:
+        return f"{self.root}/assigned"
+
+    @property
+    def discovered(self) -> str:
+        return f"{self.root}/discovered"
 
     @property
     def generation(self) -> str:

@@ -94,9 +94,9 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        if level >= logging.DEBUG:  # below that, it tells the session's password
-            told = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
-            super().log(logging.DEBUG, msg, *told, **kwargs)
+        if level >= logging.DEBUG:  # below that, it shows the session's password
+            shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
+            super().log(logging.DEBUG, msg, *shown, **kwargs)
 
 
 class Session:

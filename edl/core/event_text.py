@@ -8,8 +8,8 @@ from edl.core.events import Event, SwitchDetails
 def describe(event: Event) -> str:
     """Generation, step, kind and reason; for a switch also what it cost."""
     line = f"generation {event.generation} step {event.step}: {event.kind}: {event.reason}"
-    told = cost(event)
-    return f"{line} ({told})" if told else line
+    text = cost(event)
+    return f"{line} ({text})" if text else line
 
 
 def cost(event: Event) -> str:
@@ -20,10 +20,10 @@ def cost(event: Event) -> str:
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
     by_number = sorted(event.details.workers.items(), key=lambda item: (len(item[0]), item[0]))
-    told = "stall " + ", ".join(f"{name} {_ms(parts.stall_s)} ms" for name, parts in by_number)
+    text = "stall " + ", ".join(f"{name} {_ms(parts.stall_s)} ms" for name, parts in by_number)
     slowest, parts = max(by_number, key=lambda item: item[1].stall_s)
     if parts.roll_call_s == 0.0:
-        return told
+        return text
     recovery = {
         "detect": parts.detect_s,
         "election": parts.election_s,
@@ -31,7 +31,7 @@ def cost(event: Event) -> str:
         "init": parts.init_s,
         "broadcast": parts.broadcast_s,
     }
-    return f"{told}; {slowest}: {', '.join(f'{n} {_ms(s)}' for n, s in recovery.items() if s)} ms"
+    return f"{text}; {slowest}: {', '.join(f'{n} {_ms(s)}' for n, s in recovery.items() if s)} ms"
 
 
 def _ms(seconds: float) -> str:

@@ -25,7 +25,7 @@ class EventKind(StrEnum):
     EVICTED = "evicted"
     STALLED = "stalled"
     DRAIN = "drain"
-    MIGRATE = "migrate"
+    DESIRED = "desired"
     PROFILING = "profiling"
     PROFILE = "profile"
     WORKER_FAILED = "worker_failed"
@@ -188,12 +188,14 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 
 
 @dataclass(frozen=True)
-class MigrateDetails(Details, kind=EventKind.MIGRATE, writer="`edl migrate`"):
-    """It has changed the plan; the `generation` and `switch` that follow say what came of it."""
+class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
+    """Other workers are wanted than before; the reason says why: `edl scale`, `edl migrate`,
+    `edl profile`, a host that comes or leaves, a slot that is given up, a worker that leaves.
+    """
 
-    source: Annotated[str, "the host that workers leave"]
-    target: Annotated[str, "the host where others start"]
-    np: Annotated[int, "how many"]
+    by: Annotated[str, "`person`, `launcher`, `profile` or `leader`"]
+    before: Annotated[Mapping[str, int], "host -> workers wanted there before"]
+    after: Annotated[Mapping[str, int], "host -> workers wanted there from now on"]
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"
     """It begins."""
 
     np: Annotated[int, "workers wanted before"]
-    plan: Annotated[Mapping[str, int], "host -> workers wanted there before"]
+    desired: Annotated[Mapping[str, int], "host -> workers wanted there before"]
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,6 @@ class SlotGivenUpDetails(Details, kind=EventKind.SLOT_GIVEN_UP, writer="an agent
 
     host: Annotated[str, "of the slot"]
     slot: Annotated[int, "its number there"]
-    plan: Annotated[Mapping[str, int], "host -> workers wanted there from now on"]
 
 
 @dataclass(frozen=True)

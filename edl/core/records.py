@@ -7,7 +7,7 @@ the agent act on them, the CLI shows them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -48,7 +48,7 @@ class Job(Record):
     one; -1: there is none, so the job cannot outlive all its workers.
 
     A job that horovodrun started has a ``driver``, which says how many workers there are on which
-    host. People tell it by ``wish``, which `edl-discover` prints; the plan follows the driver.
+    host: what is :class:`Assigned` follows it, and what is :class:`Desired` it is told.
     """
 
     name: str
@@ -60,12 +60,57 @@ class Job(Record):
     checkpoint: str = ""
     saved_step: int = -1
     driver: str = ""  # address:port of the driver of horovodrun
-    offer: Mapping[str, int] = field(default_factory=dict)  # slots that the driver may use
-    wish: Mapping[str, int] = field(default_factory=dict)  # workers that the driver shall start
 
     @property
     def sizes(self) -> Sizes:
         return self.spec.sizes
+
+
+class Asker(StrEnum):
+    """Who says how many workers are wanted."""
+
+    PERSON = "person"  # or a program: has chosen a size, or moves workers; a profile lets it stand
+    LAUNCHER = "launcher"  # a host comes or leaves, or a slot of it is given up
+    PROFILE = "profile"  # measures other sizes for a while
+    LEADER = "leader"  # whom a signal or a drain took out is wanted no longer
+
+
+@dataclass(frozen=True)
+class Desired(Record):
+    """``desired``: how many workers are wanted on each host; written by :mod:`core.job.desired`.
+
+    Under horovodrun there are no ``hosts`` while its discovery script is not `edl-discover`: then
+    nobody can ask.
+    """
+
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    by: Asker = Asker.LAUNCHER  # who asked last
+    reason: str = ""
+    at_s: float = 0.0  # wall clock
+
+    @property
+    def np(self) -> int:
+        """Over all hosts."""
+        return sum(self.hosts.values())
+
+
+@dataclass(frozen=True)
+class Assigned(Record):
+    """``assigned``: how many workers each host has by its launcher; the ring follows that.
+
+    An agent keeps as many as are desired, so the two are written together. The driver of
+    horovodrun has its own mind: then this is what `edl-worker` heard from it. It assigns
+    ``by_slot``: the workers of a host are those in its first slots, a slot whose worker has left
+    is filled again, and no leader takes one away.
+    """
+
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    by_slot: bool = False
+
+    @property
+    def np(self) -> int:
+        """Over all hosts."""
+        return sum(self.hosts.values())
 
 
 @dataclass(frozen=True)
@@ -77,6 +122,7 @@ class Host(Record):
     address: str
     pid: int = 0
     leaving: bool = False  # set by others: its agent is asked to leave the job
+    brings: int = 0  # workers that it wants to have, as long as it asks for them
     given_up: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
 
 
@@ -131,6 +177,22 @@ class Member(Record):
     @property
     def name(self) -> str:
         return f"w{self.id}"
+
+    def at(
+        self, stage: Stage, generation: int | None = None, newest_generation: int | None = None
+    ) -> Member:
+        """This member in another stage, and with what else is given.
+
+        Who was asked to leave, and enters another ring on the way out, is leaving there too.
+        """
+        keeps = self.stage is Stage.LEAVING and stage is Stage.ACTIVE
+        newest = self.newest_generation if newest_generation is None else newest_generation
+        return replace(
+            self,
+            stage=self.stage if keeps else stage,
+            generation=self.generation if generation is None else generation,
+            newest_generation=newest,
+        )
 
 
 @dataclass(frozen=True)
@@ -254,7 +316,9 @@ class Snapshot:
     job: Job
     hosts: tuple[Host, ...] = ()  # by name
     members: tuple[Member, ...] = ()  # by id
-    plan: Mapping[str, int] = field(default_factory=dict)
+    desired: Desired = Desired()
+    assigned: Assigned = Assigned()
+    discovered: Mapping[str, int] = field(default_factory=dict)  # host -> slots, by `edl-discover`
     generation: Generation | None = None
     leader: Leader | None = None
     requests: tuple[Request, ...] = ()  # open ones, by number
@@ -263,13 +327,14 @@ class Snapshot:
     slots: tuple[KeptSlot, ...] = ()  # by host and slot
 
     @property
-    def planned(self) -> int:
-        """How many workers are wanted over all hosts."""
-        return sum(self.plan.values())
+    def available(self) -> tuple[Host, ...]:
+        """The hosts that have slots for workers: those with an agent, and the discovered ones."""
+        return (*self.hosts, *as_hosts(self.discovered))
 
-    def present_in(self, plan: Mapping[str, int]) -> frozenset[str]:
-        """The same when ``plan`` is newer: who got more in it meanwhile has come meanwhile."""
-        return self.present | {name for name, n in plan.items() if n > self.plan.get(name, 0)}
+    def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
+        """Those present when ``desired`` is newer: who got more meanwhile has come meanwhile."""
+        before = self.desired.hosts
+        return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
 
     @property
     def present(self) -> frozenset[str]:
@@ -296,3 +361,8 @@ class Snapshot:
             if worker not in here and not (self.generation and self.generation.knows(worker))
         )
         return tuple(gone[: max(0, len(gone) - keep)])
+
+
+def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
+    """The hosts with these slots, by name."""
+    return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))

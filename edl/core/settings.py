@@ -23,8 +23,8 @@ def setting(
         option: of `edl run`, like "--stall-limit"; empty: it has none.
         least: no number below is accepted.
     """
-    told = {"help": help, "option": option, "metavar": metavar, "least": least}
-    return field(default=default, metadata=told)
+    about = {"help": help, "option": option, "metavar": metavar, "least": least}
+    return field(default=default, metadata=about)
 
 
 def variable(name: str) -> str:
@@ -50,11 +50,11 @@ def check(values: object) -> None:
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:
     """The setting in the table of docs/settings.md: name, variable, default, meaning."""
-    told: Mapping[str, Any] = one.metadata
-    option = f" (`edl run {told['option']}`)" if told["option"] else ""
+    about: Mapping[str, Any] = one.metadata
+    option = f" (`edl run {about['option']}`)" if about["option"] else ""
     assert one.default is not MISSING
     name, default = f"`{one.name}`", _shown(one.default)
-    return name, f"`{variable(one.name)}`", default, f"{told['help']}{option}"
+    return name, f"`{variable(one.name)}`", default, f"{about['help']}{option}"
 
 
 def _shown(default: object) -> str:

@@ -41,7 +41,17 @@ class JobStatus(TrainingStatus):
     generation: Annotated[int, "the newest that a leader has written"]
     world_size: Annotated[int, "workers in that generation; 0 when the job is over"]
     members: Annotated[tuple[MemberStatus, ...], "the workers that are in ZooKeeper, see below"]
-    plan: Annotated[Mapping[str, int], "host -> workers wanted there"]
+    desired: Annotated[
+        Mapping[str, int],
+        "host -> workers wanted there; none under horovodrun without `edl-discover`",
+    ]
+    desired_by: Annotated[str, "who asked for that: `person`, `launcher`, `profile` or `leader`"]
+    desired_reason: Annotated[str, "why"]
+    assigned: Annotated[
+        Mapping[str, int],
+        "host -> workers that its launcher keeps there: as desired, but under horovodrun as its "
+        "driver says",
+    ]
     hosts: Annotated[Mapping[str, int], "host with an agent -> its slots; none under horovodrun"]
     given_up: Annotated[Mapping[str, str], "worker that was evicted -> why"]
     slots_given_up: Annotated[
@@ -81,7 +91,10 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
             )
             for member in snapshot.members
         ),
-        plan=dict(snapshot.plan),
+        desired=dict(snapshot.desired.hosts),
+        desired_by=str(snapshot.desired.by),
+        desired_reason=snapshot.desired.reason,
+        assigned=dict(snapshot.assigned.hosts),
         hosts={host.name: host.slots for host in snapshot.hosts},
         given_up={f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
         slots_given_up=_slots_given_up(snapshot),

@@ -99,7 +99,7 @@ class Watch:
             if not where and not _of_library(each.f_code.co_filename):
                 where = f"{_short(each.f_code.co_filename)}:{each.f_lineno}"
         if doing == IN_USER_CODE:
-            doing = next((told for look in _unseen if (told := look())), IN_USER_CODE)
+            doing = next((seen for look in _unseen if (seen := look())), IN_USER_CODE)
         return Activity(doing, where, point, round(time.monotonic() - at, 3))
 
     def _pass(self, name: str) -> None:

@@ -87,7 +87,7 @@ class Checkpointing:
             resume_from=self._resume_from(resume, directory),
             or_begin=resume.lower() == _AUTO,
         )
-        checkpoints = Checkpoints(settings, self._tell, self._coordinator.put_saved)
+        checkpoints = Checkpoints(settings, self._log_event, self._coordinator.put_saved)
         checkpoints.check_directory()
         self._checkpoints = checkpoints
 
@@ -123,7 +123,7 @@ class Checkpointing:
             self._end_job(str(error))
             raise
         if found is not None:
-            self._tell_resumed(generation, found, warmed_up)
+            self._log_resumed(generation, found, warmed_up)
 
     def _restore(self) -> Checkpoint | None:
         if self._checkpoints is not None:
@@ -135,7 +135,7 @@ class Checkpointing:
             raise UsageError("cannot resume: the script does not call edl.checkpoint(directory)")
         return None
 
-    def _tell_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
+    def _log_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
         step = self.progress.step
         lost_steps: int | None = None
         reason = f"resumed from step {step}"
@@ -147,7 +147,7 @@ class Checkpointing:
         else:
             reason += f" of job {found.manifest.job}: {found.path}"
         logger.info("%s", reason)
-        self._tell(ResumedDetails(str(found.path), lost_steps), step, reason)
+        self._log_event(ResumedDetails(str(found.path), lost_steps), step, reason)
 
     # --- while it trains
 
@@ -199,5 +199,5 @@ class Checkpointing:
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: %s", reason)
 
-    def _tell(self, details: Details, step: int, reason: str) -> None:
+    def _log_event(self, details: Details, step: int, reason: str) -> None:
         self._mailbox.log(Event(time.time(), self._generation, step, reason, details))

@@ -54,9 +54,6 @@ class Coordinator(Protocol):
     ) -> None:
         """Make a new stage of this worker known, and what else is given."""
 
-    def wait_beyond(self, generation: int) -> None:
-        """This newcomer is ready, and has taken note of ``generation``, which is not for it."""
-
     def report_broken(self, failure: RingFailure) -> None:
         """Say that a ring failed, and what was complete."""
 
@@ -64,7 +61,7 @@ class Coordinator(Protocol):
         """Make known that a checkpoint of ``step`` is in ``directory``."""
 
     def last_step(self) -> int:
-        """The last step that a leader has told of."""
+        """The last step that a leader has reported."""
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         """Make known how the job ended; the first worker to say so counts, and logs ``event``."""

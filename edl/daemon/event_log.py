@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.coordination.job_store import JobStore
+from edl.coordination.events import EventNodes
 from edl.coordination.wire import encode
 from edl.core.events import Event
 from edl.daemon.mailbox import Mailbox
@@ -11,8 +11,8 @@ from edl.daemon.mailbox import Mailbox
 class EventLog:
     """Writes what is in the mailbox. Only the daemon thread calls it."""
 
-    def __init__(self, store: JobStore, mailbox: Mailbox) -> None:
-        self._store = store
+    def __init__(self, events: EventNodes, mailbox: Mailbox) -> None:
+        self._events = events
         self._mailbox = mailbox
         self._last = -1  # number of the newest event that we know to be written
         self._unsure = False  # whether the first event of the mailbox was written
@@ -27,10 +27,10 @@ class EventLog:
         while (event := self._mailbox.next_event()) is not None:
             if not (self._unsure and self._is_there(event)):
                 self._unsure = True
-                self._last = self._store.add_event(event)
+                self._last = self._events.add(event)
             self._unsure = False
             self._mailbox.event_is_written()
 
     def _is_there(self, event: Event) -> bool:
         data = encode(event.to_json())
-        return any(encode(e.to_json()) == data for _, e in self._store.events(self._last))
+        return any(encode(e.to_json()) == data for _, e in self._events.read(self._last))

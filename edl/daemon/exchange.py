@@ -1,4 +1,4 @@
-"""Numbers that workers tell each other between two steps: the same answer on all, always.
+"""Numbers that workers exchange between two steps: the same answer on all, always.
 
 The answer of an exchange that broke may be known to some survivors and not to others. So each
 worker counts the exchanges that it has completed, beside its steps, and reports both when its
@@ -36,7 +36,7 @@ def exchange(
     """Everybody's ``values`` in rank order.
 
     Args:
-        repair: goes on with the survivors; it is told since when this worker waited.
+        repair: goes on with the survivors; it is given since when this worker waited.
         now_s: a monotonic clock.
     """
     mine = [float(value) for value in values]

@@ -117,7 +117,7 @@ class LoaderProgress(TrainingProgress):
         self.step += 1
 
     def exchanged(self, values: list[list[float]]) -> None:
-        """An exchange between two steps is complete: what everybody has told, in rank order."""
+        """An exchange between two steps is complete: what everybody has sent, in rank order."""
         self.exchanges += 1
         self.last_exchange = values
 

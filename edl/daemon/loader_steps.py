@@ -149,7 +149,7 @@ class LoaderSteps(Steps):
         if reason := self._completed():
             logger.info("after step %d: %s", progress.step, reason)
         self._pace.end()
-        self._told()
+        self._publish()
 
     def compare(self, records: Sequence[StepRecord]) -> None:
         self._check.compare(records)

@@ -1,4 +1,4 @@
-"""What the daemon thread and the training thread tell each other. Nothing else is shared."""
+"""What the daemon thread and the training thread exchange. Nothing else is shared."""
 
 from __future__ import annotations
 

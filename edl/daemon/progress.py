@@ -56,7 +56,7 @@ class TrainingProgress(ABC):
     @property
     @abstractmethod
     def epoch_progress(self) -> dict[str, int]:
-        """The fields of :class:`Progress` that tell of the data."""
+        """The fields of :class:`Progress` about the data."""
 
     @abstractmethod
     def adopt(self, members: tuple[int, ...]) -> None:
@@ -75,7 +75,7 @@ class TrainingProgress(ABC):
         """
 
     def report(self, generation: int, size: int, median_step_s: float, now_s: float) -> Progress:
-        """What other processes are told of it. ``now_s``: on the monotonic clock."""
+        """What is reported to other processes. ``now_s``: on the monotonic clock."""
         return Progress(
             generation=generation,
             size=size,

@@ -72,7 +72,7 @@ class ScriptSteps(Steps):
             self._pace.end()
         if reason:
             logger.info("after commit %d: %s", self._progress.step, reason)
-        self._told()
+        self._publish()
         return self.target is not None
 
     def repair(self, error: RingError) -> None:

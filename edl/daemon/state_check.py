@@ -32,7 +32,7 @@ class StateCheck:
 
     Args:
         checkpointing: knows the settings of the job, too.
-        tell: writes an event, on one worker.
+        log_event: writes an event, on one worker.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class StateCheck:
         ring: Ring,
         progress: LoaderProgress,
         checkpointing: Checkpointing,
-        tell: Callable[[Details, str], None],
+        log_event: Callable[[Details, str], None],
     ) -> None:
         self._ring = ring
         self._progress = progress
         self._checkpointing = checkpointing
-        self._tell = tell
+        self._log_event = log_event
         self._digests: Digests = {}
         self.replica: Compared | None = None
         self.state = 0  # what goes with the row of this step; 0: nothing is due
@@ -82,12 +82,12 @@ class StateCheck:
         return fold(self._digests)
 
     def _explain(self, found: Split) -> NoReturn:
-        """All workers are here: tell each other the digests of the parts, and end the job."""
+        """All workers are here: exchange the digests of the parts, and end the job."""
         mine = json.dumps(self._digests).encode()
         tables = {
             worker: json.loads(self._ring.broadcast(mine, rank, "edl.digests"))
             for rank, worker in enumerate(self._progress.members)
         }
         why = reason(found, self._progress.step, tables)
-        self._tell(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
+        self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
         self._checkpointing.fail(why, StateDiffers)

@@ -115,7 +115,7 @@ class Steps(ABC):
         self.target = None
 
     def log_switch_if_due(self) -> None:
-        """The ring is left or training ends after one step in it: nobody tells later."""
+        """The ring is left or training ends after one step in it: nobody logs it later."""
         if self._pace.steps_here == 1:
             self._log_switch()
 
@@ -139,7 +139,7 @@ class Steps(ABC):
         self._pace.steps_here += 1
         return reason if self.target is not None else ""
 
-    def _told(self) -> None:
+    def _publish(self) -> None:
         """The others, and the log, hear of a step that is complete."""
         if self._pace.steps_here == 2:
             self._log_switch()
@@ -147,8 +147,8 @@ class Steps(ABC):
 
     def _report(self) -> None:
         size, now_s = self.ring.place.size, self._mailbox.clock.now_s()
-        told = self.progress.report(self.generation, size, self._pace.median_step_s, now_s)
-        self._mailbox.report(told)
+        report = self.progress.report(self.generation, size, self._pace.median_step_s, now_s)
+        self._mailbox.report(report)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
         self._switching.repair(error, waiting_since)

@@ -8,7 +8,7 @@ Rules that make it safe:
    and then accepts nothing but a generation that *repairs*: one that was made from reports.
 3. After a repair everybody takes over the position of the sync root, which has completed as much
    as any survivor; who missed the last step takes the model that includes it, and who missed the
-   last exchange what was told in it.
+   last exchange its result.
 4. A newcomer holds no state until it was synchronised once; if the ring breaks before, the
    others need not wait for it, and it is a newcomer like any other again.
 """
@@ -173,7 +173,7 @@ class Switching:
         It says which generation it waits beyond: one that does not is taken to be stuck.
         """
         if after:
-            self._coordinator.wait_beyond(after)
+            self._coordinator.set_stage(Stage.READY, 0, newest_generation=after)
         while True:
             newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
             if self._mailbox.job_state.over or (newest is not None and not newest.seats):
@@ -183,7 +183,7 @@ class Switching:
             if newest.rank_of(self.worker) is None:
                 # The others go on without it; it is a newcomer like any other again.
                 after = newest.number
-                self._coordinator.wait_beyond(after)
+                self._coordinator.set_stage(Stage.READY, 0, newest_generation=after)
             elif newest.repairs or self._ring.heard_go(newest):
                 return newest
 
@@ -292,7 +292,7 @@ class Switching:
         """Wait until all have completed the last step: who missed it needs somebody who has it.
 
         ``record`` is sent as for a step, so that who has left alone does not wait for ever for
-        those that train on, and ``compare`` looks at all of them: no step follows that would tell
+        those that train on, and ``compare`` looks at all of them: no step follows that would show
         whether the states are equal. None: the script keeps its own place in its data.
 
         Raises:

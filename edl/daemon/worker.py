@@ -64,7 +64,7 @@ class Worker:
         )
         self._switching.median_step_us = lambda: self._steps.median_step_us
         self._switching.on_switch = self._switched
-        self._check = StateCheck(ring, progress, self.checkpointing, self.tell)
+        self._check = StateCheck(ring, progress, self.checkpointing, self.log_event)
         self.loader = LoaderSteps(ring, mailbox, self._switching, progress, self._check)
         self.script = ScriptSteps(ring, mailbox, self._switching)
         self._steps: Steps = self.loader
@@ -138,7 +138,7 @@ class Worker:
         reason = f"trained {self.step} {self._steps.progress.unit}"
         self._coordinator.end_job(JobState.FINISHED, reason)
         self._coordinator.set_stage(Stage.FINISHED)
-        self.tell(FinishedDetails(), reason)
+        self.log_event(FinishedDetails(), reason)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
 
@@ -287,7 +287,7 @@ class Worker:
             raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
         return self._steps.exchange(values)
 
-    def tell(self, details: Details, reason: str) -> None:
+    def log_event(self, details: Details, reason: str) -> None:
         """Write what all workers know into the job's event log: rank 0 does, the others do not."""
         if self.rank == 0:
             self._mailbox.log(Event(time.time(), self.generation, self.step, reason, details))

@@ -131,8 +131,8 @@ def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None
 def check_lengths(lengths: Mapping[str, int]) -> None:
     """Raises DataError unless all columns have as many rows."""
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{what} has {rows}" for what, rows in lengths.items())
-        raise DataError(f"arrays that are read side by side have as many rows each; {told}")
+        counts = ", ".join(f"{what} has {rows}" for what, rows in lengths.items())
+        raise DataError(f"arrays that are read side by side have as many rows each; {counts}")
 
 
 RowType = tuple[str, tuple[int, ...]]  # type and shape of a row
@@ -158,7 +158,7 @@ def native(array: Array) -> Array:
 
 
 def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
-    """Of one row, exactly: a damaged header may tell more than 64 bits hold."""
+    """Of one row, exactly: a damaged header may claim more than 64 bits hold."""
     return dtype.itemsize * math.prod(row)
 
 

@@ -19,7 +19,7 @@ from edl.errors import DataError
 
 Record = TypeVar("Record")
 
-TOLD_ONE_BY_ONE = 50  # events about what is left out, before the rest is told in one
+LOGGED_ONE_BY_ONE = 50  # events about what is left out, before the rest is logged as one
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Dataset(ABC, Generic[Record]):
         if not len(self) and self.skipped:
             path, first = self.skipped[0]
             raise DataError(
-                f"nothing is left of {self._files_told}: {path} at byte {first.offset}: "
+                f"nothing is left of {self._files_text}: {path} at byte {first.offset}: "
                 f"{first.reason}"
             )
 
@@ -132,12 +132,12 @@ class Dataset(ABC, Generic[Record]):
             digest.update(repr((part.name, part.size, part.count, part.digest)).encode())
         size = sum(part.size for part in self._parts)
         return (
-            f"{len(self)} records in {self._files_told} of {size} bytes, "
+            f"{len(self)} records in {self._files_text} of {size} bytes, "
             f"digest {digest.hexdigest()[:12]}"
         )
 
     @property
-    def _files_told(self) -> str:
+    def _files_text(self) -> str:
         return f"{len(self._parts)} {self._kind} {'file' if len(self._parts) == 1 else 'files'}"
 
     @property
@@ -153,13 +153,13 @@ def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """What to write into a job's event log about a data set: (reason, details) of each event.
 
     Nothing for one that is not edl's, or of which nothing is left out. What exceeds
-    TOLD_ONE_BY_ONE is told together, since the log keeps a limited number of events.
+    LOGGED_ONE_BY_ONE are logged together, since the log keeps a limited number of events.
     """
     skipped = dataset.skipped if isinstance(dataset, Dataset) else ()
-    for path, one in skipped[:TOLD_ONE_BY_ONE]:
+    for path, one in skipped[:LOGGED_ONE_BY_ONE]:
         reason = f"{path}: {one.bytes} bytes from byte {one.offset} are left out: {one.reason}"
         yield reason, {"file": path, "offset": one.offset, "bytes": one.bytes}
-    rest = skipped[TOLD_ONE_BY_ONE:]
+    rest = skipped[LOGGED_ONE_BY_ONE:]
     if rest:
         size, files = sum(one.bytes for _, one in rest), len({path for path, _ in rest})
         reason = (

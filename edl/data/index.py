@@ -5,7 +5,7 @@ often read-only or shared by hosts whose locks do not reach each other, and ``da
 match an index tomorrow that was not there today. The price: each host makes one pass.
 
 An index is named by the file's real path, its kind and its options; it belongs to the size and
-the modification time that it tells. One that is torn, foreign, of another version or of an
+the modification time that it shows. One that is torn, foreign, of another version or of an
 earlier state of the file is made again. It is written under another name and renamed, so nobody
 reads half of one; a lock lets one process of the host make it while the others wait. The lock
 only saves work: after its deadline, or where there is none, a process makes the index by itself.
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1  # of everything below; another one is made again
 MAGIC = b"edl-index"
-LOCK_WAIT_S = 120.0  # how long to wait for another process that makes the same index
+LOCK_WAIT_S = 120.0
 
 OnError = Literal["error", "skip"]
 Integers = npt.NDArray[np.int64]
@@ -107,11 +107,14 @@ def check_policy(on_error: str) -> None:
         raise UsageError(f"on_error is {on_error!r}; it is 'error' or 'skip'")
 
 
-def index_of(path: str, kind: str, make: Callable[[str, int], Index]) -> Indexed:
+def index_of(
+    path: str, kind: str, make: Callable[[str, int], Index], lock_wait_s: float = LOCK_WAIT_S
+) -> Indexed:
     """The index of ``path``, from the cache or by ``make(path, size)``.
 
     Args:
         kind: what ``make`` depends on beside the file: the kind of file and its options.
+        lock_wait_s: for another process that makes the same index.
 
     Raises:
         DataError: the file cannot be read, changes while it is read, or ``make`` refuses it.
@@ -124,7 +127,7 @@ def index_of(path: str, kind: str, make: Callable[[str, int], Index]) -> Indexed
         return _made(path, kind, stamp, make)
     if found := place.read(stamp):
         return found
-    with place.locked():
+    with place.locked(lock_wait_s):
         if found := place.read(stamp):
             return found
         made = _made(path, kind, stamp, make)
@@ -195,9 +198,9 @@ class _Place:
                 fresh.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock, if that is possible before the deadline; the kernel frees it, too."""
-        lock = FileLock(self._lock, LOCK_WAIT_S, fallback_to_soft=False)
+    def locked(self, wait_s: float) -> Iterator[None]:
+        """Hold the lock, if that is possible within ``wait_s``; the kernel frees it, too."""
+        lock = FileLock(self._lock, wait_s, fallback_to_soft=False)
         try:
             lock.acquire()
         except OSError as error:  # a time-out, or a file system without locks

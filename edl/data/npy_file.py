@@ -1,6 +1,6 @@
 """Arrays in ``.npy`` files, read by row.
 
-The format: numpy.lib.format. Its header tells type and shape, and nothing protects the data; so
+The format: numpy.lib.format. Its header has type and shape, and nothing protects the data; so
 all that can be noticed is a file that is too short. A header is read anew at each start: that
 costs less than an index of it.
 """
@@ -109,10 +109,10 @@ def read_header(file: IO[bytes]) -> Header:
     if len(start) < 8 or not start.startswith(MAGIC):
         raise BadHeader("it does not begin like a .npy file")
     width = struct.Struct("<H" if start[6] == 1 else "<I")
-    told = file.read(width.size)
-    if start[6] not in (1, 2, 3) or len(told) < width.size:
+    raw = file.read(width.size)
+    if start[6] not in (1, 2, 3) or len(raw) < width.size:
         raise BadHeader("its header is damaged")
-    (length,) = width.unpack(told)
+    (length,) = width.unpack(raw)
     text = file.read(length) if length <= LONGEST_HEADER else b""
     if len(text) < length or not length:
         raise BadHeader("its header is damaged")
@@ -180,8 +180,8 @@ def npy(
 def check_counts(columns: list[tuple[str, ...]]) -> None:
     """Raises DataError unless every column has as many files."""
     if len({len(files) for files in columns}) > 1:
-        told = ", ".join(f"{len(files)} like {files[0]}" for files in columns)
-        raise DataError(f"columns are read side by side, file by file, but there are {told}")
+        counts = ", ".join(f"{len(files)} like {files[0]}" for files in columns)
+        raise DataError(f"columns are read side by side, file by file, but there are {counts}")
 
 
 @dataclass(frozen=True)

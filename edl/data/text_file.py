@@ -57,20 +57,23 @@ def text_lines(
         UsageError: an encoding or a policy that does not exist.
     """
     _check_encoding(encoding)
-    return _TextLines(paths, encoding, parse, on_error)
+    return TextLines(paths, encoding, parse, on_error)
 
 
-class _TextLines(SpanDataset[Any]):
+class TextLines(SpanDataset[Any]):
+    """See :func:`text_lines`. ``chunk_bytes``: how much of a file is indexed at once."""
+
     def __init__(
         self,
         paths: Paths,
         encoding: str | None,
         parse: Callable[[Any], Any] | None,
         on_error: OnError,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._encoding = encoding
         verified = encoding if on_error == "skip" else None
-        make = partial(index_lines, encoding=verified)
+        make = partial(index_lines, encoding=verified, chunk_bytes=chunk_bytes)
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
@@ -90,7 +93,7 @@ class _TextLines(SpanDataset[Any]):
         return text.removeprefix(BYTE_ORDER_MARK) if start == 0 else text
 
 
-def index_lines(path: str, size: int, encoding: str | None) -> Index:
+def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) -> Index:
     """Where the lines are; with an ``encoding``, without those that are not in it.
 
     Raises:
@@ -100,7 +103,7 @@ def index_lines(path: str, size: int, encoding: str | None) -> Index:
     offset = 0
     refuse_compressed(path)
     with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
+        while chunk := file.read(chunk_bytes):
             newlines.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE) + offset)
             offset += len(chunk)
     stops = np.concatenate(newlines) if newlines else np.empty(0, np.int64)
@@ -110,7 +113,7 @@ def index_lines(path: str, size: int, encoding: str | None) -> Index:
     lengths = stops - starts
     if encoding is None:
         return Index({STARTS: starts, LENGTHS: lengths})
-    good = _decodable(path, starts, stops, encoding)
+    good = _decodable(path, starts, stops, encoding, chunk_bytes)
     skipped = tuple(
         Skipped(int(starts[line]), int(lengths[line]), f"the line is not valid {encoding}")
         for line in np.flatnonzero(~good)
@@ -119,14 +122,14 @@ def index_lines(path: str, size: int, encoding: str | None) -> Index:
 
 
 def _decodable(
-    path: str, starts: Integers, stops: Integers, encoding: str
+    path: str, starts: Integers, stops: Integers, encoding: str, chunk_bytes: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which lines are in ``encoding``. Many together are tried first, since most are."""
     good = np.ones(len(starts), np.bool_)
     with open(path, "rb") as file:
         first = 0
         while first < len(starts):
-            last = int(np.searchsorted(stops, starts[first] + CHUNK_BYTES))
+            last = int(np.searchsorted(stops, starts[first] + chunk_bytes))
             last = max(first + 1, min(last, len(starts)))
             base = int(starts[first])
             file.seek(base)

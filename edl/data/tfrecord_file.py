@@ -51,7 +51,7 @@ def tfrecord(
             ``tf.train.Example.FromString``.
         on_error: ``"skip"``: every record is read and checked once, now, and damaged ones are
             left out; what follows a damaged length is left out to the end of the file, because
-            nothing tells where the next record begins. ``"error"``: that is an error, now where
+            nothing shows where the next record begins. ``"error"``: that is an error, now where
             it concerns the lengths, and when a record is read where it concerns its data.
 
     Raises:

@@ -25,7 +25,7 @@ def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def of_bytes(kind: str, data: Any) -> int:
-    """A digest of a buffer; ``kind`` tells equal bytes of different things apart."""
+    """A digest of a buffer; ``kind`` keeps equal bytes of different things apart."""
     return zlib.crc32(data, zlib.crc32(kind.encode()))
 
 

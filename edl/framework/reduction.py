@@ -8,7 +8,7 @@ and applies, in one of two ways:
 - It calls :meth:`StepReduction.complete` with a function that sends and waits.
 - In a graph that TensorFlow runs, edl is called back: :meth:`~StepReduction.begin` before the
   gradients are sent, and :meth:`~StepReduction.end` when they have come back or failed, which says
-  which branch of the graph follows. In ``Branch.AGAIN`` it is :meth:`~StepReduction.begin_again`
+  which branch of the graph follows. In ``Branch.AGAIN`` it is :meth:`~StepReduction.agree`
   and :meth:`~StepReduction.end`, until a ring holds.
 
 Every way through a step sends the same collectives, whatever a worker has gone through: one that
@@ -116,7 +116,7 @@ class StepReduction:
             What ``average`` has returned; None where nothing had to be sent.
         """
         while True:
-            weights = self._agree()
+            weights = self.agree()
             if not weights.sends:
                 self._unsent()
                 return None
@@ -140,10 +140,6 @@ class StepReduction:
         """Whether the graph is to send its gradients as they are; :meth:`sending` is next then."""
         weights = self._prospect()
         return weights is not None and weights.averaging is Averaging.PLAIN
-
-    def begin_again(self) -> Weights:
-        """How the local gradients are to be sent once more, if they are."""
-        return self._agree()
 
     def end(self, received: Callable[[], None]) -> Branch:
         """The graph has done what it was told to.
@@ -212,7 +208,7 @@ class StepReduction:
                 self._broke(error)
         return self._weights
 
-    def _agree(self) -> Weights:
+    def agree(self) -> Weights:
         """How gradients are weighted in a ring that stands: a broken one is repaired first.
 
         When a worker dies, the survivors complete the step with the gradients that they hold. When

@@ -19,7 +19,7 @@ def attach_source(
     seed: int,
     prefetch_batches: int,
 ) -> Source:
-    """Declare ``dataset`` with its ``total`` samples, and tell what was left out of it.
+    """Declare ``dataset`` with its ``total`` samples, and log what was left out of it.
 
     Raises:
         DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`.
@@ -28,5 +28,5 @@ def attach_source(
     source = Source(total, batch_size, shuffle, seed, prefetch_batches, fingerprint)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
-        worker.tell(DataSkippedDetails(**details), reason)
+        worker.log_event(DataSkippedDetails(**details), reason)
     return source

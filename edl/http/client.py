@@ -67,12 +67,12 @@ class Health:
     """The answer of a daemon, or what its silence means."""
 
     liveness: Liveness
-    told: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
+    report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     @property
     def answer(self) -> ProbeResult:
         """What of it may prove a death: a port may be used again by another worker."""
-        return ProbeResult(self.liveness, self.told.get("worker"))
+        return ProbeResult(self.liveness, self.report.get("worker"))
 
 
 def ask(address: str, port: int, timeout_s: float) -> Health:

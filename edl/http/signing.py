@@ -23,14 +23,13 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from edl.keys import derived
 
 logger = logging.getLogger(__name__)
 
 SCHEME = "EDL"
-NONCE_S = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
-USED_NONCES = 4096  # remembered at most; beyond that nothing is accepted until some are too old
 
 _NONCE = re.compile(r"([0-9a-f]{1,16}-[0-9a-f]{32})-([0-9a-f]{64})")
 _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
@@ -46,14 +45,28 @@ def authorization(key: str, nonce: str, worker: int, method: str, target: str, b
     return f"{SCHEME} {nonce}:{_mac(key, nonce, worker, method, target, body)}"
 
 
+@dataclass(frozen=True)
+class GuardLimits:
+    """Of what a guard accepts."""
+
+    nonce_s: float = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
+    used_nonces: int = 4096  # remembered at most; full, nothing is accepted until some are too old
+
+
 class Guard:
     """The server's side: hands out nonces, and accepts each once. For one thread.
 
     ``worker`` is None until the worker has its number; nothing is accepted before.
     """
 
-    def __init__(self, key: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        key: str,
+        clock: Callable[[], float] = time.monotonic,
+        limits: GuardLimits = GuardLimits(),
+    ) -> None:
         self.worker: int | None = None
+        self._limits = limits
         self._key = key
         self._clock = clock
         self._own_key = secrets.token_hex(32)
@@ -78,11 +91,14 @@ class Guard:
             return False
         if not self._is_fresh(nonce, now) or nonce in self._used:
             return False
-        if len(self._used) >= USED_NONCES:
-            logger.warning("more than %d signed requests in %g s", USED_NONCES, NONCE_S)
+        limits = self._limits
+        if len(self._used) >= limits.used_nonces:
+            logger.warning(
+                "more than %d signed requests in %g s", limits.used_nonces, limits.nonce_s
+            )
             return False
         # Counted from its use: the order of the dictionary is then that of the ends.
-        self._used[nonce] = now + NONCE_S
+        self._used[nonce] = now + limits.nonce_s
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
@@ -90,14 +106,14 @@ class Guard:
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
             return False
         made = int(match[1].partition("-")[0], 16) / 1000
-        return now - made < NONCE_S
+        return now - made < self._limits.nonce_s
 
     def _proof(self, made: str) -> str:
         return hmac.new(self._own_key.encode(), made.encode(), hashlib.sha256).hexdigest()
 
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    told = hmac.new(key.encode(), digestmod=hashlib.sha256)
+    digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
-        told.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
-    return told.hexdigest()
+        digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
+    return digest.hexdigest()

@@ -229,10 +229,10 @@ def _connects(hosts: str, timeout_s: float) -> bool:
     from kazoo.client import KazooClient  # slow to import, and only needed here
     from kazoo.exceptions import KazooException
 
-    silent = logging.Logger("edl.doctor.kazoo")  # the row says it; no lines between the rows
-    silent.addHandler(logging.NullHandler())
+    quiet = logging.Logger("edl.doctor.kazoo")  # the row says it; no lines between the rows
+    quiet.addHandler(logging.NullHandler())
     try:
-        client = KazooClient(hosts=hosts, timeout=timeout_s, logger=silent)
+        client = KazooClient(hosts=hosts, timeout=timeout_s, logger=quiet)
     except ValueError:  # not a list of hosts
         return False
     try:

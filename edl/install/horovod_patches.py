@@ -42,14 +42,14 @@ class Patch:
 
 
 @cache
-def patches() -> tuple[Patch, ...]:
+def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
     """All of them, in the order in which they are applied."""
-    return tuple(_read(path) for path in sorted(FOLDER.glob("*.patch")))
+    return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
 
 
-def fingerprint() -> str:
+def fingerprint(folder: Path = FOLDER) -> str:
     """A hash of names and bytes: two builds with the same one got the same patches."""
-    found = [(patch.path.name, patch.path.read_bytes()) for patch in patches()]
+    found = [(patch.path.name, patch.path.read_bytes()) for patch in patches(folder)]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
 

@@ -24,9 +24,9 @@ from edl.core.host.process import Process, how
 from edl.core.host.supervision import Decision, Ending, GiveUp, Start
 from edl.core.host.upkeep import lingers
 from edl.core.job.host_join import arrive, is_last, withdrawn
-from edl.core.job.placement import drain_host
+from edl.core.job.placement import Placement, drain_host
 from edl.core.plural import workers
-from edl.core.records import Host, Job, JobState, Snapshot
+from edl.core.records import Asker, Host, Job, JobState, Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
@@ -93,11 +93,10 @@ class Agent(Supervisor[AgentState]):
         own = AgentState(host.name, token, limits=limits, script=script, state=job.state)
         launched = Workers(job.spec.command, Path(job.spec.cwd), environment, logs)
         super().__init__(store, launched, own, job.spec.command, stack_signal)
-        self._host = host
+        self._host = replace(host, brings=np)
         self._output = output
         self._greeting = greeting
-        self._asks_np = np
-        self._got_np: int | None = None  # of them, when it asked last
+        self._got_np: int | None = None  # workers for which there was a place, when it asked last
         self._guest = guest
         self._ends_last = ends_last
         self._on_snapshot = on_snapshot
@@ -167,7 +166,7 @@ class Agent(Supervisor[AgentState]):
         if not self._epoch:
             self._adopt(now)
             if self._guest:  # what happened before it came is for `edl events`
-                self._last_event = max((n for n, _ in self._store.events()), default=-1)
+                self._last_event = max((n for n, _ in self._store.events.read()), default=-1)
         self._say_once(self._greeting)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
@@ -210,14 +209,11 @@ class Agent(Supervisor[AgentState]):
         return process
 
     def _give_up(self, given_up: GiveUp, snapshot: Snapshot) -> None:
-        """Take a slot out of the plan, and say so; whoever plans more workers here may use it."""
-        before = snapshot.plan
-
-        def change(plan: dict[str, int]) -> dict[str, int]:
-            return dict(given_up.plan) if plan == dict(before) else plan
-
+        """Want fewer, and say so; whoever asks for more workers here may use the slot."""
+        before, fewer = snapshot.desired.hosts, given_up.desired
+        why = f"slot {given_up.slot} of host {self._host.name} is given up"
         self._changed.set()
-        if self._store.change_plan(change) != dict(given_up.plan):
+        if self._desire(lambda now: fewer if now == before else now, why) != fewer:
             return  # it was changed meanwhile, so the slot is judged again
         reasons = {**self._host.given_up, str(given_up.slot): given_up.reason}
         self._host = replace(self._host, given_up=reasons)  # written in the next turn
@@ -228,22 +224,24 @@ class Agent(Supervisor[AgentState]):
 
         For a while: a host in whose place it comes may count as there until its session ends.
         """
-        asked, got, name = self._asks_np, self._got_np, self._host.name
+        asked, got, name = self._host.brings, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
             return
         late = now - self._own.state_since >= self._own.limits.former_s
-        has = snapshot.plan.get(name, 0)
+        has = snapshot.desired.hosts.get(name, 0)
         if has >= asked:
-            self._asks_np = 0
+            self._host = replace(self._host, brings=0)  # written in the next turn
             return
-        if arrive(snapshot, snapshot.plan, name, asked, got, late).get(name, 0) > has:
-            plan = self._store.change_plan(
-                lambda plan: arrive(snapshot, plan, name, asked, got, late)
-            )
-            has = plan.get(name, 0)
+
+        def change(now: Placement) -> Placement:
+            return arrive(snapshot, now, name, asked, got, late)
+
+        if change(snapshot.desired.hosts).get(name, 0) > has:
+            why = f"host {name} joins with {workers(asked)}"
+            has = self._desire(change, why).get(name, 0)
             self._changed.set()
         if late or has >= asked or withdrawn(has, got):
-            self._asks_np = 0
+            self._host = replace(self._host, brings=0)
         if withdrawn(has, got):
             return
         self._got_np = has
@@ -264,7 +262,7 @@ class Agent(Supervisor[AgentState]):
         cause = _SIGNALS[next(iter(self._signals))]
         if snapshot.job.state.over:
             for process in self._own.living:
-                if process.told is None and not lingers(process):
+                if process.ending_since is None and not lingers(process):
                     self._end(Ending(process.launch, False, cause), now)
         elif self._guest and not (self._ends_last and is_last(snapshot, self._host.name)):
             self._leave(snapshot, cause)
@@ -289,7 +287,7 @@ class Agent(Supervisor[AgentState]):
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name = self._host.name
         try:
-            self._store.change_plan(lambda plan: drain_host(snapshot, name, plan))
+            self._desire(lambda now: drain_host(snapshot, name, now), f"{cause}: {name} leaves")
         except UsageError as error:
             hint = "; a second signal kills the workers on this host" if self._signals else ""
             self._say_once(f"{error}{hint}")
@@ -297,29 +295,35 @@ class Agent(Supervisor[AgentState]):
             return
         hint = "; again kills its workers" if self._signals else ""
         self._say(f"{cause}: host {name} leaves the job{hint}")
-        self._asks_np = 0
         self._own = replace(self._own, draining=True)
         self._guest = True  # from now on a signal is about this host alone
         self._asked = bool(self._signals)
-        self._host = replace(self._host, slots=0)  # so that nobody is placed here again
+        self._host = replace(self._host, slots=0, brings=0)  # so that nobody is placed here again
         self._put_host()
         self._changed.set()
 
     def _leave_again(self, snapshot: Snapshot) -> None:
-        """Leave again: who did not know that this host leaves has planned workers here."""
+        """Leave again: who did not know that this host leaves has asked for workers here."""
         name = self._host.name
-        if not self._own.draining or snapshot.job.state.over or not snapshot.plan.get(name):
+        if (
+            not self._own.draining
+            or snapshot.job.state.over
+            or not snapshot.desired.hosts.get(name)
+        ):
             return
         try:
-            self._store.change_plan(lambda plan: drain_host(snapshot, name, plan))
+            self._desire(lambda now: drain_host(snapshot, name, now), f"host {name} leaves")
         except UsageError as error:
             self._say_once(str(error))
         else:
             self._changed.set()
 
+    def _desire(self, change: Callable[[Placement], Placement], why: str) -> Placement:
+        return self._store.desire(change, Asker.LAUNCHER, why).desired.hosts
+
     def _put_host(self) -> None:
         host = self._host
-        self._store.put_host(host)
+        self._store.hosts.put(host)
         self._written = host
 
     def _kill(self) -> int:
@@ -334,7 +338,7 @@ class Agent(Supervisor[AgentState]):
             others = [m for m in members if not m.launch.startswith(self._own.token)]
             either = (JobState.RUNNING, JobState.STOPPING)
             if self._guest:
-                self._store.change_plan(lambda plan: {**plan, name: 0})
+                self._desire(lambda now: {**now, name: 0}, f"a second signal on host {name}")
             elif others:
                 reason = f"the workers on {name} were killed by a second signal"
                 self._store.set_job_state(JobState.STOPPING, reason, only_from=either[:1])

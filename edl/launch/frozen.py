@@ -41,7 +41,7 @@ class Frozen:
         self._workers = workers
         self._signal = stack_signal
         self._doors: dict[str, tuple[str, int]] = {}  # of each launch
-        self._untold: dict[Path, Process] = {}  # whose stacks are in that file
+        self._unreported: dict[Path, Process] = {}  # whose stacks are in that file
 
     def look(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
@@ -49,11 +49,11 @@ class Frozen:
         """The processes, with who does not answer; that may take ASK_TIMEOUT_S.
 
         Raises:
-            CoordinationError, UnknownJob: what is to be told could not be; call it again.
+            CoordinationError, UnknownJob: what is to be reported could not be; call it again.
         """
-        for path, process in list(self._untold.items()):
+        for path, process in list(self._unreported.items()):
             worker_frozen(self._store, process, self._host, str(path), snapshot)
-            del self._untold[path]
+            del self._unreported[path]
         self._doors |= {m.launch: (m.address, m.port) for m in snapshot.members}
         alive = {p.launch for p in processes if p.alive}
         self._doors = {launch: door for launch, door in self._doors.items() if launch in alive}
@@ -66,7 +66,7 @@ class Frozen:
         )
 
     def write_stacks(self, process: Process) -> None:
-        """Let a worker that does not answer write where its threads are; told by :meth:`look`."""
+        """Let a silent worker write where its threads are; :meth:`look` reports it."""
         path, pid = self._workers.stacks_of(process.launch), self._workers.pid_of(process.launch)
         if pid is None:
             return
@@ -80,16 +80,16 @@ class Frozen:
         except OSError as error:
             logger.warning("where %s hangs is not known: %s", process.name, error)
             return
-        self._untold[path] = process
+        self._unreported[path] = process
 
 
 def _native(pid: int) -> list[str]:
     """What the kernel says of each thread, as far as it may be read."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
-        told = []
+        values = []
         for name in _OF_A_THREAD:
             with contextlib.suppress(OSError):
-                told.append(f"{name} {(task / name).read_text(errors='replace').strip()}")
-        lines.append(f"  thread {task.name}: {'; '.join(told)}\n")
+                values.append(f"{name} {(task / name).read_text(errors='replace').strip()}")
+        lines.append(f"  thread {task.name}: {'; '.join(values)}\n")
     return lines

@@ -49,11 +49,9 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
     _add(store, details, process.ending_story(host), snapshot)
 
 
-def slot_given_up(
-    store: JobStore, host: str, slot: int, reason: str, plan: Mapping[str, int], snapshot: Snapshot
-) -> None:
+def slot_given_up(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
     """Log that no worker is started in a slot of ``host`` any more."""
-    _add(store, SlotGivenUpDetails(host, slot, dict(plan)), reason, snapshot)
+    _add(store, SlotGivenUpDetails(host, slot), reason, snapshot)
 
 
 def who_ended(event: Event) -> int | None:
@@ -73,4 +71,4 @@ def worker_frozen(
 
 def _add(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -> None:
     generation = snapshot.generation.number if snapshot.generation else 0
-    store.add_event(Event(time.time(), generation, snapshot.status.step, reason, details))
+    store.events.add(Event(time.time(), generation, snapshot.status.step, reason, details))

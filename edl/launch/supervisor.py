@@ -171,7 +171,7 @@ class Supervisor(ABC, Generic[State]):
             if ended.worker is not None:
                 # It is dead, whatever its session says: the leader need not wait for that.
                 with contextlib.suppress(CoordinationError, UnknownJob):
-                    self._store.remove_member(ended.worker)
+                    self._store.members.remove(ended.worker)
 
     def _read(self, now: float) -> Snapshot | None:
         """The records, read anew when they may have changed; None while ZooKeeper is away."""
@@ -207,7 +207,7 @@ class Supervisor(ABC, Generic[State]):
 
     def _new_events(self) -> Iterator[Event]:
         """Those of the job since the last call; the workers that ended are remembered."""
-        for number, event in self._store.events(self._last_event):
+        for number, event in self._store.events.read(self._last_event):
             self._last_event = number
             if (worker := who_ended(event)) is not None:
                 self._own = replace(self._own, ended=self._own.ended | {worker})
@@ -258,8 +258,8 @@ class Supervisor(ABC, Generic[State]):
 
     def _end(self, ending: Ending, now: float) -> None:
         process = self._own.process(ending.launch)
-        if process.told is None:
-            self._own = self._own.having(replace(process, told=now, why=ending.reason))
+        if process.ending_since is None:
+            self._own = self._own.having(replace(process, ending_since=now, why=ending.reason))
             if process.mute is not None:
                 self._frozen.write_stacks(process)
                 self._changed.set()
@@ -270,8 +270,7 @@ class Supervisor(ABC, Generic[State]):
         """Start nobody in that slot any more, and say so."""
         process = self._own.process(given_up.launch)
         self._own = self._own.having(replace(process, used_up=True))
-        slot, reason, plan = given_up.slot, given_up.reason, given_up.plan
-        slot_given_up(self._store, self._own.host, slot, reason, plan, snapshot)
+        slot_given_up(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)
 
     def _say_once(self, text: str) -> None:
         if text not in self._shown:

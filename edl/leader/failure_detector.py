@@ -56,7 +56,7 @@ class FailureDetector:
 
     @property
     def heard(self) -> Heard:
-        """How far the job is: by this worker's own account, or as a worker of the ring told."""
+        """How far the job is: by this worker's own account, or as a worker of the ring reports."""
         own = self._own_progress()
         return Heard(self._worker, own) if own.generation else self._heard
 
@@ -141,8 +141,8 @@ class FailureDetector:
         """Take the word of the first member of ``ring`` that has completed a step."""
         ports = {seat.id: (seat.address, seat.port) for seat in ring}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
-        told = {w: _progress(health, now) for w, health in answers.items()}
-        for worker, progress in told.items():
+        reports = {w: _progress(health, now) for w, health in answers.items()}
+        for worker, progress in reports.items():
             if progress is not None and progress.generation:
                 self._heard = Heard(worker, progress)
                 return
@@ -157,27 +157,27 @@ class FailureDetector:
 
     def _idle(self) -> RingIdle:
         progress, doing = self.heard.progress, self._own_activity().doing
-        told = f"; in step {progress.step + 1} w{self._worker} is {doing}"
+        observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
         least_s = self._config.job_settings.start_timeout_s if deaf else None
-        return RingIdle(self._quiet_s, progress.median_step_s, told, least_s, self._limits)
+        return RingIdle(self._quiet_s, progress.median_step_s, observed, least_s, self._limits)
 
 
 def _activity(health: Health) -> Activity | None:
     if health.liveness is not Liveness.ALIVE:
         return None
     try:
-        return Activity.from_json(health.told.get("activity", {}))
+        return Activity.from_json(health.report.get("activity", {}))
     except CoordinationError:
         return None
 
 
 def _progress(health: Health, now_s: float) -> Progress | None:
-    told: Mapping[str, object] = health.told
-    quiet_s = told.get("quiet_s")
+    report: Mapping[str, object] = health.report
+    quiet_s = report.get("quiet_s")
     if not isinstance(quiet_s, int | float):
         return None
     try:
-        return replace(Progress.from_json(told), updated_at=now_s - quiet_s)
+        return replace(Progress.from_json(report), updated_at=now_s - quiet_s)
     except CoordinationError:
         return None

@@ -95,9 +95,9 @@ class LeaderTerm:
         dead = self._look_for_stall(snapshot) | dead
         decision = decide(snapshot, self.term, ages, self._limits, dead, silent)
         if decision.acts:
-            decision = self._with_scope(decision)
+            decision = self._completed(decision)
             failpoints.reached("deciding")
-            self._leadership.carry_out(decision, snapshot, [*self._events_of(decision, snapshot)])
+            self._leadership.carry_out(decision, [*self._events_of(decision, snapshot)])
             failpoints.reached("decided")
             wake()
         if decision.reason != self._reason:
@@ -129,8 +129,10 @@ class LeaderTerm:
         return dict(stall.give_up)
 
     @staticmethod
-    def _with_scope(decision: Decision) -> Decision:
-        """Give a new generation a place in the rendezvous store that nobody can guess."""
+    def _completed(decision: Decision) -> Decision:
+        """With the time, and a place in the rendezvous store that nobody can guess."""
+        if decision.change:
+            decision = replace(decision, change=decision.change.at(time.time()))
         if decision.generation is None:
             return decision
         scope = new_scope(decision.generation.number)
@@ -156,6 +158,8 @@ class LeaderTerm:
                 failures=failures,
             )
             yield self._event(written, new.reason, new.number)
+        if decision.change:
+            yield self._event(decision.change.details, str(decision.change))
         for worker, reason in sorted(decision.evict.items()):
             yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was given up: {reason}")
         for answer in decision.answers:
@@ -198,8 +202,8 @@ class LeaderTerm:
             updated_at_s=time.time(),
         )
         self._leadership.put_status(status)
-        self._store.trim_events(EVENTS_KEPT)
-        self._store.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
+        self._store.events.trim(EVENTS_KEPT)
+        self._store.members.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
 
 
 class _Rate:

@@ -167,8 +167,8 @@ class Ring:
         row = np.array([values], dtype=np.float64).view(np.int64)
         handle = self._call(self._collectives.allgather_start, row, "edl.exchange")
         rows: Table = self._call(self._collectives.allgather_finish, handle)
-        told: list[list[float]] = np.ascontiguousarray(rows).view(np.float64).tolist()
-        return told
+        everybody: list[list[float]] = np.ascontiguousarray(rows).view(np.float64).tolist()
+        return everybody
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         """``payload`` of the rank ``root``; the others' payload is ignored."""

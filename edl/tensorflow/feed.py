@@ -163,9 +163,9 @@ class PipelineFeed:
             entry.error = error
             waited_for = all(entry is not other for other in self._formed)
         if waited_for:
-            self._tell(error)
+            self._raise_in_trainer(error)
 
-    def _tell(self, error: EdlError) -> None:
+    def _raise_in_trainer(self, error: EdlError) -> None:
         """The thread that trains waits for TensorFlow, which waits for us."""
         if not raise_in(self._thread, error):
             raise error
@@ -191,7 +191,7 @@ class PipelineFeed:
             if not threading.main_thread().is_alive():
                 return None
             if not self._begun and waited >= UNBEGUN_S:
-                self._tell(
+                self._raise_in_trainer(
                     UsageError(
                         "a batch was asked for, and no step has begun: run the graph in "
                         "edl.Session, or call edl.notify_batch_end() after each training step; "

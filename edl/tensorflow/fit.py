@@ -227,9 +227,9 @@ class _Last(keras.callbacks.Callback):
     def _stop(self, reason: str) -> None:
         self.model.stop_training = True
         worker = self._training.worker
-        told = f"all workers stop training after step {worker.step}: {reason}"
-        logger.info("%s", told)
-        worker.tell(TrainingStoppedDetails(), told)
+        message = f"all workers stop training after step {worker.step}: {reason}"
+        logger.info("%s", message)
+        worker.log_event(TrainingStoppedDetails(), message)
 
     def _warm_up(self) -> None:
         """Train the first batch for nothing, so that the graph is built before the join."""

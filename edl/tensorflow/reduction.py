@@ -192,7 +192,7 @@ class GradientReduction:
         """What to multiply the gradients by before they are sent, and the averages."""
 
         def begin() -> Weights:
-            weights = self._reduction.begin_again()
+            weights = self._reduction.agree()
             self._send(weights.sends)
             return weights
 

@@ -1,4 +1,4 @@
-"""The agents of a loopback job: they start the workers that the plan lacks, and wake the frozen."""
+"""The agents of a loopback job: they start the workers that are lacking, and wake the frozen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_WORKERS = 24  # that a job may start in all
 
 
 class Agents:
-    """One for each host that the plan has named.
+    """One for each host that was named.
 
     Args:
         restart_s: how long they wait after a death before they start another worker.
@@ -34,9 +34,9 @@ class Agents:
         self.come()
 
     def come(self) -> None:
-        """Each host in the plan has an agent from now on."""
+        """Each host that is named has an agent from now on."""
         memory = self._job.memory
-        memory.agents |= dict.fromkeys(memory.plan, self._slots)
+        memory.agents |= dict.fromkeys(memory.hosts, self._slots)
 
     def see_end(self) -> None:
         """A process has ended."""
@@ -49,7 +49,7 @@ class Agents:
         ended = memory.job.state is not JobState.RUNNING or (current and not current.seats)
         if ended or memory.away or len(job.workers) >= MOST_WORKERS:
             return None
-        for host, wanted in sorted(memory.plan.items()):
+        for host, wanted in sorted(memory.hosts.items()):
             here = [one for one in job.workers if one.host == host and not one.ended]
             if sum(one.id not in memory.evicted for one in here) < wanted:
                 return host

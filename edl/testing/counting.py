@@ -185,7 +185,7 @@ class Counting:
         one.model = model
         feed = Feed(worker, self.prefetch_batches)
         steps = Steps(worker, feed, "the batch was not trained")
-        told: dict[int, list[list[float]]] = {}
+        exchanged: dict[int, list[list[float]]] = {}
         sizes: dict[int, int] = {}
         for _ in steps.epochs(self.epochs):
             while steps.begin():
@@ -196,8 +196,8 @@ class Counting:
                     sizes[worker.step] = worker.size
                 due = self.exchange_every and worker.step % self.exchange_every == 0
                 if due and not worker.warming_up:
-                    told[worker.step] = worker.exchange([worker.id, worker.step])
-        one.result = Counted(model, worker.step, told, sizes)
+                    exchanged[worker.step] = worker.exchange([worker.id, worker.step])
+        one.result = Counted(model, worker.step, exchanged, sizes)
 
     def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
         """No sample was counted more often than once an epoch, on all who stopped alike.
@@ -228,8 +228,8 @@ class Counting:
             assert times == [self.epochs], f"w{worker} counted samples {times} times"
             assert np.array_equal(model.w, first.model.w), f"w{worker} has another w"
             assert result.steps == first.steps, f"w{worker} made {result.steps} steps"
-            for step, rows in result.told.items():
-                assert first.told.get(step, rows) == rows, f"w{worker} was told {rows} at {step}"
+            for step, rows in result.exchanged.items():
+                assert first.exchanged.get(step, rows) == rows, f"w{worker} got {rows} at {step}"
                 assert {row[1] for row in rows} == {float(step)}, f"w{worker}: {rows} at {step}"
 
 
@@ -237,11 +237,11 @@ class Counting:
 class Counted:
     """What one worker has at the end.
 
-    ``told``: what everybody has told in the exchange after a step; ``sizes``: how many workers were
-    in the ring that completed a step.
+    ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
+    workers were in the ring that completed a step.
     """
 
     model: CountingModel
     steps: int
-    told: Mapping[int, list[list[float]]]
+    exchanged: Mapping[int, list[list[float]]]
     sizes: Mapping[int, int]

@@ -163,8 +163,8 @@ class Run:
             return _looked(store)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        told = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
-        return [event for event in told if kind in (None, event["kind"])]
+        events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
+        return [event for event in events if kind in (None, event["kind"])]
 
     # --- processes ---
 

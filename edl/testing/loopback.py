@@ -138,9 +138,9 @@ class LoopbackJob:
 
     # --- what people do
 
-    def scale(self, plan: Mapping[str, int]) -> None:
+    def scale(self, hosts: Mapping[str, int]) -> None:
         """Workers wanted by host. Each host named gets an agent."""
-        self.memory.set_plan(plan)
+        self.memory.desire(hosts)
         self._agents.come()
 
     def drain(self, worker: int) -> None:
@@ -274,7 +274,7 @@ class LoopbackJob:
         job = self.memory.job
         said = "\n".join(f"  {at:.2f} s: {reason}" for at, reason in self.memory.reasons[-20:])
         return (
-            f"job {job.state} ({job.reason}); plan {self.memory.plan}\n"
+            f"job {job.state} ({job.reason}); wanted {self.memory.hosts}\n"
             f"{self.schedule.table()}\ngenerations:\n{generations}\nworkers:\n{ends}\n"
             f"decisions:\n{said}"
         )

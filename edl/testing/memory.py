@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from edl.core.events import Event
 from edl.core.job.decision import Ages, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
+    Assigned,
+    Desired,
     Generation,
     Host,
     Job,
@@ -66,10 +67,10 @@ class MemoryJob:
     """
 
     def __init__(
-        self, job: Job, plan: Mapping[str, int], schedule: Schedule, network: LoopbackNetwork
+        self, job: Job, hosts: Mapping[str, int], schedule: Schedule, network: LoopbackNetwork
     ) -> None:
         self.job = job
-        self.plan = dict(plan)
+        self.hosts = dict(hosts)  # workers desired and assigned
         self.schedule = schedule
         self.network = network
         self.nodes: dict[int, Member] = {}
@@ -112,8 +113,8 @@ class MemoryJob:
         if not self.nodes and self.job.state is JobState.STOPPING:
             self.set_state(JobState.STOPPED, self.job.reason)
 
-    def set_plan(self, plan: Mapping[str, int]) -> None:
-        self.plan = dict(plan)
+    def desire(self, hosts: Mapping[str, int]) -> None:
+        self.hosts = dict(hosts)
         self.changed()
 
     def ask(self, kind: str, worker: int) -> None:
@@ -218,8 +219,8 @@ class MemoryJob:
                 decision.generation, scope=f"g{decision.generation.number}-00"
             )
             self.generations.append(self.generation)
-        if decision.plan is not None:
-            self.plan = dict(decision.plan)
+        if decision.change:
+            self.hosts = dict(decision.change.desired.hosts)
         self.evicted |= decision.evict
         for answer in decision.answers:
             del self.requests[answer.number]
@@ -232,7 +233,8 @@ class MemoryJob:
             job=self.job,
             hosts=tuple(Host(h, self.agents[h], ADDRESS) for h in sorted(self.agents)),
             members=tuple(self.nodes[worker] for worker in sorted(self.nodes)),
-            plan=dict(self.plan),
+            desired=Desired(dict(self.hosts)),
+            assigned=Assigned(dict(self.hosts)),
             generation=self.generation,
             leader=self.leader,
             requests=tuple(self.requests[number] for number in sorted(self.requests)),
@@ -305,21 +307,10 @@ class MemoryCoordinator:
         generation: int | None = None,
         newest_generation: int | None = None,
     ) -> None:
-        own = self._member
-        leaving = own.stage is Stage.LEAVING and stage is Stage.ACTIVE
-        self._change(
-            stage=own.stage if leaving else stage,
-            generation=own.generation if generation is None else generation,
-            newest_generation=(
-                own.newest_generation if newest_generation is None else newest_generation
-            ),
-        )
-
-    def wait_beyond(self, generation: int) -> None:
-        self.set_stage(Stage.READY, generation=0, newest_generation=generation)
+        self._change(self._member.at(stage, generation, newest_generation))
 
     def report_broken(self, failure: RingFailure) -> None:
-        self._change(broken=failure)
+        self._change(replace(self._member, broken=failure))
 
     def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
         self._ends.append((state, reason, event))
@@ -329,8 +320,8 @@ class MemoryCoordinator:
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
 
-    def _change(self, **changes: Any) -> None:
-        self._member = replace(self._member, **changes)
+    def _change(self, member: Member) -> None:
+        self._member = member
         self._dirty = True
 
     # --- the daemon's thread

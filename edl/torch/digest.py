@@ -34,8 +34,9 @@ def digests(parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
         if digest is not None:
             found[name] = digest
     for on_device in sums.values():
-        for name, told in zip(on_device, torch.stack([*on_device.values()]).tolist(), strict=True):
-            found[name] = of_bytes(kinds[name], int(told).to_bytes(8, "big", signed=True))
+        checksums = torch.stack([*on_device.values()]).tolist()
+        for name, checksum in zip(on_device, checksums, strict=True):
+            found[name] = of_bytes(kinds[name], int(checksum).to_bytes(8, "big", signed=True))
     return found
 
 

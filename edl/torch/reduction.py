@@ -34,7 +34,7 @@ from edl.ring.ring import CollectiveFailed
 from edl.torch.backward import BackwardEnd
 from edl.torch.collectives import WIRE_DTYPE, average_start, finish
 
-PRESENT = "edl.gradient.present"  # the collective in which workers tell who has a gradient
+PRESENT = "edl.gradient.present"  # the collective in which workers say who has a gradient
 
 
 @dataclass(slots=True)

@@ -111,12 +111,12 @@ def _await(process: subprocess.Popen[str], who: str, limit_s: float, said: Path)
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], limit_s)[0]:
         raise Failed(f"{who} is not out of the ring after {limit_s:g} s\n{_stacks(process.pid)}")
-    told = process.stdout.readline().strip()
-    if not told:
+    line = process.stdout.readline().strip()
+    if not line:
         last_words = "\n".join(said.read_text().splitlines()[-LAST_WORDS:])
         raise Failed(f"{who} has ended with {process.wait(LIMIT_S)}\n{last_words}")
-    if told != OUT:
-        raise Failed(f"{who}: {told}")
+    if line != OUT:
+        raise Failed(f"{who}: {line}")
 
 
 def _stacks(pid: int) -> str:

@@ -152,8 +152,8 @@ def soak(job: Ordeal, minutes: float, every_s: float, seed: int) -> dict[str, An
         assert took_s >= 60 * minutes, job.describe("the job ended before the soak did")
         assert sampler.error is None, job.describe(f"sampling failed: {sampler.error!r}")
         snapshot = store.snapshot()
-        events = len(store.events())
-        stalls = stalls_of([event for _, event in store.events()])
+        events = len(store.events.read())
+        stalls = stalls_of([event for _, event in store.events.read()])
     print(
         f"{len(striker.struck)} faults struck; now the job may end", table(sampler.series), sep="\n"
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from edl.chaos.faults import DOORS, health, is_process_of, knock, send
 from edl.chaos.orders import Action, Order, Worker, choose
 from edl.coordination.job_store import JobStore
-from edl.core.records import JobState, Member, Snapshot, Stage
+from edl.core.records import Asker, JobState, Member, Snapshot, Stage
 from edl.errors import CoordinationError, RingError
 
 POLL_S = 0.05
@@ -65,7 +65,7 @@ class Striker:
         self._thaw(float("inf"))
 
     def _wait(self, until: float, deadline: float) -> bool:
-        """Wait, thaw who is due, and keep the plan; False when it is over."""
+        """Wait, thaw who is due, and keep the size; False when it is over."""
         while True:
             now = time.monotonic()
             self._thaw(now)
@@ -83,9 +83,11 @@ class Striker:
             except CoordinationError:
                 time.sleep(POLL_S)
         if not self._wanted:
-            self._wanted = dict(snapshot.plan)
-        elif dict(snapshot.plan) != self._wanted and snapshot.job.state is JobState.RUNNING:
-            self.store.change_plan(lambda _: dict(self._wanted))  # a leaver has lowered it
+            self._wanted = dict(snapshot.desired.hosts)
+        elif (
+            dict(snapshot.desired.hosts) != self._wanted and snapshot.job.state is JobState.RUNNING
+        ):
+            self.store.desire(lambda _: self._wanted, Asker.PERSON, "a leaver has lowered it")
         return snapshot, [self._worker(member, snapshot) for member in snapshot.members]
 
     def _worker(self, member: Member, snapshot: Snapshot) -> Worker:

@@ -38,9 +38,9 @@ def test_faults_and_what_they_caused(model: dict[str, str], tmp_path: Path, zk_h
 
 def struck(job: Ordeal, *words: str) -> list[dict[str, object]]:
     """What `edl chaos` tells of its faults, all of which the job must recover from."""
-    told = [json.loads(line) for line in job.edl("chaos", "--json", *words).splitlines()]
-    assert all(fault["recovered"] for fault in told), job.describe(f"{told}")
-    return told
+    faults = [json.loads(line) for line in job.edl("chaos", "--json", *words).splitlines()]
+    assert all(fault["recovered"] for fault in faults), job.describe(f"{faults}")
+    return faults
 
 
 @pytest.mark.parametrize(

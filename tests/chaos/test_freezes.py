@@ -1,7 +1,7 @@
 """A worker freezes for good in the middle of a switch, or just before its first one.
 
-The others stand still until its session is over, and a little more; then they go on, and the plan
-is reached by a replacement.
+The others stand still until its session is over, and a little more; then they go on, and a
+replacement makes the ring whole.
 """
 
 from __future__ import annotations

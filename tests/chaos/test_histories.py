@@ -105,12 +105,12 @@ class RingFailure(Trial):
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.places = self.directory / "places"
         self.places.mkdir()
-        told = [
+        histories = [
             {"step": "last" if step == LAST else step, "places": history.places}
             for step, history in zip(STEPS, HISTORIES.values(), strict=True)
         ]
         self.environment |= {
-            "EDL_TEST_HISTORIES": json.dumps(told),
+            "EDL_TEST_HISTORIES": json.dumps(histories),
             "EDL_TEST_PLACES": str(self.places),
         }
         super().begin(np, max_np, min_np)

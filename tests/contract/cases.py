@@ -78,9 +78,9 @@ def fails(member: Member) -> float:
 def rows_come_in_rank_order(member: Member) -> Any:
     build(member, 1, 2, 0, 1)
     rank, size = member.ring.place.rank, member.ring.place.size
-    told = [gather(member), gather(member)]
+    answers = [gather(member), gather(member)]
     member.ring.close()
-    return [rank, size, told]
+    return [rank, size, answers]
 
 
 def broadcasts_of_any_size(member: Member) -> Any:
@@ -97,9 +97,9 @@ def broadcasts_of_any_size(member: Member) -> Any:
 
 def numbers_are_exchanged_exactly(member: Member) -> Any:
     build(member, 1, 0, 1, 2)
-    told = member.ring.exchange([0.1 * member.worker, 1e300, -0.0])
+    answers = member.ring.exchange([0.1 * member.worker, 1e300, -0.0])
     member.ring.close()
-    return told
+    return answers
 
 
 def gradients_are_averaged(member: Member) -> Any:
@@ -118,14 +118,14 @@ def what_does_not_fit_is_refused(member: Member) -> Any:
         member.ring.exchange([1.0] * (member.worker + 1))
     except UsageError:
         refused = True
-    told = gather(member)
+    answers = gather(member)
     member.ring.close()
-    return [refused, told]
+    return [refused, answers]
 
 
 def alone_nothing_is_sent(member: Member) -> Any:
     build(member, 1, member.worker)
-    told = [
+    answers = [
         member.ring.alone,
         gather(member),
         member.ring.exchange([1.5]),
@@ -134,9 +134,9 @@ def alone_nothing_is_sent(member: Member) -> Any:
     member.ring.barrier(row(member.worker))
     member.ring.close()
     member.ring.build_alone()
-    told.append(member.ring.place.size)
+    answers.append(member.ring.place.size)
     member.ring.close()
-    return told
+    return answers
 
 
 def a_cut_ends_the_ring_on_all(member: Member) -> Any:
@@ -149,9 +149,9 @@ def a_cut_ends_the_ring_on_all(member: Member) -> Any:
     if member.worker == 1:
         return [failed_s, []]
     build(member, 2, 2, 0)
-    told = gather(member)
+    answers = gather(member)
     member.ring.close()
-    return [failed_s, told]
+    return [failed_s, answers]
 
 
 def who_closes_ends_it_for_all(member: Member) -> Any:
@@ -191,9 +191,9 @@ def a_rendezvous_that_is_given_up_fails_and_the_next_one_works(member: Member) -
             refused = error.generation == generation.number
     states = [member.ring.is_open, member.ring.is_building, member.ring.membership[0]]
     build(member, 2, 1, 2, 0)
-    told = gather(member)
+    answers = gather(member)
     member.ring.close()
-    return [refused, states, told]
+    return [refused, states, answers]
 
 
 def newcomers_hear_that_the_others_go(member: Member) -> Any:
@@ -203,17 +203,17 @@ def newcomers_hear_that_the_others_go(member: Member) -> Any:
     while not member.ring.heard_go(generation):
         pass
     build(member, 1, 0, 1, 2)
-    told = gather(member)
+    answers = gather(member)
     member.ring.close()
-    return told
+    return answers
 
 
 def rings_follow_each_other(member: Member) -> Any:
-    told = []
+    answers = []
     for number in range(1, 6):
         first = number % WORKERS
         build(member, number, first, (first + 1) % WORKERS, (first + 2) % WORKERS)
-        told.append(gather(member))
+        answers.append(gather(member))
         member.ring.barrier(row(member.worker))
         member.ring.close()
-    return told
+    return answers

@@ -39,8 +39,12 @@ def members(request: pytest.FixtureRequest) -> Iterator[Members]:
 
 
 def test_rows_come_in_rank_order(members: Members) -> None:
-    told = [[2, 0, 1], [2, 0, 1]]
-    assert members.run("rows_come_in_rank_order") == [[1, 3, told], [2, 3, told], [0, 3, told]]
+    answers = [[2, 0, 1], [2, 0, 1]]
+    assert members.run("rows_come_in_rank_order") == [
+        [1, 3, answers],
+        [2, 3, answers],
+        [0, 3, answers],
+    ]
 
 
 def test_broadcasts_of_any_size(members: Members) -> None:
@@ -67,20 +71,20 @@ def test_what_does_not_fit_is_refused(members: Members) -> None:
 
 
 def test_alone_nothing_is_sent(members: Members) -> None:
-    told = members.run("alone_nothing_is_sent")
-    assert told == [[True, [worker], [[1.5]], "mine", 1] for worker in range(WORKERS)]
+    answers = members.run("alone_nothing_is_sent")
+    assert answers == [[True, [worker], [[1.5]], "mine", 1] for worker in range(WORKERS)]
 
 
 def test_a_cut_ends_the_ring_on_all(members: Members) -> None:
-    told = members.run("a_cut_ends_the_ring_on_all")
-    assert [left for _, left in told] == [[2, 0], [], [2, 0]]
-    assert max(failed_s for failed_s, _ in told) < members.bound_s
+    answers = members.run("a_cut_ends_the_ring_on_all")
+    assert [left for _, left in answers] == [[2, 0], [], [2, 0]]
+    assert max(failed_s for failed_s, _ in answers) < members.bound_s
 
 
 def test_who_closes_ends_it_for_all(members: Members) -> None:
-    told = members.run("who_closes_ends_it_for_all")
-    assert [is_open for _, is_open in told] == [False] * WORKERS
-    assert max(failed_s for failed_s, _ in told) < members.bound_s
+    answers = members.run("who_closes_ends_it_for_all")
+    assert [is_open for _, is_open in answers] == [False] * WORKERS
+    assert max(failed_s for failed_s, _ in answers) < members.bound_s
 
 
 def test_gradients_fail_with_the_ring(members: Members) -> None:
@@ -89,8 +93,8 @@ def test_gradients_fail_with_the_ring(members: Members) -> None:
 
 
 def test_a_rendezvous_that_is_given_up_fails_and_the_next_one_works(members: Members) -> None:
-    told = members.run("a_rendezvous_that_is_given_up_fails_and_the_next_one_works")
-    assert told == [[True, [False, False, 0], [1, 2, 0]]] * WORKERS
+    answers = members.run("a_rendezvous_that_is_given_up_fails_and_the_next_one_works")
+    assert answers == [[True, [False, False, 0], [1, 2, 0]]] * WORKERS
 
 
 def test_newcomers_hear_that_the_others_go(members: Members) -> None:

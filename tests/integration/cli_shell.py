@@ -138,7 +138,7 @@ class Shell:
     def events(self, job: str = "j") -> list[dict[str, Any]]:
         """What `edl events --json` prints, in the same way."""
         with self.store(job) as store:
-            return [_as_json(flat(event)) for _, event in store.events()]
+            return [_as_json(flat(event)) for _, event in store.events.read()]
 
     @contextmanager
     def store(self, job: str) -> Iterator[JobStore]:

@@ -87,7 +87,7 @@ class HostsTrial(Trial):
         self.scale(np)
         self.wait_for_size(np)
 
-    def told(self, host: str) -> str:
+    def host_output(self, host: str) -> str:
         """What the agent on ``host`` has printed."""
         if host == self.first:
             return self.output()

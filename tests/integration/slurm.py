@@ -117,8 +117,8 @@ class Slurm:
 
     def state(self, job: int) -> str:
         """Of a job: PENDING, RUNNING, COMPLETED and so on."""
-        told = self.run("scontrol", "--oneliner", "show", "job", str(job))
-        return next(word for word in told.split() if word.startswith("JobState="))[9:]
+        answer = self.run("scontrol", "--oneliner", "show", "job", str(job))
+        return next(word for word in answer.split() if word.startswith("JobState="))[9:]
 
     def story(self) -> str:
         logs = sorted(self.directory.glob("*.log"))
@@ -155,8 +155,8 @@ class Slurm:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 # A slurmstepd writes its title over its environment.
-                told = process.environ().get("SLURM_CONF")
-                ours = told == str(self.configuration) or process.cwd() == str(self.directory)
+                answer = process.environ().get("SLURM_CONF")
+                ours = answer == str(self.configuration) or process.cwd() == str(self.directory)
                 if ours and process.pid != os.getpid():
                     mine.append(process)
         for process in mine:

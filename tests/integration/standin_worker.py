@@ -49,7 +49,7 @@ class Worker:
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.member = Member(
-            store.new_worker_id(),
+            store.members.new_id(),
             settings.host,
             settings.slot,
             settings.own_address,
@@ -78,7 +78,7 @@ class Worker:
         member = replace(self.member, **changes)  # type: ignore[arg-type]
         if member != self.member or self.epoch != self.store.session.epoch:
             self.epoch = self.store.session.epoch
-            self.store.put_member(member)
+            self.store.members.put(member)
             self.member = member
 
     def turn(self) -> bool:
@@ -130,11 +130,11 @@ class Worker:
             self.log(new, SwitchDetails(len(parts), parts))
         if time.monotonic() - self.told_at > PERIOD_S / 2:  # else it has changed much just now
             self.told_at = time.monotonic()
-            told = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
-            leadership.put_status(told)
+            status = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
+            leadership.put_status(status)
 
     def log(self, new: Generation, details: Details) -> None:
-        self.store.add_event(Event(time.time(), new.number, self.step, new.reason, details))
+        self.store.events.add(Event(time.time(), new.number, self.step, new.reason, details))
 
     def is_time_to_look(self) -> bool:
         now = time.monotonic()

@@ -177,10 +177,10 @@ def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
     job.throttle(SLOW)
     command = [sys.executable, *trial.script()]
 
-    told = trial.directory / "told"
+    errors_file = trial.directory / "errors_file"
 
     def run(resume: str) -> psutil.Popen:
-        with told.open("w") as errors:
+        with errors_file.open("w") as errors:
             environment = {**job.environment, "EDL_RESUME": resume}
             return psutil.Popen(command, env=environment, stderr=errors)
 
@@ -195,7 +195,7 @@ def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
     job.hurry()
     assert run("").wait(60) == 1
     refusal = f"edl: {trial.saved} has checkpoints of another run (job alone, step {saved.step})"
-    assert told.read_text().startswith(refusal)
+    assert errors_file.read_text().startswith(refusal)
     assert run("1").wait(60) == 0
     reports = trial.prove(1, "")
     assert reports[0]["rings"][0]["step"] == saved.step

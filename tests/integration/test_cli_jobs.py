@@ -42,7 +42,7 @@ def test_grow_shrink_drain_stop(shell: Shell) -> None:
     assert facts["job"] == "j"
     assert (facts["state"], facts["generation"], facts["term"]) == ("running", 1, 1)
     assert facts["leader"] in ("w0", "w1")
-    assert (facts["min_np"], facts["max_np"], facts["plan"]) == (1, 4, {"a": 2})
+    assert (facts["min_np"], facts["max_np"], facts["desired"]) == (1, 4, {"a": 2})
     assert [(m["id"], m["host"], m["rank"]) for m in facts["members"]] == [
         ("w0", "a", 0),
         ("w1", "a", 1),
@@ -131,7 +131,7 @@ def test_a_second_host_joins_and_leaves(shell: Shell) -> None:
     assert guest.wait() == 0
     assert "edl: host b has left job j" in guest.output
     facts = shell.until_size(2)
-    assert facts["plan"] == {"a": 2, "b": 0}
+    assert facts["desired"] == {"a": 2, "b": 0}
     assert shell.edl("stop").returncode == 0
     assert job.wait() == 0
 
@@ -184,7 +184,7 @@ def test_a_refused_leave(shell: Shell) -> None:
     shell.until_size(1)
     guest.signal(signal.SIGINT)
     guest.expect("host b cannot leave job j: 0 workers would be left and min_np is 1")
-    assert shell.until_size(1)["plan"] == {"a": 0, "b": 1}
+    assert shell.until_size(1)["desired"] == {"a": 0, "b": 1}
     assert shell.edl("stop").returncode == 0
     assert (guest.wait(), job.wait()) == (0, 0)
 

@@ -15,7 +15,7 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from edl.client import Job, connection
 from edl.client.connection import choose_job, connected
 from edl.core.plural import counted
-from edl.core.records import JobState
+from edl.core.records import Asker, JobState
 from edl.errors import HostLost, JobEnded, TimedOut, UnknownJob, UsageError
 
 pytestmark = pytest.mark.integration
@@ -67,11 +67,12 @@ def test_two_of_three_workers_move_in_one_switch(shell: Shell) -> None:
             "the others stood still for 0.1 s\n"
         )
         facts = shell.until_size(3)
-        assert (facts["generation"], facts["plan"]) == (before + 1, {"a": 1, "b": 2})
+        assert (facts["generation"], facts["desired"]) == (before + 1, {"a": 1, "b": 2})
         assert hosts(facts) == ["a", "b", "b"]
-    (asked,) = kinds(shell, "migrate")
-    assert asked["reason"] == "2 workers shall move from a to b"
-    assert (asked["source"], asked["target"], asked["np"]) == ("a", "b", 2)
+    (asked,) = kinds(shell, "desired")
+    assert asked["reason"] == ("edl migrate from a to b: 3 workers wanted (a: 3 -> 1, b: 0 -> 2)")
+    assert (asked["by"], asked["before"]) == ("person", {"a": 3})
+    assert asked["after"] == {"a": 1, "b": 2}
     assert asked["generation"] == before
 
 
@@ -81,7 +82,7 @@ def test_all_workers_move_and_back(shell: Shell, client: Job) -> None:
         there = job.migrate("a", "b")
         assert there.generations == (2, 3)
         facts = shell.until_size(2)
-        assert (hosts(facts), facts["plan"]) == (["b", "b"], {"a": 0, "b": 2})
+        assert (hosts(facts), facts["desired"]) == (["b", "b"], {"a": 0, "b": 2})
         assert job.migrate("b", "a", np=1).generations == (4,)
         assert hosts(shell.until_size(2)) == ["a", "b"]
 
@@ -91,7 +92,7 @@ PROFILE = ("profile", "j")
 REFUSED = [
     ((*MIGRATE, "a", "--to", "a"), "from host a to itself"),
     ((*MIGRATE, "x", "--to", "b"), "from host x: it has none; the job's workers are on a: 2"),
-    ((*MIGRATE, "a", "--to", "x"), "no agent offers x; start one there with `edl join --job j"),
+    ((*MIGRATE, "a", "--to", "x"), "nobody offers x; add x with `edl join --job j --host x`"),
     ((*MIGRATE, "a", "--to", "b"), "b has 1 slot and 0 of them are taken"),
     ((*MIGRATE, "a", "--to", "b", "--np", "3"), "--np must lie between 1 and 2"),
     ((*PROFILE, "--np", "1..5"), "cannot scale job j to 5 workers: max_np is 4"),
@@ -114,7 +115,7 @@ def test_what_cannot_be_is_one_sentence_and_changes_nothing(shell: Shell) -> Non
             (line,) = done.stderr.splitlines()
             assert message in line
         facts = shell.until_size(2)
-        assert (facts["plan"], facts["generation"]) == ({"a": 2}, 1)
+        assert (facts["desired"], facts["generation"]) == ({"a": 2}, 1)
     for words in (("migrate", "j", "--from", "a", "--to", "b"), ("profile", "j", "--np", "1")):
         done = shell.edl(*words)
         assert done.returncode == 2
@@ -122,7 +123,7 @@ def test_what_cannot_be_is_one_sentence_and_changes_nothing(shell: Shell) -> Non
 
 
 def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
-    """Ctrl-C, or its deadline: it goes on, and the way back is told."""
+    """Ctrl-C, or its deadline: it goes on, and the way back is reasons."""
     (shell.directory / "train.py").write_text(
         "import os, runpy, sys, time\n"
         "while os.environ['EDL_HOST'] == 'b' and not os.path.exists('go'):\n"
@@ -144,10 +145,10 @@ def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
     assert GOES_ON in done.stderr
     taken_back = shell.edl("migrate", "j", "--from", "b", "--to", "a")
     assert "moved 1 worker of j from b to a without a switch" in taken_back.stdout
-    assert shell.status()["plan"] == {"a": 2, "b": 0}
+    assert shell.status()["desired"] == {"a": 2, "b": 0}
 
     waits = shell.start(*move, "--np", "1")
-    until(lambda: shell.status()["plan"] == {"a": 1, "b": 1}, WAIT_S)
+    until(lambda: shell.status()["desired"] == {"a": 1, "b": 1}, WAIT_S)
     waits.signal(signal.SIGINT)
     assert waits.wait() == 130
     assert f"edl: {GOES_ON}" in waits.output
@@ -175,7 +176,7 @@ def test_a_target_that_leaves_gives_back_what_had_not_moved(shell: Shell) -> Non
     until(lambda: "move together" in shell.status()["reason"], WAIT_S)
     guest.signal(signal.SIGINT)
     assert move.wait() == 1
-    assert "the plan was changed while 2 workers of j from a to b were moving" in move.output
+    assert "were asked for while 2 workers of j from a to b were moving" in move.output
     assert "a: 3, b: 0 are wanted now; 0 of 2 had moved" in move.output
     assert guest.wait() == 0
     facts = shell.until_size(3)
@@ -185,7 +186,7 @@ def test_a_target_that_leaves_gives_back_what_had_not_moved(shell: Shell) -> Non
 
 
 def test_a_host_that_leaves_is_not_held_by_who_did_not_know(shell: Shell, client: Job) -> None:
-    """Who plans from facts a moment old may give it workers again."""
+    """Who asks from facts a moment old may give it workers again."""
     (shell.directory / "train.py").write_text(
         "import os, runpy, signal, sys, time\n"
         "while os.environ['EDL_HOST'] == 'b':\n"
@@ -205,9 +206,10 @@ def test_a_host_that_leaves_is_not_held_by_who_did_not_know(shell: Shell, client
     guest.signal(signal.SIGINT)
     guest.expect("Ctrl-C: host b leaves the job")
     with connected(None) as session:
-        choose_job(session, "j").change_plan(lambda plan: {**plan, "b": 1})
+        store = choose_job(session, "j")
+        store.desire(lambda now: {**now, "b": 1}, Asker.PERSON, "a test")
     assert guest.wait() == 0
-    assert shell.status()["plan"] == {"a": 1, "b": 0}
+    assert shell.status()["desired"] == {"a": 1, "b": 0}
     assert shell.edl("stop", "j").returncode == 0
     assert job.wait() == 0
 
@@ -275,7 +277,7 @@ def test_a_profile_is_right_kept_and_leaves_the_size_as_it_was(shell: Shell) -> 
             alone = curve["points"][0]["throughput"]
             assert point["efficiency"] == pytest.approx(per_worker / alone, abs=1e-3)
             assert point["steps"] >= 30
-        assert shell.until_size(2)["plan"] == {"a": 2}
+        assert shell.until_size(2)["desired"] == {"a": 2}
         sizes = [len(e["members"]) for e in kinds(shell, "generation")]
         assert sizes == [2, 3, 2, 1, 2]  # out to the largest, downwards, and back
         again = shell.edl("profile", "j", "--show", "--json", "--plot", "curve.svg")
@@ -284,19 +286,19 @@ def test_a_profile_is_right_kept_and_leaves_the_size_as_it_was(shell: Shell) -> 
     shown = shell.edl("profile", "j", "--show")  # of a job that has ended
     assert shown.returncode == 0
     assert "efficiency" in shown.stdout
-    told = [event["reason"] for event in kinds(shell, "profile")]
-    assert [text.split(" train")[0] for text in told] == ["3 workers", "2 workers", "1 worker"]
+    reasons = [event["reason"] for event in kinds(shell, "profile")]
+    assert [text.split(" train")[0] for text in reasons] == ["3 workers", "2 workers", "1 worker"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_profile_gives_the_size_back(shell: Shell, number: signal.Signals) -> None:
     with two_hosts(shell, 2, 2, "--step-s", "0.05"):
         profile = shell.start("profile", "j", "--np", "1,2", "--steps", "40")
-        until(lambda: shell.status()["plan"]["a"] == 1, WAIT_S)
+        until(lambda: shell.status()["desired"]["a"] == 1, WAIT_S)
         profile.signal(number)
         assert profile.wait() == 130
         assert "the job has the size back that it had" in profile.output
-        assert shell.until_size(2)["plan"] == {"a": 2}
+        assert shell.until_size(2)["desired"] == {"a": 2}
         kept = json.loads(shell.edl("profile", "j", "--show", "--json").stdout)
         assert [point["np"] for point in kept["points"]] == [2]
 
@@ -304,12 +306,12 @@ def test_an_interrupted_profile_gives_the_size_back(shell: Shell, number: signal
 def test_a_profile_ends_when_somebody_else_scales(shell: Shell) -> None:
     with two_hosts(shell):
         profile = shell.start("profile", "j", "--np", "1", "--steps", "100000")
-        until(lambda: shell.status()["plan"]["a"] == 1, WAIT_S)
+        until(lambda: shell.status()["desired"]["a"] == 1, WAIT_S)
         shell.edl("scale", "j", "--np", "3")
         assert profile.wait() == 1
-        assert "somebody has changed the plan of job j to 3 workers" in profile.output
+        assert "somebody has asked for 3 workers while job j was profiled" in profile.output
         assert "nothing was measured" in profile.output
-        assert shell.until_size(3)["plan"] == {"a": 2, "b": 1}
+        assert shell.until_size(3)["desired"] == {"a": 2, "b": 1}
 
 
 def test_a_host_that_comes_during_a_profile_adds_to_the_size_that_the_job_had(
@@ -317,16 +319,16 @@ def test_a_host_that_comes_during_a_profile_adds_to_the_size_that_the_job_had(
 ) -> None:
     with two_hosts(shell):
         profile = shell.start("profile", "j", "--np", "1", "--steps", "100000")
-        until(lambda: shell.status()["plan"]["a"] == 1, WAIT_S)
+        until(lambda: shell.status()["desired"]["a"] == 1, WAIT_S)
         second = shell.edl("profile", "j", "--np", "2")
         assert second.returncode == 2
         assert f"job j is profiled by process {profile.process.pid} on" in second.stderr
         late = shell.start("join", "--job", "j", "--host", "c", "--slots", "1", "-np", "1")
         assert profile.wait() == 1
         assert "hosts or workers came or left while job j was profiled: 3 work" in profile.output
-        assert shell.until_size(3)["plan"] == {"a": 2, "c": 1}
+        assert shell.until_size(3)["desired"] == {"a": 2, "c": 1}
         (began,) = kinds(shell, "profiling")
-        assert (began["np"], began["plan"]) == (2, {"a": 2})
+        assert (began["np"], began["desired"]) == (2, {"a": 2})
         assert shell.edl("profile", "j", "--np", "3", "--steps", "10").returncode == 0
     assert late.wait() == 0
 
@@ -353,13 +355,15 @@ def test_the_client_needs_no_framework() -> None:
 
 
 def test_a_target_whose_agent_is_gone_is_given_up(shell: Shell, client: Job) -> None:
-    """Frozen before it has started a worker: nobody leaves, and the plan is as it was."""
+    """Frozen before it has started a worker: nobody leaves, and as many are wanted as before."""
     with two_hosts(shell) as guest:
         guest.signal(signal.SIGSTOP)
         try:
-            with pytest.raises(HostLost, match="no agent for 10 s: 2 of 2 workers of job j stay"):
+            with pytest.raises(
+                HostLost, match="offered host b for 10 s: 2 of 2 workers of job j stay"
+            ):
                 client.migrate("a", "b")
             facts = shell.until_size(2)
-            assert (facts["plan"], facts["generation"]) == ({"a": 2, "b": 0}, 1)
+            assert (facts["desired"], facts["generation"]) == ({"a": 2, "b": 0}, 1)
         finally:
             guest.signal(signal.SIGCONT)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from known import DIGITS
 from made import make_job
 
-from edl.coordination.job_store import JobStore, list_jobs
+from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
-from edl.core.events import Event, EvictedDetails
+from edl.coordination.wire import encode
+from edl.core.events import DesiredDetails, Event, EvictedDetails
+from edl.core.job.profile_hold import ProfileHold
 from edl.core.records import (
+    Asker,
+    Assigned,
     Host,
     JobState,
     KeptSlot,
@@ -43,6 +49,12 @@ JOB = make_job()
 def member(worker: int, launch: str = "a", **changes: object) -> Member:
     values = {"host": "alpha", "slot": 0, "address": "127.0.0.1", "port": 4711, "pid": 1}
     return Member(id=worker, launch=launch, **{**values, **changes})
+
+
+def put_status(store: JobStore, status: TrainingStatus) -> None:
+    """Write it without a leader's fence."""
+    data = encode(status.to_json())
+    store.session.call("test", lambda c: c.set_async(store.paths.status, data))
 
 
 @pytest.fixture
@@ -111,7 +123,7 @@ class TestSession:
                 with pytest.raises(CoordinationError):
                     store.snapshot()
                 with pytest.raises(CoordinationError):
-                    store.change_plan(lambda plan: {"alpha": 1})
+                    store.desire(lambda now: {"alpha": 1}, Asker.PERSON, "so")
                 assert time.monotonic() - began < 2 * session.request_timeout_s + 1.0
                 assert start_local(tmp_path) == hosts
                 wait_until(lambda: session.connected)
@@ -126,7 +138,7 @@ class TestLifecycle:
     def test_what_was_created_is_what_is_read(self, session: Session, store: JobStore) -> None:
         now = store.snapshot()
         assert now.job == JOB
-        assert now.plan == {"alpha": 2}
+        assert now.desired.hosts == {"alpha": 2}
         assert (now.generation, now.leader, now.hosts, now.members) == (None, None, (), ())
         assert list_jobs(session) == (JOB,)
 
@@ -135,13 +147,12 @@ class TestLifecycle:
         for call in (
             missing.snapshot,
             missing.status,
-            missing.events,
-            missing.new_worker_id,
-            lambda: missing.put_member(member(0)),
-            lambda: missing.change_plan(lambda plan: {"x": 1}),
-            lambda: missing.add_request(Request("drain", 0)),
-            lambda: missing.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
-            lambda: missing.put_status(TrainingStatus()),
+            missing.events.read,
+            missing.members.new_id,
+            lambda: missing.members.put(member(0)),
+            lambda: missing.desire(lambda now: {"x": 1}, Asker.PERSON, "so"),
+            lambda: missing.requests.add(Request("drain", 0)),
+            lambda: missing.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
             lambda: missing.watch_generation(None),
         ):
             with pytest.raises(UnknownJob, match="known jobs: digits"):
@@ -165,7 +176,7 @@ class TestLifecycle:
         with Session(zk_hosts, access=DIGITS) as creator:
             JobStore(creator, "digits").create(JOB, {})
             worker = JobStore(session, "digits")
-            worker.put_member(member(worker.new_worker_id()))
+            worker.members.put(member(worker.members.new_id()))
         with pytest.raises(JobExists):
             JobStore(session, "digits").create(JOB, {})
 
@@ -175,34 +186,34 @@ class TestLifecycle:
         with Session(zk_hosts, access=DIGITS) as creator:
             dead = JobStore(creator, "digits")
             dead.create(JOB, {"alpha": 1})
-            dead.put_member(member(dead.new_worker_id()))
-            dead.add_event(Event(0.0, 0, 0, "first", EvictedDetails("w1")))
-            dead.add_request(Request("drain", 0))
-            dead.put_status(TrainingStatus(step=9))
+            dead.members.put(member(dead.members.new_id()))
+            dead.events.add(Event(0.0, 0, 0, "first", EvictedDetails("w1")))
+            dead.requests.add(Request("drain", 0))
+            put_status(dead, TrainingStatus(step=9))
         fresh = JobStore(session, "digits")
         fresh.create(JOB, {"beta": 3})
         now = fresh.snapshot()
-        assert (now.plan, now.requests, now.status) == ({"beta": 3}, (), TrainingStatus())
-        assert fresh.events() == []
-        assert fresh.new_worker_id() == 0
+        assert (now.desired.hosts, now.requests, now.status) == ({"beta": 3}, (), TrainingStatus())
+        assert fresh.events.read() == []
+        assert fresh.members.new_id() == 0
 
     def test_an_ended_job_is_replaced_and_its_old_workers_cannot_return(
         self, other: Session, store: JobStore
     ) -> None:
         old = JobStore(other, "digits")
-        old.put_member(member(old.new_worker_id()))
+        old.members.put(member(old.members.new_id()))
         old.set_job_state(JobState.FINISHED, "trained")
         store.create(JOB, {"alpha": 4})
         assert store.snapshot().members == ()
         with pytest.raises(UnknownJob):
-            old.put_member(member(0))
+            old.members.put(member(0))
         assert store.snapshot().members == ()
 
     def test_of_many_that_replace_the_same_job_one_succeeds(
         self, zk_hosts: str, store: JobStore
     ) -> None:
         for number in range(20):
-            store.add_event(Event(0.0, 0, number, "", EvictedDetails("w1")))
+            store.events.add(Event(0.0, 0, number, "", EvictedDetails("w1")))
         store.set_job_state(JobState.FAILED, "no more")
         outcomes: list[str] = []
         start = threading.Barrier(5)
@@ -230,7 +241,7 @@ class TestLifecycle:
                 thread.join(20)
             winners = [name for name in outcomes if name != "exists"]
             assert (len(outcomes), len(winners)) == (5, 1)
-            assert store.snapshot().plan == {winners[0]: 1}
+            assert store.snapshot().desired.hosts == {winners[0]: 1}
         finally:
             for session in sessions:
                 session.close()
@@ -239,10 +250,10 @@ class TestLifecycle:
         self, session: Session, store: JobStore
     ) -> None:
         for number in range(600):
-            store.add_event(Event(0.0, 0, number, "", EvictedDetails("w1")))
-        assert len(store.events(after=9)) == 590
-        assert store.trim_events(keep=550) == 50
-        assert store.events()[0][0] == 50
+            store.events.add(Event(0.0, 0, number, "", EvictedDetails("w1")))
+        assert len(store.events.read(after=9)) == 590
+        assert store.events.trim(keep=550) == 50
+        assert store.events.read()[0][0] == 50
         store.delete()
         assert list_jobs(session) == ()
         store.delete()
@@ -262,12 +273,12 @@ class TestStates:
         assert store.set_job_state(JobState.STOPPED, "done", 3, only_from=stopping)
         assert stands() == (JobState.STOPPED, "done", 3)
 
-    def test_concurrent_changes_of_the_plan_are_all_kept(
+    def test_concurrent_changes_of_what_is_desired_are_all_kept(
         self, other: Session, store: JobStore
     ) -> None:
         def grow(one: JobStore) -> None:
             for _ in range(25):
-                one.change_plan(lambda plan: {**plan, "alpha": plan["alpha"] + 1})
+                one.desire(lambda now: {**now, "alpha": now["alpha"] + 1}, Asker.PERSON, "so")
 
         threads = [
             threading.Thread(target=grow, args=(one,)) for one in (store, JobStore(other, "digits"))
@@ -276,29 +287,79 @@ class TestStates:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert store.snapshot().plan == {"alpha": 52}
+        now = store.snapshot()
+        assert now.desired.hosts == now.assigned.hosts == {"alpha": 52}
+        assert len(store.events.read()) == 50
 
     def test_a_change_that_raises_changes_nothing(self, store: JobStore) -> None:
-        def refuse(plan: dict[str, int]) -> dict[str, int]:
-            plan["alpha"] = 9
+        def refuse(now: dict[str, int]) -> dict[str, int]:
+            now["alpha"] = 9
             raise UsageError("too many")
 
         with pytest.raises(UsageError, match="too many"):
-            store.change_plan(refuse)
-        assert store.snapshot().plan == {"alpha": 2}
+            store.desire(refuse, Asker.PERSON, "so")
+        assert store.snapshot().desired.hosts == {"alpha": 2}
+
+
+class TestDesired:
+    def test_a_change_its_event_and_what_is_assigned_are_written_at_once(
+        self, store: JobStore
+    ) -> None:
+        put_status(store, TrainingStatus(step=7))
+        done = store.desire(lambda now: {**now, "beta": 1}, Asker.LAUNCHER, "host beta joins")
+        assert (done.before.hosts, done.desired.hosts) == ({"alpha": 2}, {"alpha": 2, "beta": 1})
+        now = store.snapshot()
+        assert (now.desired, now.assigned) == (done.desired, Assigned({"alpha": 2, "beta": 1}))
+        assert (now.desired.by, now.desired.reason) == (Asker.LAUNCHER, "host beta joins")
+        ((_, event),) = store.events.read()
+        assert event.details == DesiredDetails("launcher", {"alpha": 2}, now.desired.hosts)
+        assert event.reason == "host beta joins: 2 -> 3 workers wanted (beta: 0 -> 1)"
+        assert (event.generation, event.step) == (0, 7)
+
+    def test_what_is_desired_already_is_no_change(self, store: JobStore) -> None:
+        assert not store.desire(lambda now: now, Asker.PERSON, "edl scale")
+        assert (store.events.read(), store.snapshot().desired.reason) == ([], "the job starts")
+
+    def test_a_profile_lets_stand_what_a_person_asks_for(self, store: JobStore) -> None:
+        hold = ProfileHold("t", "process 7 on a", {"alpha": 2})
+        assert store.profile.hold(hold)
+        store.desire(lambda now: {"alpha": 1}, Asker.PROFILE, "it measures")
+        store.desire(lambda now: {"alpha": 3}, Asker.LAUNCHER, "a host")
+        assert store.profile.held() == hold
+        store.desire(lambda now: now, Asker.PERSON, "edl scale")  # the size that there is
+        assert store.profile.held() == replace(hold, asked=True)
+
+    def test_where_slots_are_assigned_only_its_launcher_does_that(self, session: Session) -> None:
+        store = JobStore(session, "digits")
+        store.create(JOB, {"a": 2}, by_slot=True)
+        now = store.snapshot()
+        assert (now.desired.hosts, now.assigned) == ({}, Assigned({"a": 2}, by_slot=True))
+        for slots in ({"a": 4}, {"a": 4, "b": 1}):  # edl-discover says it again and again
+            said = store.discover(slots, {"a": 2}, 2, 5)
+            assert (said.hosts, store.snapshot().discovered) == ({"a": 2}, slots)
+        assert len(store.events.read()) == 1
+        now = store.snapshot()
+        assert (now.job.sizes.min_np, now.job.sizes.max_np) == (2, 5)
+        store.desire(lambda now: {"a": 3}, Asker.PERSON, "edl scale")
+        assert store.discover({"a": 4}, {"a": 2}, 1, 9).hosts == {"a": 3}
+        now = store.snapshot()
+        assert (now.desired.hosts, now.assigned.hosts) == ({"a": 3}, {"a": 2})
+        store.assign(lambda now: {**now, "a": 3})
+        assert store.snapshot().assigned == Assigned({"a": 3}, by_slot=True)
+        assert store.snapshot().job.sizes == now.job.sizes
 
 
 class TestMembers:
     def test_ids_grow_from_zero_and_are_never_given_twice(self, store: JobStore) -> None:
-        assert [store.new_worker_id() for _ in range(4)] == [0, 1, 2, 3]
+        assert [store.members.new_id() for _ in range(4)] == [0, 1, 2, 3]
 
     def test_a_member_lives_as_long_as_its_session(
         self, zk_hosts: str, store: JobStore, wait_until: Wait
     ) -> None:
         with Session(zk_hosts, access=DIGITS) as session:
             worker = JobStore(session, "digits")
-            worker.put_member(member(0))
-            worker.put_member(member(0, stage=Stage.READY))
+            worker.members.put(member(0))
+            worker.members.put(member(0, stage=Stage.READY))
             assert store.snapshot().members == (member(0, stage=Stage.READY),)
         wait_until(lambda: store.snapshot().members == ())
 
@@ -306,15 +367,15 @@ class TestMembers:
         self, other: Session, store: JobStore
     ) -> None:
         mine = JobStore(other, "digits")
-        store.put_member(member(0))
-        mine.put_member(member(0, stage=Stage.ACTIVE))
+        store.members.put(member(0))
+        mine.members.put(member(0, stage=Stage.ACTIVE))
         other.close()
         assert store.snapshot().members == ()
 
     def test_the_id_of_another_launch_is_refused(self, other: Session, store: JobStore) -> None:
-        store.put_member(member(0))
+        store.members.put(member(0))
         with pytest.raises(CoordinationError, match="another launch"):
-            JobStore(other, "digits").put_member(member(0, launch="b"))
+            JobStore(other, "digits").members.put(member(0, launch="b"))
         assert store.snapshot().members == (member(0),)
 
     def test_a_member_comes_back_after_its_session_expired(
@@ -324,59 +385,59 @@ class TestMembers:
         expire: Callable[[Session], None],
         wait_until: Wait,
     ) -> None:
-        store.put_member(member(0))
+        store.members.put(member(0))
         expire(session)
         wait_until(lambda: session.epoch == 2)
         assert store.snapshot().members == ()
-        store.put_member(member(0))
+        store.members.put(member(0))
         assert store.snapshot().members == (member(0),)
-        store.remove_member(0)
-        store.remove_member(0)
+        store.members.remove(0)
+        store.members.remove(0)
         assert store.snapshot().members == ()
 
     def test_the_name_of_a_living_agent_is_not_given_twice(
         self, other: Session, store: JobStore
     ) -> None:
-        store.put_host(Host("alpha", 2, "127.0.0.1", 100))
-        store.put_host(Host("alpha", 3, "127.0.0.1", 100))
+        store.hosts.put(Host("alpha", 2, "127.0.0.1", 100))
+        store.hosts.put(Host("alpha", 3, "127.0.0.1", 100))
         mine = JobStore(other, "digits")
         with pytest.raises(UsageError, match="choose another --host"):
-            mine.put_host(Host("alpha", 2, "127.0.0.1", 101))
-        mine.put_host(Host("beta", 1, "127.0.0.1", 101))
+            mine.hosts.put(Host("alpha", 2, "127.0.0.1", 101))
+        mine.hosts.put(Host("beta", 1, "127.0.0.1", 101))
         assert [(h.name, h.slots) for h in store.snapshot().hosts] == [("alpha", 3), ("beta", 1)]
-        mine.remove_host("beta")
+        other.close()
         assert len(store.snapshot().hosts) == 1
 
     def test_the_newest_process_of_a_slot_keeps_it(self, other: Session, store: JobStore) -> None:
         """The one before, whose session may live for a while, has died."""
-        store.put_slot(KeptSlot("10.0.0.1", 1, 100))
-        store.put_slot(KeptSlot("10.0.0.1", 0, 99))
-        JobStore(other, "digits").put_slot(KeptSlot("10.0.0.1", 1, 101))
+        store.slots.put(KeptSlot("10.0.0.1", 1, 100))
+        store.slots.put(KeptSlot("10.0.0.1", 0, 99))
+        JobStore(other, "digits").slots.put(KeptSlot("10.0.0.1", 1, 101))
         other.close()
         assert store.snapshot().slots == (KeptSlot("10.0.0.1", 0, 99),)
 
 
 class TestRequestsAndStatus:
     def test_requests_are_numbered_and_read_while_they_are_open(self, store: JobStore) -> None:
-        numbers = [store.add_request(Request("drain", worker)) for worker in (5, 6)]
+        numbers = [store.requests.add(Request("drain", worker)) for worker in (5, 6)]
         assert numbers == [0, 1]
         assert [(r.number, r.worker) for r in store.snapshot().requests] == [(0, 5), (1, 6)]
-        assert not store.get_request(1).done
-        store.remove_request(0)
+        assert not store.requests.get(1).done
+        assert store.requests.withdraw(0) is None
         assert [r.number for r in store.snapshot().requests] == [1]
         with pytest.raises(CoordinationError, match="no request number 0"):
-            store.get_request(0)
+            store.requests.get(0)
 
     def test_events_keep_their_order(self, store: JobStore) -> None:
         logged = [Event(1.0, n, 10 * n, f"reason {n}", EvictedDetails(f"w{n}")) for n in range(5)]
-        assert [store.add_event(event) for event in logged] == [0, 1, 2, 3, 4]
-        assert store.events() == list(enumerate(logged))
-        assert store.events(after=3) == [(4, logged[4])]
+        assert [store.events.add(event) for event in logged] == [0, 1, 2, 3, 4]
+        assert store.events.read() == list(enumerate(logged))
+        assert store.events.read(after=3) == [(4, logged[4])]
 
     def test_the_status_is_what_was_written_last(self, store: JobStore) -> None:
         assert store.status() == TrainingStatus()
         status = TrainingStatus(step=7, reading=Reading(1, 2, 3, 0, 7, 84, 0.5), reason="why")
-        store.put_status(status)
+        put_status(store, status)
         assert store.status() == store.snapshot().status == status
 
 
@@ -393,12 +454,12 @@ class TestWatches:
 
         changer = JobStore(other, "digits")
         changes: list[Callable[[], object]] = [
-            lambda: changer.put_member(member(0)),
-            lambda: changer.put_member(member(0, stage=Stage.READY)),
-            lambda: changer.put_host(Host("alpha", 1, "127.0.0.1")),
-            lambda: changer.put_slot(KeptSlot("alpha", 0)),
-            lambda: changer.change_plan(lambda plan: {"alpha": plan["alpha"] + 1}),
-            lambda: changer.add_request(Request("drain", 0)),
+            lambda: changer.members.put(member(0)),
+            lambda: changer.members.put(member(0, stage=Stage.READY)),
+            lambda: changer.hosts.put(Host("alpha", 1, "127.0.0.1")),
+            lambda: changer.slots.put(KeptSlot("alpha", 0)),
+            lambda: changer.desire(lambda now: {"alpha": now["alpha"] + 1}, Asker.PERSON, "so"),
+            lambda: changer.requests.add(Request("drain", 0)),
             lambda: changer.set_job_state(JobState.STOPPING, "stop"),
         ]
         for change in changes:
@@ -414,9 +475,9 @@ class TestWatches:
         self, store: JobStore, woken: list[int], wait_until: Wait
     ) -> None:
         store.snapshot(lambda: woken.append(1))
-        store.put_status(TrainingStatus(step=1))
-        store.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1")))
-        store.change_plan(lambda plan: {"alpha": 7})
+        put_status(store, TrainingStatus(step=1))
+        store.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1")))
+        store.desire(lambda now: {"alpha": 7}, Asker.PERSON, "so")
         wait_until(lambda: woken)
         assert len(woken) == 1
 
@@ -425,8 +486,8 @@ class TestWatches:
     ) -> None:
         job, generation, evicted, leader = store.watch_generation(lambda: woken.append(1))
         assert (job, generation, evicted, leader) == (JOB, None, {}, None)
-        store.put_member(member(0))
-        store.change_plan(lambda plan: {"alpha": 1})
+        store.members.put(member(0))
+        store.desire(lambda now: {"alpha": 1}, Asker.PERSON, "so")
         store.set_job_state(JobState.STOPPING, "stop")
         wait_until(lambda: woken)
         assert len(woken) == 1

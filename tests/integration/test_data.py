@@ -115,27 +115,27 @@ def test_many_processes_make_an_index_once(tmp_path: Path) -> None:
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-        told: list[str] = []
+        printed: list[str] = []
         for process in processes:
             assert process.stdin is not None
             process.stdin.write(" ".join(str(each.pid) for each in processes))
             process.stdin.close()
         for process in processes:
             assert process.stdout is not None
-            told += process.stdout.read().split()
+            printed += process.stdout.read().split()
             assert process.wait(TIMEOUT_S) == 0
-    assert sorted(told) == ["7", "7", "7", "7", "making"]
+    assert sorted(printed) == ["7", "7", "7", "7", "making"]
 
 
 def test_a_process_that_dies_while_it_makes_an_index_holds_nobody_up(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"content")
-    for script, code, told in ((ENDS, -signal.SIGKILL, ""), (WAITS, 0, "7\n")):
+    for script, code, rest in ((ENDS, -signal.SIGKILL, ""), (WAITS, 0, "7\n")):
         began = time.monotonic()
         with python("-c", script, str(path), cache=tmp_path) as process:
             output, _ = process.communicate(timeout=TIMEOUT_S)
             assert process.returncode == code
-        assert output == f"ready\nmaking\n{told}"
+        assert output == f"ready\nmaking\n{rest}"
         assert time.monotonic() - began < TIMEOUT_S / 2
 
 
@@ -163,10 +163,10 @@ def write_records(folder: Path) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.slow
-def test_a_job_trains_what_is_sound_exactly_once_and_tells_the_rest(
+def test_a_job_trains_what_is_sound_exactly_once_and_logs_the_rest(
     tmp_path: Path, zk_hosts: str
 ) -> None:
-    """2 workers with loader processes, then 3; two damaged files, told once."""
+    """2 workers with loader processes, then 3; two damaged files, logged once."""
     damage = write_records(tmp_path)
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", "2"]
     script += ["--tfrecord", str(tmp_path / "*.tfrecord"), "--samples", str(NUMBERS)]
@@ -181,8 +181,8 @@ def test_a_job_trains_what_is_sound_exactly_once_and_tells_the_rest(
         events = job.events("data_skipped")
         story = job.describe("the counts are wrong")
 
-    told = {Path(one["file"]).name: {k: one[k] for k in ("offset", "bytes")} for one in events}
-    assert told == damage
+    skipped = {Path(one["file"]).name: {k: one[k] for k in ("offset", "bytes")} for one in events}
+    assert skipped == damage
     assert len(events) == len(damage)
     assert "data does not match" in events[0]["reason"]
     assert "the file ends within a record" in events[1]["reason"]

@@ -87,13 +87,13 @@ def true_status(job: Job, size: int) -> Status:
 
 def equal_weights(prefix: Path, generations: Sequence[int]) -> None:
     """At the first batch of each generation, and at the end, all its workers logged one sha256."""
-    told = defaultdict(list)  # (generation, step) -> (size of the ring, sha256 of the weights)
+    weights = defaultdict(list)  # (generation, step) -> (size of the ring, sha256 of the weights)
     for path in prefix.parent.glob(f"{prefix.name}.*"):
         for line in path.read_text().splitlines():
             generation, step, _rank, size, sha256 = line.split()
-            told[int(generation), int(step)].append((int(size), sha256))
-    assert set(generations) <= {generation for generation, _ in told}
-    for (generation, step), answers in told.items():
+            weights[int(generation), int(step)].append((int(size), sha256))
+    assert set(generations) <= {generation for generation, _ in weights}
+    for (generation, step), answers in weights.items():
         where = f"generation {generation}, step {step}: {answers}"
         assert len(answers) == answers[0][0], where
         assert len(set(answers)) == 1, where

@@ -14,7 +14,8 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import Decision
-from edl.core.records import Generation, Leader, Request, Seat, TrainingStatus
+from edl.core.job.desired import Change, desire
+from edl.core.records import Asker, Generation, Leader, Request, Seat, TrainingStatus
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
@@ -160,15 +161,15 @@ class TestFence:
         before = store.snapshot()
         for write in (
             lambda: old.carry_out(
-                Decision("x", generation(1, 1), {"beta": 1}, {3: "x"}), events=[EVENT]
+                Decision("x", generation(1, 1), lower(store), {3: "x"}), events=[EVENT]
             ),
             lambda: old.put_status(TrainingStatus(step=1)),
-            lambda: old.commit([Write(store.paths.plan, {})]),
+            lambda: old.commit([Write(store.paths.desired, {})]),
         ):
             with pytest.raises(Deposed, match="term 1"):
                 write()
         assert store.snapshot() == before
-        assert store.events() == []
+        assert store.events.read() == []
         new = lead(second)
         new.carry_out(Decision("x", generation(1, 2)))
         with pytest.raises(Deposed):
@@ -231,6 +232,12 @@ class TestFence:
         assert store.status() == TrainingStatus(step=2)
 
 
+def lower(store: JobStore) -> Change:
+    """One worker on alpha is left, by what ZooKeeper says now."""
+    now = store.snapshot()
+    return desire(now.desired, now.assigned, {"alpha": 1}, Asker.LEADER, "w1 leaves")
+
+
 class TestDecisions:
     @pytest.fixture
     def leadership(self, session: Session, store: JobStore) -> Leadership:
@@ -239,16 +246,17 @@ class TestDecisions:
     def test_all_of_a_decision_is_written_at_once(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        number = store.add_request(Request("drain", 0))
+        number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
-        decision = Decision("why", generation(1, 1), {"alpha": 1}, {7: "too late"}, (answer,))
+        decision = Decision("why", generation(1, 1), lower(store), {7: "too late"}, (answer,))
         events = [EVENT, Event(1.0, 1, 7, "w7 was given up: too late", EvictedDetails("w7"))]
-        leadership.carry_out(decision, store.snapshot(), events)
-        assert [event for _, event in store.events()] == events
+        leadership.carry_out(decision, events)
+        assert [event for _, event in store.events.read()] == events
         now = store.snapshot()
         assert now.generation == generation(1, 1)
-        assert (now.plan, now.evicted, now.requests) == ({"alpha": 1}, {7: "too late"}, ())
-        assert store.get_request(number) == answer
+        assert now.desired.hosts == now.assigned.hosts == {"alpha": 1}
+        assert (now.desired.by, now.evicted, now.requests) == (Asker.LEADER, {7: "too late"}, ())
+        assert store.requests.get(number) == answer
         job, current, evicted, leader = store.watch_generation(None)
         assert (job, current, evicted) == (now.job, now.generation, {7: "too late"})
         assert leader == Leader(1, 0)
@@ -259,22 +267,23 @@ class TestDecisions:
         leadership.carry_out(Decision("x", generation(1, 1)))
         for wrong in (generation(1, 1), generation(3, 1), generation(2, 2)):
             with pytest.raises(CoordinationError, match="cannot follow generation 1"):
-                leadership.carry_out(Decision("x", wrong, {"beta": 1}), events=[EVENT])
-        assert store.snapshot().plan == {"alpha": 2}
-        assert store.events() == []
+                leadership.carry_out(Decision("x", wrong, lower(store)), events=[EVENT])
+        assert store.snapshot().desired.hosts == {"alpha": 2}
+        assert store.events.read() == []
         leadership.carry_out(Decision("x", generation(2, 1)))
 
-    def test_a_plan_that_was_changed_meanwhile_is_not_overwritten(
+    def test_what_is_desired_meanwhile_is_not_overwritten(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        seen = store.snapshot()
-        store.change_plan(lambda plan: {"alpha": 3})
+        change = lower(store)
+        store.desire(lambda now: {"alpha": 3}, Asker.PERSON, "edl scale")
         with pytest.raises(CoordinationError, match="decide again"):
-            leadership.carry_out(Decision("x", generation(1, 1), {"alpha": 1}), seen)
+            leadership.carry_out(Decision("x", generation(1, 1), change))
         now = store.snapshot()
-        assert (now.plan, now.generation) == ({"alpha": 3}, None)
-        leadership.carry_out(Decision("x", None, {"alpha": 1}), now)
-        assert store.snapshot().plan == {"alpha": 1}
+        assert (now.desired.hosts, now.assigned.hosts) == ({"alpha": 3}, {"alpha": 3})
+        assert now.generation is None
+        leadership.carry_out(Decision("x", change=lower(store)))
+        assert store.snapshot().assigned.hosts == {"alpha": 1}
 
     def test_withdrawn_requests_and_repeated_evictions_do_no_harm(
         self, store: JobStore, leadership: Leadership
@@ -288,23 +297,23 @@ class TestDecisions:
     def test_a_request_that_is_withdrawn_is_not_granted(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        number = store.add_request(Request("drain", 0))
+        number = store.requests.add(Request("drain", 0))
         seen = store.snapshot()
-        assert store.withdraw_request(number) is None
+        assert store.requests.withdraw(number) is None
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         with pytest.raises(CoordinationError, match="withdrawn meanwhile; decide again"):
             leadership.carry_out(Decision("x", generation(1, 1), None, {}, (answer,)), seen)
         assert store.snapshot().generation is None
-        assert store.withdraw_request(number) is None
+        assert store.requests.withdraw(number) is None
 
     def test_a_request_that_is_answered_cannot_be_withdrawn(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        number = store.add_request(Request("drain", 0))
+        number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         leadership.carry_out(Decision("x", answers=(answer,)))
-        assert store.withdraw_request(number) == answer
-        assert store.get_request(number) == answer
+        assert store.requests.withdraw(number) == answer
+        assert store.requests.get(number) == answer
 
     def test_a_decision_to_do_nothing_writes_nothing(
         self, store: JobStore, leadership: Leadership
@@ -312,13 +321,13 @@ class TestDecisions:
         before = store.snapshot()
         leadership.carry_out(Decision("all is well"))
         assert store.snapshot() == before
-        assert store.events() == []
+        assert store.events.read() == []
 
     def test_a_write_that_expects_another_version_changes_nothing(
         self, store: JobStore, leadership: Leadership
     ) -> None:
         with pytest.raises(CoordinationError, match="nothing was written"):
             leadership.commit(
-                [Write(store.paths.status, {"a": 1}), Write(store.paths.plan, {}, version=9)]
+                [Write(store.paths.status, {"a": 1}), Write(store.paths.desired, {}, version=9)]
             )
         assert store.status() == TrainingStatus()

@@ -38,14 +38,14 @@ def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
         victim, agent = job.process(name), job.agent()
         freeze(agent)  # or it would kill a worker that was given up and does not end
         freeze(victim)
-        told = given_up(job)
-        assert list(told) == [name]
+        reasons = given_up(job)
+        assert list(reasons) == [name]
         assert re.fullmatch(
             rf"it is frozen or cut off: {name} \(rank {rank}, host \S+\) left ZooKeeper, "
             r"127.0.0.1:\d+ does not answer and no step completes for \S+ s; "
             r"in step \d+ w\d is waiting for the (step records|gradients) of the others",
-            told[name],
-        ), told
+            reasons[name],
+        ), reasons
         job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
         job.wait_for_progress()
         victim.send_signal(signal.SIGCONT)
@@ -54,7 +54,7 @@ def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
         job.wait_for_size(3)
         assert f"[{name}] edl: worker {name} was given up by the leader" in job.output()
         (event,) = job.events("evicted")
-        assert event["reason"] == f"{name} was given up: {told[name]}"
+        assert event["reason"] == f"{name} was given up: {reasons[name]}"
         reports = job.prove(workers=3)
     # The others stood still until the session was over, and about 1 s more.
     stall_s = longest_stall(reports)
@@ -93,7 +93,7 @@ def test_a_worker_stuck_in_user_code_is_named_and_not_given_up(
         ), now["reason"]
         time.sleep(2.0)
         stalls = job.events("stalled")
-        assert len(stalls) == 1, job.describe(f"told more than once: {stalls}")
+        assert len(stalls) == 1, job.describe(f"reasons more than once: {stalls}")
         (event,) = stalls
         assert event["workers"] == [name]
         job.stuck.unlink()
@@ -120,8 +120,8 @@ def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
         name = job.plain()
         victim = job.process(name)
         lock.write_text(victim.environ()["EDL_SLOT"])
-        told = job.wait(lambda now: name in now["given_up"], f"{name} given up")["given_up"]
-        assert told[name].startswith(f"it is frozen or cut off: {name} (rank "), told
+        reasons = job.wait(lambda now: name in now["given_up"], f"{name} given up")["given_up"]
+        assert reasons[name].startswith(f"it is frozen or cut off: {name} (rank "), reasons
         lock.unlink()
         job.until(lambda: not alive(victim), "end of the frozen worker")
         job.wait_for_size(2, 180.0)
@@ -166,12 +166,12 @@ def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: s
     with trial(tmp_path, zk_hosts, np=2, environment=soon, options=limit) as job:
         job.wait_for_step(5)
         job.stuck.write_text(job.process("w0").environ()["EDL_SLOT"])
-        told = given_up(job)
+        reasons = given_up(job)
         assert re.fullmatch(
             rf"w0 \(rank 0, host \S+\) is in \S*tally.py:{LINE} since \d+ s "
             r"in step \d+; the stall limit is 4 s",
-            told["w0"],
-        ), told
+            reasons["w0"],
+        ), reasons
         job.stuck.unlink()
         job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
         job.wait_for_size(2)

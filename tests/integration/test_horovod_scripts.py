@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from paths import ROOT, SCRIPTS
 from trial import Trial, trial
-from wrong import assert_a_sentence, told_of
+from wrong import answers_of, assert_a_sentence
 
 from edl.testing import throttle
 from edl.testing.job import Job, Status, started
@@ -98,7 +98,7 @@ def test_what_is_trained_since_the_last_commit(tmp_path: Path, zk_hosts: str) ->
 
 
 def ring_of(job: Trial, size: int) -> None:
-    """Wait for a ring of ``size`` that trains; no step is told before the next commit."""
+    """Wait for a ring of ``size`` that trains; no step is reported before the next commit."""
 
     def trains(now: Status) -> bool:
         stages = [member["stage"] for member in now["members"]]
@@ -120,10 +120,10 @@ def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
 
 def learned(output: str, workers: int | None = None) -> None:
     """All workers (None: any number) end with the same weights, which know the digits."""
-    told = re.findall(r"rank \d: accuracy (0\.\d+) weights (\w{64})", output)
-    assert workers in (None, len(told)), output
-    assert len(set(told)) == 1, output
-    assert float(told[0][0]) >= 0.9
+    results = re.findall(r"rank \d: accuracy (0\.\d+) weights (\w{64})", output)
+    assert workers in (None, len(results)), output
+    assert len(set(results)) == 1, output
+    assert float(results[0][0]) >= 0.9
 
 
 def test_the_torch_example_alone() -> None:
@@ -160,8 +160,8 @@ def test_the_synthetic_examples(script: Path, tmp_path: Path, zk_hosts: str) -> 
     with started(tmp_path, zk_hosts, script, "--rounds", "1000000", np=2, max_np=3) as job:
         for size in (2, 3, 2):
             job.wait_for_size(size, 180.0)
-            told = len(job.output())
-            trained = partial(round_in, job, told, size)
+            start = len(job.output())
+            trained = partial(round_in, job, start, size)
             job.wait(trained, f"round of {size} workers")
             job.scale(5 - size)
         job.edl("stop")
@@ -170,9 +170,9 @@ def test_the_synthetic_examples(script: Path, tmp_path: Path, zk_hosts: str) -> 
     assert rounds == list(range(len(rounds)))
 
 
-def round_in(job: Job, told: int, size: int, now: Status) -> bool:
-    """Whether the output since ``told`` has a whole round of so many workers."""
-    return f"with {size} workers" in job.output()[told:]
+def round_in(job: Job, start: int, size: int, now: Status) -> bool:
+    """Whether the output since ``start`` has a whole round of so many workers."""
+    return f"with {size} workers" in job.output()[start:]
 
 
 @pytest.mark.parametrize("script", SYNTHETIC, ids=lambda script: script.stem)
@@ -243,12 +243,12 @@ WRONG = {
 }
 
 
-def test_wrong_uses_are_told_in_a_sentence() -> None:
+def test_wrong_uses_get_a_sentence() -> None:
     imports = "import torch\nimport edl.torch as hvd"
     setup = (
         "hvd.init()\nmodel = torch.nn.Linear(2, 1)\n"
         "sgd = torch.optim.SGD(model.parameters(), lr=0.1)"
     )
-    answers = told_of(WRONG, imports, setup)
+    answers = answers_of(WRONG, imports, setup)
     for name, (_, part) in WRONG.items():
         assert_a_sentence(answers[name], part)

@@ -12,7 +12,7 @@ import pytest
 from paths import ROOT, SCRIPTS
 from test_horovod_scripts import alone, learned
 from trial import Trial, trial
-from wrong import assert_a_sentence, told_of
+from wrong import answers_of, assert_a_sentence
 
 from edl.testing import throttle
 from edl.testing.job import started
@@ -116,11 +116,11 @@ WRONG = {
 }
 
 
-def test_wrong_uses_are_told_in_a_sentence() -> None:
+def test_wrong_uses_get_a_sentence() -> None:
     imports = "import tensorflow as tf\nimport edl.tensorflow as hvd"
     setup = (
         "hvd.init()\nmodel = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])"
     )
-    answers = told_of(WRONG, imports, setup)
+    answers = answers_of(WRONG, imports, setup)
     for name, (_, part) in WRONG.items():
         assert_a_sentence(answers[name], part)

@@ -57,7 +57,7 @@ def test_out_and_in_and_a_killed_worker(
         job.scale(2)
         job.wait_for_size(2)
         job.prove(workers=2)
-        told = [event["kind"] for event in job.events()]
+        kinds = [event["kind"] for event in job.events()]
         switches = job.events("switch")
     stalls = [
         parts["stall_s"]
@@ -67,8 +67,8 @@ def test_out_and_in_and_a_killed_worker(
     ]
     assert len(switches) >= 3  # a ring of a step or two tells nothing
     assert max(stalls) < 5.0  # nobody waited for a newcomer to start
-    assert told.count("worker_failed") == 1
-    assert "job_finished" in told or "finished" in told
+    assert kinds.count("worker_failed") == 1
+    assert "job_finished" in kinds or "finished" in kinds
 
 
 @pytest.mark.long
@@ -228,7 +228,9 @@ def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str)
         before[0].parent().terminate()
         job.until(lambda: slots(job).keys() == {0, 1} and slots(job)[0] != before[0], "2 slots")
         # The status may be a second older: of the ring of 2 that the first one to leave left.
-        job.wait(lambda now: (now["world_size"], now["plan"]) == (2, {"localhost": 2}), "ring of 2")
+        job.wait(
+            lambda now: (now["world_size"], now["assigned"]) == (2, {"localhost": 2}), "ring of 2"
+        )
         job.edl("stop")
         assert job.end() == 0
 
@@ -263,7 +265,7 @@ def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
         ) as job,
     ):
         now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        assert now["plan"] == {"localhost": 1, "127.0.0.1": 1}
+        assert now["assigned"] == {"localhost": 1, "127.0.0.1": 1}
         generation = now["generation"]
         zookeeper.kill()
         job.wait(lambda now: now["away"], "ZooKeeper away")
@@ -273,7 +275,7 @@ def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
         assert (refused.returncode, "max_np is 3" in refused.stderr) == (2, True)
         job.scale(3)
         now = job.wait(lambda now: now["world_size"] == 3, "3 workers")
-        assert now["plan"] == {"localhost": 2, "127.0.0.1": 1}
+        assert now["assigned"] == {"localhost": 2, "127.0.0.1": 1}
         assert now["generation"] == generation + 1
         job.edl("stop")
         assert job.end() == 0

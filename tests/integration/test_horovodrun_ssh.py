@@ -51,15 +51,15 @@ def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunTr
 
 
 def used(now: Status) -> dict[str, int]:
-    """The hosts that the plan has workers on."""
-    return {host: workers for host, workers in now["plan"].items() if workers}
+    """The hosts that have workers assigned."""
+    return {host: workers for host, workers in now["assigned"].items() if workers}
 
 
 @pytest.mark.long
 def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> None:
     with by_ssh(tmp_path, np=2, max_np=3) as (net, job):
         now = job.wait_for_size(2, SLOW_S)
-        assert now["plan"] == {"a": 1, "b": 1}
+        assert now["assigned"] == {"a": 1, "b": 1}
         job.scale(3)
         job.wait_for_size(3, SLOW_S)
         assert job.members("w2")["w2"]["host"] == "c"
@@ -94,7 +94,7 @@ def test_a_slot_whose_ssh_has_ended_is_given_up(tmp_path: Path) -> None:
                 process.kill()
         job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
         job.until(lambda: len(net.processes("b")) == 1, "end of all but sshd on host b")
-        job.wait(lambda now: used(now) == {"a": 1}, "a plan without host b")
+        job.wait(lambda now: used(now) == {"a": 1}, "nothing assigned to host b")
         job.edl("stop")
         assert job.end() == 0
 

@@ -32,14 +32,14 @@ def test_all_hosts_are_replaced_and_the_one_of_edl_run_leaves_first(tmp_path: Pa
         job.joined("b", np=2)
         assert "host a has left job" in job.edl("drain", "--host", "a")
         assert job.left("a") == 0
-        assert "edl drain: host a leaves the job" in job.told("a")
+        assert "edl drain: host a leaves the job" in job.host_output("a")
         job.joined("c", np=2)
         job.lose("b")
         job.wait(lambda now: now["world_size"] == 1, "a ring of 1")
         assert "host b has left job" in job.edl("drain", "--host", "b")
-        assert job.status()["plan"] == {"a": 0, "b": 0, "c": 1}
+        assert job.status()["desired"] == {"a": 0, "b": 0, "c": 1}
         job.prove(workers=1)
-        assert f"job {job.name} finished" in job.told("c")
+        assert f"job {job.name} finished" in job.host_output("c")
 
 
 @pytest.mark.long
@@ -61,7 +61,7 @@ def test_all_hosts_are_lost_one_after_another_the_one_of_edl_run_first(
             job.wait_for_progress()
         job.prove(workers=2)
         for host in ("c", "d"):
-            assert f"job {job.name} finished" in job.told(host)
+            assert f"job {job.name} finished" in job.host_output(host)
 
 
 @pytest.mark.long
@@ -98,8 +98,8 @@ def test_a_host_is_replaced_under_its_name(tmp_path: Path) -> None:
         before = job.status()["generation"]
         job.join("other")
         assert job.agents["other"].wait(30) == 2
-        assert f"'b' of job {job.name} belongs to another agent" in job.told("other")
-        assert net.address("b") in job.told("other")
+        assert f"'b' of job {job.name} belongs to another agent" in job.host_output("other")
+        assert net.address("b") in job.host_output("other")
         assert job.status()["generation"] == before
         job.lose("b")
         job.join("other")
@@ -107,7 +107,7 @@ def test_a_host_is_replaced_under_its_name(tmp_path: Path) -> None:
             lambda now: "w2" in {member["id"] for member in now["members"]}, "a worker on the other"
         )
         job.wait_for_size(2)
-        assert "waiting for the end of the session of agent" in job.told("other")
+        assert "waiting for the end of the session of agent" in job.host_output("other")
         assert job.members("w2")["w2"]["host"] == "b"
         job.prove(workers=2)
 
@@ -128,7 +128,7 @@ def test_a_host_that_was_replaced_under_its_name_comes_back(tmp_path: Path) -> N
         job.wait_for_size(2)
         net.heal()
         assert job.left("b") == 1
-        assert "belongs to another agent" in job.told("b")
+        assert "belongs to another agent" in job.host_output("b")
         job.wait_for_progress()
         assert set(job.members()) == {"w0", "w2"}
         job.prove(workers=2)

@@ -31,13 +31,13 @@ def test_the_first_starts_the_job_the_others_join_and_the_last_ends_it(shell: Sh
     first = same(shell, "a")
     shell.until_size(1)
     second, third = same(shell, "b"), same(shell, "c")
-    assert shell.until_size(3)["plan"] == {"a": 1, "b": 1, "c": 1}
+    assert shell.until_size(3)["desired"] == {"a": 1, "b": 1, "c": 1}
     first.signal(signal.SIGTERM)
     assert first.wait() == 0
     assert "host a has left job j" in first.output
-    assert shell.until_size(2)["plan"] == {"a": 0, "b": 1, "c": 1}
+    assert shell.until_size(2)["desired"] == {"a": 0, "b": 1, "c": 1}
     fourth = same(shell, "d")
-    assert shell.until_size(3)["plan"]["d"] == 1
+    assert shell.until_size(3)["desired"]["d"] == 1
     for gone in (second, third):
         gone.signal(signal.SIGTERM)
     assert (second.wait(), third.wait()) == (0, 0)
@@ -65,7 +65,7 @@ def test_who_comes_while_the_job_stops_starts_it_anew(shell: Shell) -> None:
     first.signal(signal.SIGCONT)
     assert first.wait() == 0
     second.expect("job j starts with 1 worker")
-    assert shell.until_size(1)["plan"] == {"b": 1}
+    assert shell.until_size(1)["desired"] == {"b": 1}
     second.signal(signal.SIGTERM)
     assert second.wait() == 0
 
@@ -92,12 +92,12 @@ def test_a_host_that_is_needed_leaves_when_others_have_come(shell: Shell) -> Non
     shell.until_size(3)
     assert shell.edl("drain", "w0").returncode == 0
     facts = shell.until_size(2)
-    assert facts["plan"] == {"a": 1, "b": 1}
+    assert facts["desired"] == {"a": 1, "b": 1}
     spot.signal(signal.SIGTERM)
     spot.expect("host b cannot leave job j: 1 worker would be left and min_np is 2")
     after = shell.start("join", "--job", "j", "--host", "c", "--slots", "1", "-np", "1")
     assert spot.wait() == 0, spot.output
-    assert shell.until_size(2)["plan"] == {"a": 1, "b": 0, "c": 1}
+    assert shell.until_size(2)["desired"] == {"a": 1, "b": 0, "c": 1}
     assert shell.edl("stop", "j").returncode == 0
     assert (job.wait(), after.wait()) == (0, 0)
 
@@ -110,10 +110,10 @@ def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: She
     guest.expect("host A has a place for 1 worker, not 2: the job may have 1 to 4 workers")
     shell.until_size(4)
     assert shell.edl("scale", "j", "--np", "2").returncode == 0
-    assert shell.until_size(2)["plan"] == {"A": 1, "a": 1}
+    assert shell.until_size(2)["desired"] == {"A": 1, "a": 1}
     assert shell.edl("drain", "j", "--host", "A").returncode == 0
     assert guest.wait() == 0
-    assert shell.until_size(1)["plan"] == {"A": 0, "a": 1}
+    assert shell.until_size(1)["desired"] == {"A": 0, "a": 1}
     assert shell.edl("stop", "j").returncode == 0
     assert job.wait() == 0
 
@@ -151,7 +151,7 @@ def test_a_host_with_another_secret_of_this_user_is_refused(shell: Shell) -> Non
     )
     del shell.environment["EDL_SECRET"]
     third = same(shell, "c")  # the job goes on, and takes in who has its secret
-    assert shell.until_size(2)["plan"] == {"a": 1, "c": 1}
+    assert shell.until_size(2)["desired"] == {"a": 1, "c": 1}
     assert shell.edl("stop", "j").returncode == 0
     assert (job.wait(), third.wait()) == (0, 0)
     # An ended job may get another one.

@@ -52,7 +52,7 @@ def out(job: Job) -> Path:
 
 
 def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
-    """What all workers tell alike at the end, two or more if their number is not given."""
+    """What all workers report alike at the end, two or more if their number is not given."""
     job.hurry()
     assert job.end(200.0) == 0, job.describe("it failed")
     reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
@@ -108,11 +108,11 @@ def test_memories_follow_a_join_and_rank_0_writes_through_its_death(
         job.scale(3)
         job.wait_for_size(3, START_S)
         kill.touch()
-        told = ended(job, 2)
-        assert told["epochs"] == list(range(PATIENCE + 1))
-        assert told["wait"][:2] == [PATIENCE, PATIENCE]
-        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
-        assert told["own"][0] == PATIENCE + 1
+        end = ended(job, 2)
+        assert end["epochs"] == list(range(PATIENCE + 1))
+        assert end["wait"][:2] == [PATIENCE, PATIENCE]
+        assert end["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        assert end["own"][0] == PATIENCE + 1
         check_files(job, PATIENCE + 1)
         assert shown(job)[-1] == PATIENCE + 1, job.describe("no progress at the end")
         (stop,) = job.events("training_stopped")
@@ -126,10 +126,10 @@ def test_all_leave_fit_where_one_wants_to_stop(tmp_path: Path, zk_hosts: str) ->
     stop.touch()
     kill.touch()
     with fit(tmp_path, zk_hosts, *words, *more, np=3, max_np=3) as job:
-        told = ended(job, 2)
-        assert told["epochs"] == [0]
-        assert told["steps"] == 4
-        assert len(told["history"]["loss"]) == 1
+        end = ended(job, 2)
+        assert end["epochs"] == [0]
+        assert end["steps"] == 4
+        assert len(end["history"]["loss"]) == 1
         (event,) = job.events("training_stopped")
         assert event["reason"] == (
             "all workers stop training after step 4: w1 wants to stop training"
@@ -160,10 +160,10 @@ def test_deaths_at_the_end_of_an_epoch(tmp_path: Path, zk_hosts: str) -> None:
         second.touch()
         job.wait(lambda now: not second.exists() and now["epoch"] > 1, "another", START_S)
         stop.touch()
-        told = ended(job)
-        epochs = len(told["epochs"])
-        assert told["epochs"] == list(range(epochs))
-        assert told["wait"][0] == epochs - 1
+        end = ended(job)
+        epochs = len(end["epochs"])
+        assert end["epochs"] == list(range(epochs))
+        assert end["wait"][0] == epochs - 1
         check_files(job, epochs)
         (event,) = job.events("training_stopped")
         assert re.search(r": w\d+ wants to stop training$", event["reason"])
@@ -178,12 +178,12 @@ def test_memories_are_in_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
         job.edl("stop")
         assert job.end() == 0, job.describe("it failed")
     with fit(tmp_path, zk_hosts, *saved, np=2, max_np=2, options=["--resume"]) as job:
-        told = ended(job, 2)
+        end = ended(job, 2)
         assert job.events("resumed")[0]["step"] > 24
-        assert told["epochs"] == list(range(PATIENCE + 1))
-        assert told["wait"][:2] == [PATIENCE, PATIENCE]
-        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
-        assert told["own"][0] == PATIENCE + 1
+        assert end["epochs"] == list(range(PATIENCE + 1))
+        assert end["wait"][:2] == [PATIENCE, PATIENCE]
+        assert end["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        assert end["own"][0] == PATIENCE + 1
         check_files(job, PATIENCE + 1)
 
 
@@ -205,7 +205,7 @@ def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
         job.scale(3)
         job.wait_for_size(3, START_S)
         kill.touch()
-        told = ended(job)
-        assert told["wait"][:2] == [PATIENCE, PATIENCE]
-        assert told["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
+        end = ended(job)
+        assert end["wait"][:2] == [PATIENCE, PATIENCE]
+        assert end["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
         check_files(job, PATIENCE + 1)

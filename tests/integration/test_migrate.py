@@ -73,7 +73,7 @@ class Hosts(Trial):
         return self.wait_for_size(len(hosts), MOVED_S)
 
 
-def told(process: subprocess.Popen[str], job: Trial) -> str:
+def answer_of(process: subprocess.Popen[str], job: Trial) -> str:
     """The sentence that a verb has ended with, which must be that of success."""
     text, _ = process.communicate(timeout=MOVED_S + 10)
     assert process.returncode == 0, job.describe(text)
@@ -86,14 +86,14 @@ def test_all_workers_move_one_by_one_the_leader_too(tmp_path: Path, zk_hosts: st
         job.wait_for_step(2)
         job.join()
         before = job.status()["generation"]
-        first = told(job.migrate("--np", "1"), job)
+        first = answer_of(job.migrate("--np", "1"), job)
         assert f"in one switch (generation {before + 1}); the others stood still for" in first
         job.wait_for_hosts("a", "b")
         assert job.leader() == "w0"
-        second = told(job.migrate(), job)
+        second = answer_of(job.migrate(), job)
         assert f"moved 1 worker of {job.name} from a to b in one switch" in second
         now = job.wait_for_hosts("b", "b")
-        assert now["plan"] == {"a": 0, "b": 2}
+        assert now["desired"] == {"a": 0, "b": 2}
         print(first, second)
         job.prove(workers=2)
         stalls = [
@@ -113,7 +113,7 @@ def test_several_workers_move_in_one_switch(tmp_path: Path, zk_hosts: str) -> No
         job.wait_for_step(2)
         job.join()
         before = job.status()["generation"]
-        text = told(job.migrate("--np", "2"), job)
+        text = answer_of(job.migrate("--np", "2"), job)
         assert f"in one switch (generation {before + 1})" in text, job.describe(text)
         job.wait_for_hosts("a", "b", "b")
         print(text)
@@ -133,10 +133,10 @@ def test_a_whole_job_moves_while_a_worker_is_killed(
         move = job.migrate()
         job.members("w2")
         job.process(victim).kill()
-        text = told(move, job)
+        text = answer_of(move, job)
         assert f"moved 2 workers of {job.name} from a to b" in text
         now = job.wait_for_hosts("b", "b")
-        assert now["plan"] == {"a": 0, "b": 2}
+        assert now["desired"] == {"a": 0, "b": 2}
         sizes = [len(event["members"]) for event in job.events("generation")]
         assert min(sizes) >= (2 if victim == "w2" else 1), sizes
         print(text)
@@ -150,7 +150,7 @@ def test_a_job_is_profiled_while_it_trains(tmp_path: Path, zk_hosts: str) -> Non
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=Hosts, throttled=even) as job:
         job.wait_for_step(2)
         words = ("--np", "1..3", "--steps", "25", "--timeout", str(MOVED_S), "--json")
-        printed = told(job.start("profile", job.name, *words), job)  # its log, too
+        printed = answer_of(job.start("profile", job.name, *words), job)  # its log, too
         curve = json.loads(printed.splitlines()[-1])
         points = curve["points"]
         assert [point["np"] for point in points] == [1, 2, 3]
@@ -158,21 +158,21 @@ def test_a_job_is_profiled_while_it_trains(tmp_path: Path, zk_hosts: str) -> Non
             assert STEP_S < point["step_s"] < 2 * STEP_S, points
             full = job.batch_size * point["np"] / point["step_s"]
             assert 0.8 * full < point["throughput"] <= 1.001 * full, points
-        assert job.wait_for_size(2)["plan"] == {"a": 2}
+        assert job.wait_for_size(2)["desired"] == {"a": 2}
         print(json.dumps(curve))
         job.prove(workers=2)
 
 
-def test_with_horovodrun_the_wish_moves(tmp_path: Path, zk_hosts: str) -> None:
+def test_with_horovodrun_what_is_desired_moves(tmp_path: Path, zk_hosts: str) -> None:
     """Its driver is asked by `edl-discover`, and keeps one of its hosts."""
     here, there = "127.0.0.1", "localhost"
     discover = (*DISCOVER, f"{here}:2", f"{there}:2")
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial, discover=discover) as job:
         now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        assert now["plan"] == {here: 2}
+        assert now["assigned"] == {here: 2}
         for target, np, why in (
             (there, 2, "the driver of horovodrun wants to keep one of them"),
-            ("elsewhere", 1, "edl-discover does not offer elsewhere to horovodrun"),
+            ("elsewhere", 1, "let edl-discover offer elsewhere to horovodrun"),
         ):
             words = ("--from", here, "--to", target, "--np", str(np))
             refused = job.try_edl("migrate", *words)
@@ -180,7 +180,7 @@ def test_with_horovodrun_the_wish_moves(tmp_path: Path, zk_hosts: str) -> None:
         text = job.edl("migrate", "--from", here, "--to", there, "--np", "1")
         assert text.startswith(f"moved 1 worker of {job.name} from {here} to {there} in one switch")
         assert min(len(e["members"]) for e in job.events("generation")) == 2
-        now = job.wait(lambda now: now["plan"] == {here: 1, there: 1}, "the driver's word")
+        now = job.wait(lambda now: now["assigned"] == {here: 1, there: 1}, "the driver's word")
         assert sorted(m["host"] for m in now["members"]) == [here, there]
         job.edl("stop")
         assert job.end() == 0

@@ -85,7 +85,7 @@ def test_a_host_that_is_cut_off_does_not_train_and_comes_back(
         net.heal()
         job.wait_for_size(3)
         reports = job.prove(workers=3)
-        assert f"worker {name} was given up by the leader" in job.told(host)
+        assert f"worker {name} was given up by the leader" in job.host_output(host)
     stall_s = longest_stall(reports)
     print(f"cut off ({role}, {way}): longest pause {stall_s:.2f} s, session {SESSION_S:g} s")
     assert stall_s < SESSION_S + SLACK_S

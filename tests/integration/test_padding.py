@@ -19,9 +19,9 @@ def test_three_samples_on_two_workers(framework: str, tmp_path: Path, zk_hosts: 
     with started(tmp_path, zk_hosts, *script, np=2, max_np=2) as job:
         assert job.end() == 0, job.describe("it failed")
         story = job.describe("the numbers are wrong")
-    told = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert len(told) == 2, story
-    for mine, other in zip(*told, strict=True):
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(reports) == 2, story
+    for mine, other in zip(*reports, strict=True):
         assert mine["batches"] + other["batches"] == 4, story
         assert mine["seen"] + other["seen"] == 3, story
         assert mine["mean"] == other["mean"] == 1.0, story  # of 0, 1, 2

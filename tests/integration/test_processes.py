@@ -25,7 +25,9 @@ def test_pools_in_every_step(tmp_path: Path, zk_hosts: str) -> None:
 
 def test_a_spawned_process_does_not_take_part_in_the_job(tmp_path: Path, zk_hosts: str) -> None:
     with started(tmp_path, zk_hosts, POOLS, "unguarded", np=1, max_np=1) as job:
-        told = "edl: edl.init() was called in a process that multiprocessing has started, which is "
-        job.wait(lambda _now: told in job.output(), "refusal of the pool's process", 60.0)
+        sentence = (
+            "edl: edl.init() was called in a process that multiprocessing has started, which is "
+        )
+        job.wait(lambda _now: sentence in job.output(), "refusal of the pool's process", 60.0)
         assert [member["id"] for member in job.status()["members"]] == ["w0"]
         assert "Traceback" not in job.output(), job.describe("it is shown with a traceback")

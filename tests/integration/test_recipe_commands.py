@@ -100,7 +100,7 @@ def test_a_silent_metadata_service_ends_nothing(tmp_path: Path) -> None:
         assert agent.wait() == 7
 
 
-def test_a_metadata_service_that_fails_is_asked_again_and_told_of_once(
+def test_a_metadata_service_that_fails_is_asked_again_and_logged_once(
     cloud: Service, tmp_path: Path
 ) -> None:
     cloud.broken = True
@@ -150,7 +150,7 @@ def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
             cloud.noticed = True
             assert agent.wait() == 0, agent.output
             assert "edl: host spot has left job" in agent.output
-        assert job.status()["plan"] == {"a": 2, "spot": 0}
+        assert job.status()["desired"] == {"a": 2, "spot": 0}
         job.wait_for_size(2)
         # The next one is lost without a notice, and another takes its place.
         cloud.noticed = False
@@ -163,9 +163,9 @@ def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
                 os.kill(pid, signal.SIGKILL)
             assert agent.wait() == 128 + signal.SIGKILL
         with on_spot("aws", cloud.url, *join, cwd=tmp_path, env=job.environment) as agent:
-            job.wait(lambda now: now["plan"].get("spot") == 2, "the place of the lost host")
+            job.wait(lambda now: now["desired"].get("spot") == 2, "the place of the lost host")
             job.wait_for_size(4)
-            assert job.status()["plan"] == {"a": 2, "lost": 0, "spot": 2}
+            assert job.status()["desired"] == {"a": 2, "lost": 0, "spot": 2}
             job.prove(workers=4)
             assert agent.wait() == 0, agent.output
 
@@ -217,12 +217,12 @@ def test_a_pod_that_is_taken_away_leaves_and_says_that_its_work_is_not_done(shel
     shell.until_size(1, "digits")
     third = pod_of_job(shell, "digits-0-ccccc", saved)
     facts = shell.until_size(2, "digits")
-    assert sorted(facts["plan"].items())[1:] == [("digits-0-ccccc", 1), ("digits-1-bbbbb", 1)]
+    assert sorted(facts["desired"].items())[1:] == [("digits-0-ccccc", 1), ("digits-1-bbbbb", 1)]
     assert shell.edl("stop", "digits").returncode == 0
     assert (second.wait(), third.wait()) == (0, 0)
 
 
-def test_a_pod_that_joins_leaves_before_it_is_told_to_end(shell: Shell) -> None:
+def test_a_pod_that_joins_leaves_before_it_is_asked_to_end(shell: Shell) -> None:
     saved = shell.directory / "saved"
     saved.mkdir()
     first = pod_of_job(shell, "digits-0-aaaaa", saved)

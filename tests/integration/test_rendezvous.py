@@ -287,7 +287,7 @@ class TestServer:
             server.add_route("/act", lambda request: (200, b""), changes=True)
             assert change(KEY, 3, "POST", HERE, server.port, "/act", 5.0) == (401, b"")
 
-    def test_a_port_tells_whether_its_process_lives(self) -> None:
+    def test_a_port_shows_whether_its_process_lives(self) -> None:
         with RendezvousServer(HERE) as server:
             port = server.port
             assert ask(HERE, port, 5.0).liveness is Liveness.ALIVE

@@ -21,14 +21,16 @@ def test_the_parts_of_a_repair(tmp_path: Path, zk_hosts: str) -> None:
             job.wait_for_size(3)
             before = max(event["generation"] for event in job.events("generation"))
             job.process(job.leader() if role == "leader" else job.plain()).kill()
-            repair, told = repaired(job, before)
+            repair, parts_by_worker = repaired(job, before)
             old_term = max(e["term"] for e in job.events("generation") if e["generation"] <= before)
-            assert len(told) == 2, repair
-            assert repair["failures"].keys() == told.keys(), "each survivor says what it saw"
+            assert len(parts_by_worker) == 2, repair
+            assert repair["failures"].keys() == parts_by_worker.keys(), (
+                "each survivor says what it saw"
+            )
             assert all(repair["failures"].values()), repair
-            for parts in told.values():
+            for parts in parts_by_worker.values():
                 check(parts)
-            elections = [parts["election_s"] for parts in told.values()]
+            elections = [parts["election_s"] for parts in parts_by_worker.values()]
             if repair["term"] == old_term:
                 assert role == "plain"
                 assert elections == [0.0, 0.0]

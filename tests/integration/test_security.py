@@ -87,7 +87,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
         secret = read_file(directory / "state/edl/jobs" / job.name / "secret")
         access = Access(job.name, secret)
         with Session(hosts, access=access) as session:
-            JobStore(session, job.name).add_request(records.Request("drain", 99))
+            JobStore(session, job.name).requests.add(records.Request("drain", 99))
             yield Training(job, server, session, access)
         job.edl("stop")
         assert job.end() == 0
@@ -114,7 +114,7 @@ def stranger(request: pytest.FixtureRequest, training: Training) -> Iterator[Kaz
 
 
 class TestZooKeeper:
-    def test_a_stranger_can_only_tell_that_there_is_such_a_job(
+    def test_a_stranger_can_only_see_that_there_is_such_a_job(
         self, training: Training, stranger: KazooClient
     ) -> None:
         assert stranger.get_children(JOBS) == [training.job.name]
@@ -157,13 +157,13 @@ class TestZooKeeper:
                 store = JobStore(session, name)
                 calls: list[Callable[[], object]] = [
                     store.snapshot,
-                    store.events,
+                    store.events.read,
                     lambda s=store: s.watch_generation(None),
-                    store.new_worker_id,
-                    lambda s=store: s.put_host(records.Host("h", 1, "127.0.0.1", 1)),
-                    lambda s=store: s.add_event(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
-                    lambda s=store: s.add_request(records.Request("drain", 0)),
-                    lambda s=store: s.change_plan(lambda plan: {"h": 9}),
+                    store.members.new_id,
+                    lambda s=store: s.hosts.put(records.Host("h", 1, "127.0.0.1", 1)),
+                    lambda s=store: s.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
+                    lambda s=store: s.requests.add(records.Request("drain", 0)),
+                    lambda s=store: s.desire(lambda _: {"h": 9}, records.Asker.PERSON, "so"),
                     store.delete,
                 ]
                 for call in calls:
@@ -244,12 +244,12 @@ class TestTheSecret:
 
     def test_it_is_in_no_log_and_no_answer(self, training: Training) -> None:
         job = training.job
-        told = [job.edl("events", "--json"), job.edl("status", "--json"), job.output()]
+        texts = [job.edl("events", "--json"), job.edl("status", "--json"), job.output()]
         assert "edl.coordination.kazoo: Sending request" in job.output()  # logged in all detail
         for member in training.store.snapshot().members:
-            told.append(client.fetch(member.address, member.port, "/health", 10.0)[1].decode())
+            texts.append(client.fetch(member.address, member.port, "/health", 10.0)[1].decode())
         for needle in _needles(training):
-            assert not any(needle in text for text in told)
+            assert not any(needle in text for text in texts)
 
     def test_of_all_files_only_its_own_has_it(self, training: Training) -> None:
         secret = training.access.secret.encode()

@@ -143,7 +143,7 @@ def test_a_job_that_lost_a_node_and_was_cancelled_is_submitted_again(tmp_path: P
         assert slurm.state(job.number) == "COMPLETED"
 
 
-def test_a_job_that_is_told_to_end_has_succeeded_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_job_that_is_asked_to_end_has_succeeded_with_a_checkpoint(tmp_path: Path) -> None:
     with (
         Slurm(tmp_path / "slurm", ("n1", "n2")) as slurm,
         trial(tmp_path, "", np=2, max_np=4, kind=SlurmTrial, slurm=slurm) as job,

@@ -45,9 +45,9 @@ def test_it_ends_with_its_sentence(
     step = STEPS * (4 if last else 2)
     if framework == "graph":
         step = events[0]["step"]
-    told = f"the state of w1 differs from that of w0, w2 after step {step}, first in "
+    sentence = f"the state of w1 differs from that of w0, w2 after step {step}, first in "
     assert code == 1, story
-    assert told + PARTS[framework] + ". What all share" in output, story
+    assert sentence + PARTS[framework] + ". What all share" in output, story
     assert [event["workers"] for event in events] == [["w1"]], story
     assert events[0]["step"] == step, story
     assert "Traceback" not in output, story

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from wrong import assert_a_sentence, told_of
+from wrong import answers_of, assert_a_sentence
 
 pytestmark = pytest.mark.integration
 
@@ -556,7 +556,7 @@ assert edl.step() == 4
 """,
         "",
     ),
-    "what workers tell each other at the end of an epoch": (
+    "what workers exchange at the end of an epoch": (
         """
 from edl.errors import UsageError
 from edl.tensorflow.keras_callbacks.agreement import Met, end_row, job_metrics, met, metrics_row
@@ -589,19 +589,19 @@ some = {
     "n": np.float32(0.5), "z": np.arange(3), "t": tf.constant([1.0]), "v": tf.Variable(4.0),
     "m": mean, "k": keras.Variable(1.0), "c": Counter("aab"), (1, 2): float("nan"),
 }
-told = taken(some)
+stored = taken(some)
 some["a"].append(1), some["z"].__setitem__(0, 9), some["v"].assign(5.0), mean.reset_state()
-assert fingerprint(told) != fingerprint(taken(some))
+assert fingerprint(stored) != fingerprint(taken(some))
 kept = some["v"], some["d"], some["m"], some["c"]
-put(told, some)
-assert fingerprint(told) == fingerprint(taken(some)), some
+put(stored, some)
+assert fingerprint(stored) == fingerprint(taken(some)), some
 assert kept == (some["v"], some["d"], some["m"], some["c"]) and some["d"].maxlen == 3
 assert float(some["v"]) == 4.0 and float(mean.result()) == 2.0 and some["n"].dtype == np.float32
 for odd in (object(), np.array(["text"]), np.array([None]), [open]):
     try: taken(odd)
     except NoData: continue
     raise AssertionError(odd)
-fresh = put(told, None)
+fresh = put(stored, None)
 assert fresh["a"] == some["a"] and fresh[3] == {1, 2} and fresh["t"].numpy() == [1.0]
 
 class Own(keras.callbacks.Callback):
@@ -646,8 +646,8 @@ assert ds.options().autotune.enabled is False
 model = keras.Sequential([keras.layers.Dense(2, activation="relu"), keras.layers.Dense(1)])
 model.compile(edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW())), "mse")
 stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)
-told = model.fit(ds, epochs=9, verbose=0, shuffle=False, callbacks=[edl.KerasCallback(), stop])
-assert len(told.epoch) == 2 and edl.step() == 4, told.epoch
+history = model.fit(ds, epochs=9, verbose=0, shuffle=False, callbacks=[edl.KerasCallback(), stop])
+assert len(history.epoch) == 2 and edl.step() == 4, history.epoch
 path = tempfile.mkdtemp() + "/model.keras"
 model.save(path)
 assert b"edl" not in zipfile.ZipFile(path).read("config.json")
@@ -669,16 +669,16 @@ for _way, _code in READS_DAMAGED.items():
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, tuple[int, str]]:
-    return told_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
+def answers() -> dict[str, tuple[int, str]]:
+    return answers_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
 
 
 @pytest.mark.parametrize("name", RIGHT_USES)
-def test_other_ways_to_write_it(name: str, told: dict[str, tuple[int, str]]) -> None:
-    code, stderr = told[name]
+def test_other_ways_to_write_it(name: str, answers: dict[str, tuple[int, str]]) -> None:
+    code, stderr = answers[name]
     assert code == 0, stderr
 
 
 @pytest.mark.parametrize("name", WRONG_USES)
-def test_wrong_use_gets_a_sentence(name: str, told: dict[str, tuple[int, str]]) -> None:
-    assert_a_sentence(told[name], WRONG_USES[name][1])
+def test_wrong_use_gets_a_sentence(name: str, answers: dict[str, tuple[int, str]]) -> None:
+    assert_a_sentence(answers[name], WRONG_USES[name][1])

@@ -94,15 +94,15 @@ def test_all_skip_a_step_that_overflows_on_one(tmp_path: Path, zk_hosts: str) ->
 
 
 def test_a_gradient_that_only_some_have(tmp_path: Path, zk_hosts: str) -> None:
-    """No wait without an end: each worker is told."""
+    """No wait without an end: each worker is output."""
     options = ["--out", str(tmp_path), "--what", "none"]
     script = SCRIPTS / "tf_uneven.py"
     with started(tmp_path, zk_hosts, script, *options, np=2, max_np=2) as job:
         assert job.end(START_S) != 0, job.describe("it ended well")
-        told = job.output()
-    assert "the same variables must have a gradient on all: here none for sometimes" in told
-    assert "the same variables must have a gradient on all: here each has one" in told
-    assert "Traceback" not in told, told
+        output = job.output()
+    assert "the same variables must have a gradient on all: here none for sometimes" in output
+    assert "the same variables must have a gradient on all: here each has one" in output
+    assert "Traceback" not in output, output
 
 
 @pytest.mark.chaos
@@ -123,9 +123,9 @@ def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: 
         job.wait_for_size(1, START_S)
         job.hurry()
         assert job.end(300.0) == 0, job.describe("it failed")
-        told = re.findall(r"^.*accuracy (0\.\d+) .*steps", job.output(), flags=re.MULTILINE)
-        assert told, job.describe("it said nothing")
-        assert float(told[-1]) >= 0.95, job.describe("it learned too little")
+        found = re.findall(r"^.*accuracy (0\.\d+) .*steps", job.output(), flags=re.MULTILINE)
+        assert found, job.describe("it said nothing")
+        assert float(found[-1]) >= 0.95, job.describe("it learned too little")
 
 
 @pytest.mark.chaos

@@ -49,6 +49,6 @@ def test_a_session_that_cannot_be_repaired(tmp_path: Path, zk_hosts: str) -> Non
         job.wait_for_step(3, START_S)
         job.process(job.plain()).kill()
         assert job.end(START_S) != 0, job.describe("it ended well")
-        told = job.output()
-    assert "edl: a step was interrupted, and this session cannot be repaired inside of it" in told
-    assert "Traceback" not in told, told
+        output = job.output()
+    assert "edl: a step was interrupted, and this session cannot be repaired inside of it" in output
+    assert "Traceback" not in output, output

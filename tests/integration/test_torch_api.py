@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paths import SCRIPTS
 from steplog import read_steps
-from wrong import assert_a_sentence, told_of
+from wrong import answers_of, assert_a_sentence
 
 from edl.testing.job import started
 from edl.testing.throttle import Throttle
@@ -284,8 +284,8 @@ for _ in loader.epochs(4):
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, tuple[int, str]]:
-    return told_of(
+def answers() -> dict[str, tuple[int, str]]:
+    return answers_of(
         WRONG_USES | RIGHT_USES,
         # The first optimizer imports much more of PyTorch: once, rather than in each process.
         "import torch; import edl.torch as edl; torch.optim.SGD([torch.zeros(1)], lr=0.1)",
@@ -295,11 +295,11 @@ def told() -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", RIGHT_USES)
-def test_other_ways_to_write_it(name: str, told: dict[str, tuple[int, str]]) -> None:
-    code, stderr = told[name]
+def test_other_ways_to_write_it(name: str, answers: dict[str, tuple[int, str]]) -> None:
+    code, stderr = answers[name]
     assert code == 0, stderr
 
 
 @pytest.mark.parametrize("name", WRONG_USES)
-def test_wrong_use_gets_a_sentence(name: str, told: dict[str, tuple[int, str]]) -> None:
-    assert_a_sentence(told[name], WRONG_USES[name][1])
+def test_wrong_use_gets_a_sentence(name: str, answers: dict[str, tuple[int, str]]) -> None:
+    assert_a_sentence(answers[name], WRONG_USES[name][1])

@@ -50,7 +50,7 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
     ) as job:
         now = job.wait(lambda now: now["slots_given_up"], "end of the crash loop", 240.0)
         assert list(now["slots_given_up"]) == [f"{next(iter(now['hosts']))}:1"]
-        job.wait(lambda now: sum(now["plan"].values()) == now["world_size"] == 2, "two workers")
+        job.wait(lambda now: sum(now["desired"].values()) == now["world_size"] == 2, "two workers")
         job.prove(workers=2)
         events = job.events()
     fails = [event for event in events if event["kind"] == "worker_failed"]

@@ -131,9 +131,9 @@ class Trial(Job):
             assert report["counts"] == {str(self.epochs): self.samples}, story
             for epoch in report["epochs"]:
                 assert epoch["counts"] == {str(epoch["epoch"] + 1): self.samples}, story
-            for steps, told in report["exchanges"].items():
-                assert all(r["exchanges"].get(steps, told) == told for r in reports), story
-                assert {row[1] for row in told} == {float(steps)}, story
+            for steps, rows in report["exchanges"].items():
+                assert all(r["exchanges"].get(steps, rows) == rows for r in reports), story
+                assert {row[1] for row in rows} == {float(steps)}, story
         assert len({report["w_sha256"] for report in reports}) == 1, story
         assert len({report["steps"] for report in reports}) == 1, story
         assert len({report["rings"][-1]["generation"] for report in reports}) == 1, story

@@ -1,4 +1,4 @@
-"""Wrong uses of the API, each run in a process of its own, and what is told of them."""
+"""Wrong uses of the API, each run in a process of its own, and what is said of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paths import SCRIPTS
 Uses = Mapping[str, tuple[str, str]]  # name -> code, a part of the sentence
 
 
-def told_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
+def answers_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
     """Exit code and standard error of each wrong use."""
     snippets = {name: code for name, (code, _) in uses.items()}
     done = subprocess.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from tfrecords import framed, read_all
 
 import edl.data
-from edl.data import text_file
+from edl.data.text_file import TextLines
 
 RECORDS = st.lists(st.binary(max_size=40), max_size=12)
 
@@ -37,7 +36,7 @@ def _cache() -> Iterator[None]:
     data=st.data(),
 )
 def test_lines(contents: list[bytes], chunk: int, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as name, mock.patch.object(text_file, "CHUNK_BYTES", chunk):
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         expected: list[bytes] = []
         for n, content in enumerate(contents):
@@ -46,14 +45,14 @@ def test_lines(contents: list[bytes], chunk: int, data: st.DataObject) -> None:
             expected += [
                 line.removesuffix(b"\r") for line in lines[: -1 if lines[-1] == b"" else None]
             ]
-        source = edl.data.text_lines(folder / "*", encoding=None)
+        source = TextLines(folder / "*", None, None, "error", chunk)
         assert list(source) == expected
         order = data.draw(st.permutations(range(len(expected))))
         assert source.__getitems__(order) == [expected[index] for index in order]
 
         good = [line.decode() for line in expected if b"\xff" not in line]
         if good:
-            skipping = edl.data.text_lines(folder / "*", on_error="skip")
+            skipping = TextLines(folder / "*", "utf-8", None, "skip", chunk)
             assert list(skipping) == good
             assert len(skipping.skipped) == len(expected) - len(good)
 

@@ -111,8 +111,8 @@ def test_below_min_np_after_a_step_that_one_has_missed() -> None:
         faults = (Fault(seed % 3, 30 + 7 * seed % 90, "kill"),)
         job = Trial(seed, 3, 3, 3, Counting(24, epochs=3), faults).run()
         sizes = [result.sizes for result in job.results.values()]
-        told = {step: {one[step] for one in sizes if step in one} for step in range(1, 14)}
-        missed += any(len(each) > 1 for each in told.values())  # it says who went on from it
+        by_step = {step: {one[step] for one in sizes if step in one} for step in range(1, 14)}
+        missed += any(len(each) > 1 for each in by_step.values())  # it says who went on from it
     assert missed >= 5
 
 

@@ -134,19 +134,19 @@ class Membership(RuleBasedStateMachine):
     @rule(data=st.data())
     def scale_or_migrate(self, data: st.DataObject) -> None:
         job = self.world.job
-        plan = dict.fromkeys(HOSTS, 0)
+        hosts = dict.fromkeys(HOSTS, 0)
         sizes = [n for n in range(1, 8) if job.sizes.allows(n)]
         for _ in range(data.draw(st.sampled_from(sizes), "workers")):
-            plan[data.draw(st.sampled_from(HOSTS), "host")] += 1
-        self.world.plan = plan
+            hosts[data.draw(st.sampled_from(HOSTS), "host")] += 1
+        self.world.desired = hosts
 
     @rule(old=st.sampled_from(HOSTS), new=st.sampled_from(HOSTS), np=st.integers(1, 3))
     def migrate(self, old: str, new: str, np: int) -> None:
         """Some workers of one host to another."""
-        plan = self.world.plan
-        np = min(np, plan[old])
-        self.world.plan = {**plan, old: plan[old] - np}
-        self.world.plan[new] += np
+        hosts = self.world.desired
+        np = min(np, hosts[old])
+        self.world.desired = {**hosts, old: hosts[old] - np}
+        self.world.desired[new] += np
 
     @rule(pick=PICK)
     def drain(self, pick: int) -> None:
@@ -211,9 +211,9 @@ class Membership(RuleBasedStateMachine):
     @rule()
     def a_deposed_leader_acts(self) -> None:
         """On what it had read in its term; it finds out that this is over."""
-        before = (len(self.world.generations), dict(self.world.evicted), dict(self.world.plan))
+        before = (len(self.world.generations), dict(self.world.evicted), dict(self.world.desired))
         self.world.act(self.world.deposed.pop())
-        now = (len(self.world.generations), self.world.evicted, self.world.plan)
+        now = (len(self.world.generations), self.world.evicted, self.world.desired)
         assert now == before
 
     @invariant()
@@ -229,7 +229,7 @@ class Membership(RuleBasedStateMachine):
     # --- and in the end ---
 
     def teardown(self) -> None:
-        """The faults stop; the world settles on the plan within bounded rounds."""
+        """The faults stop; the world settles on what is desired within bounded rounds."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -267,7 +267,7 @@ def test_a_migration_is_one_switch(
     (first,) = world.generations
     assert len(first.seats) == np
     old = {w.id for w in world.running()}
-    world.plan = {"a": np - moved, "b": moved}
+    world.desired = {"a": np - moved, "b": moved}
     ready_at: dict[int, int] = {}
     for time in range(30):
         world.agents()

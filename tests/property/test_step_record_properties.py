@@ -34,7 +34,7 @@ def test_records_survive_the_allgather(records: list[StepRecord]) -> None:
     assert all(type(value) is int for r in decode(table) for value in vars(r).values())
 
 
-def told(current: int, known: list[int]) -> tuple[StepRecord, ...]:
+def records_with(current: int, known: list[int]) -> tuple[StepRecord, ...]:
     return tuple(
         StepRecord(current, 7, worker, 0, 1, 0, 0, newest, 99)
         for worker, newest in enumerate(known)
@@ -44,7 +44,7 @@ def told(current: int, known: list[int]) -> tuple[StepRecord, ...]:
 @given(current=st.integers(0, 5), known=st.lists(st.integers(0, 8), min_size=1, max_size=6))
 @example(current=3, known=[2, 2])  # it switched back to a generation that was over
 def test_workers_switch_together_and_forward_only(current: int, known: list[int]) -> None:
-    records = told(current, known)
+    records = records_with(current, known)
     target, reason = agreed_generation(records)
     assert reason
     if target is None:
@@ -62,7 +62,7 @@ def test_news_that_reach_everybody_lead_to_a_switch(known: list[int], newest: in
     targets = []
     for worker in range(len(known)):
         known[worker] = newest
-        targets.append(agreed_generation(told(2, known))[0])
+        targets.append(agreed_generation(records_with(2, known))[0])
     assert targets[-1] == newest
 
 
@@ -71,7 +71,9 @@ def test_news_that_reach_everybody_lead_to_a_switch(known: list[int], newest: in
     st.sampled_from(["generation", "step", "epoch", "ledger"]),
 )
 def test_rows_that_disagree_are_refused(values: list[int], name: str) -> None:
-    rows = [{**vars(r), name: value} for r, value in zip(told(1, values), values, strict=True)]
+    rows = [
+        {**vars(r), name: value} for r, value in zip(records_with(1, values), values, strict=True)
+    ]
     records = [StepRecord(**row) for row in rows]
     if len(set(values)) == 1:
         check(records)
@@ -83,7 +85,7 @@ def test_rows_that_disagree_are_refused(values: list[int], name: str) -> None:
 
 @given(st.lists(st.sampled_from(Stop), min_size=1, max_size=6))
 def test_all_stop_or_none_does_and_nobody_leaves_alone(stops: list[Stop]) -> None:
-    rows = [replace(r, stop=stop) for r, stop in zip(told(1, stops), stops, strict=True)]
+    rows = [replace(r, stop=stop) for r, stop in zip(records_with(1, stops), stops, strict=True)]
     wanting = wanting_to_stop(rows)
     assert wanting == [w for w, stop in enumerate(stops) if stop is Stop.WANTED]
     decided, reason = stopping(wanting)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from edl.core.job.decision import Ages, Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
+    Assigned,
+    Desired,
     Generation,
     Host,
     Job,
@@ -86,7 +88,7 @@ class World:
     """The whole job. Methods are events; each does nothing when it cannot happen now."""
 
     job: Job
-    plan: dict[str, int]
+    desired: dict[str, int]  # and assigned
     slots: int = 8
     time: float = 0.0
     workers: dict[int, Worker] = field(default_factory=dict)
@@ -316,7 +318,8 @@ class World:
             job=self.job,
             hosts=tuple(Host(h, self.slots, "::1") for h in self._offered()),
             members=tuple(self.nodes[i] for i in sorted(self.nodes)),
-            plan=dict(self.plan),
+            desired=Desired(dict(self.desired)),
+            assigned=Assigned(dict(self.desired)),
             generation=self.current,
             requests=tuple(self.requests[n] for n in sorted(self.requests)),
             evicted=dict(self.evicted),
@@ -337,15 +340,16 @@ class World:
         assert decision.generation is None or decision.generation.term == leader.term
         if leader is not self.leader:
             return None
-        if decision.plan is not None and now.plan != self.plan:
+        change = decision.change
+        if change and change.before.hosts != self.desired:
             return None  # compare-and-set: somebody scaled in between
         if decision.generation is not None:
             self._check(now, decision, ages)
             self.generations.append(decision.generation)
             self._count_loss(now, decision.generation)
-        if decision.plan is not None:
-            assert self.job.sizes.allows(sum(decision.plan.values())), decision.reason
-            self.plan = dict(decision.plan)
+        if change:
+            assert self.job.sizes.allows(change.desired.np), decision.reason
+            self.desired = dict(change.desired.hosts)
         self.evicted.update(decision.evict)
         for answer in decision.answers:
             assert answer.done
@@ -393,8 +397,8 @@ class World:
             for m in now.members
             if m.stage is Stage.LEAVING and ages.stage_s[m.id] >= LIMITS.leave_grace_s
         ]
-        plan = decision.plan if decision.plan is not None else now.plan
-        floor = min(len(new.previous), now.job.sizes.fit(sum(plan.values())))
+        assigned = (decision.change or now).desired.hosts
+        floor = min(len(new.previous), now.job.sizes.fit(sum(assigned.values())))
         assert last is not None
         adopted = {m.id for m in now.members if m.generation >= last.number}
         if set(last.members) <= adopted:
@@ -402,12 +406,12 @@ class World:
             asked = {m.id for m in now.members if m.stage is Stage.LEAVING}
             asked |= {one.worker for one in decision.answers if one.accepted}
             assert len(new.seats) + len(asked & set(new.left)) >= floor
-            assert len(new.seats) + len(released) >= min(floor, self._attainable(now, plan))
+            assert len(new.seats) + len(released) >= min(floor, self._attainable(now, assigned))
             assert not {one.worker for one in decision.answers if one.accepted} & set(new.members)
             kept = now.job.sizes.keeps(len(new.seats), len(new.previous))
             alone = len(new.previous) == 1 and len(new.seats) == 2
             assert kept or alone or released, f"{len(new.seats)} is not among {now.job.sizes}"
-            self._check_moves(now, new, plan, ages)
+            self._check_moves(now, new, assigned, ages)
         else:  # the only change while another is being adopted: a newcomer died before the switch
             assert new.previous == last.previous
             assert set(new.joined) < set(last.joined)
@@ -416,26 +420,26 @@ class World:
             assert len(new.seats) + excused >= min(floor, len(last.seats))
 
     @staticmethod
-    def _attainable(now: Snapshot, plan: Mapping[str, int]) -> int:
-        """Of the plan, without the shares of hosts that are gone or have no agent."""
+    def _attainable(now: Snapshot, assigned: Mapping[str, int]) -> int:
+        """Of the assigned, without those of hosts that are gone or have no agent."""
         assert now.generation is not None
         here = Counter(seat.host for seat in now.generation.seats)
         agents = {host.name for host in now.hosts}
-        wanted = sum(n if host in agents else min(n, here[host]) for host, n in plan.items())
+        wanted = sum(n if host in agents else min(n, here[host]) for host, n in assigned.items())
         return now.job.sizes.fit(wanted)
 
     def _check_moves(
-        self, now: Snapshot, new: Generation, plan: Mapping[str, int], ages: Ages
+        self, now: Snapshot, new: Generation, assigned: Mapping[str, int], ages: Ages
     ) -> None:
         """Who replaces others joins with all of them, unless somebody is needed or late."""
         here = Counter(seat.host for seat in new.seats)
-        kept = [host for host in here if here[host] > plan.get(host, 0)]
+        kept = [host for host in here if here[host] > assigned.get(host, 0)]
         late = any(ages.stage_s[worker] >= LIMITS.prepare_s for worker in new.joined)
         urgent = any(m.stage is Stage.LEAVING for m in now.members)
         full = not now.job.sizes.room(len(new.seats), 8)
-        short = len(new.previous) < self._attainable(now, plan) or full
+        short = len(new.previous) < self._attainable(now, assigned) or full
         if new.joined and kept and not (late or urgent or short):
-            lacking = [h.name for h in now.hosts if here[h.name] < plan.get(h.name, 0)]
+            lacking = [h.name for h in now.hosts if here[h.name] < assigned.get(h.name, 0)]
             assert not lacking, f"{lacking} lack workers, {kept} keep theirs: {new}"
 
     # --- everything at once, for the quiet times ---
@@ -476,11 +480,11 @@ class World:
         self.act(self.leader)
 
     def agents(self) -> None:
-        """Agents start what the plan lacks."""
+        """Agents start who is lacking."""
         if self.ended or self.job.state is not JobState.RUNNING:
             return
         for host in self._offered():
-            wanted = self.plan[host]
+            wanted = self.desired[host]
             here = [
                 w
                 for w in self.running()
@@ -493,10 +497,10 @@ class World:
 
     def _offered(self) -> list[str]:
         """The hosts that have an agent."""
-        return sorted({*self.plan} - self.agentless)
+        return sorted({*self.desired} - self.agentless)
 
     def settled(self) -> str:
-        """Why the world is not as it was planned; empty when it is."""
+        """Why the world is not as is desired; empty when it is."""
         if self.ended:
             left = [w.id for w in self.running() if not w.hangs]
             return f"{left} still run" if left else ""
@@ -509,15 +513,15 @@ class World:
             return f"{[w.id for w in self.running()]} run, {current.members} train"
         if self.requests:
             return f"open requests {self.requests}"
-        return plan_gap(current.seats, self.plan)
+        return size_gap(current.seats, self.desired)
 
 
 def ids(seats: Iterable[Seat]) -> tuple[int, ...]:
     return tuple(seat.id for seat in seats)
 
 
-def plan_gap(seats: Iterable[Seat], plan: Mapping[str, int]) -> str:
-    here = dict.fromkeys(plan, 0)
+def size_gap(seats: Iterable[Seat], desired: Mapping[str, int]) -> str:
+    here = dict.fromkeys(desired, 0)
     for seat in seats:
         here[seat.host] = here.get(seat.host, 0) + 1
-    return "" if here == dict(plan) else f"{here} train, {dict(plan)} is planned"
+    return "" if here == dict(desired) else f"{here} train, {dict(desired)} is desired"

@@ -49,7 +49,7 @@ class Start:
         source: Source = SOURCE,
         or_begin: bool = False,
     ) -> None:
-        self.told: list[tuple[str, int, str]] = []
+        self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
         self.replica = Replica()
         self.position = LoaderProgress()
@@ -69,7 +69,7 @@ class Start:
         self.checkpoints.check_directory()
 
     def _log(self, details: Details, step: int, reason: str) -> None:
-        self.told.append((details.kind, step, reason))
+        self.logged.append((details.kind, step, reason))
 
     def save(self, step: int) -> None:
         self.position.step, self.replica.value = step, step
@@ -120,7 +120,7 @@ def test_a_torn_file_is_refused_and_the_one_before_is_used(tmp_path: Path) -> No
     tear(tmp_path, 20)
     again = Start(tmp_path)
     assert again.restore() == 10
-    ((kind, _, reason),) = again.told
+    ((kind, _, reason),) = again.logged
     assert kind == "checkpoint_refused"
     assert "step-000000000020.safetensors is torn" in reason
 
@@ -228,7 +228,7 @@ def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> Non
     start.checkpoints.save_if_due(*start.at, start.replica)
     assert start.checkpoints.settle(10)
     assert start.saved == [0, 2]
-    assert [kind for kind, _, _ in start.told] == ["checkpoint", "checkpoint"]
+    assert [kind for kind, _, _ in start.logged] == ["checkpoint", "checkpoint"]
 
 
 def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> Non
     again.restore()
     again.checkpoints.save_if_due(*again.at, again.replica)
     assert again.checkpoints.settle(10)
-    assert [kind for kind, _, _ in again.told] == []
+    assert [kind for kind, _, _ in again.logged] == []
 
 
 def test_the_same_step_is_not_written_twice(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path
         start.checkpoints.save_if_due(*start.at, start.replica)
     start.position.step = 3
     start.checkpoints.save_last(*start.at, start.replica, timeout_s=10)
-    ((kind, step, reason),) = start.told
+    ((kind, step, reason),) = start.logged
     assert (kind, step) == ("checkpoint_failed", 3)
     assert reason.startswith("the checkpoint of step 3 was not written")
 
@@ -263,7 +263,7 @@ def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
     start = Start(tmp_path / "saved")
     (tmp_path / "saved").rmdir()
     start.save(3)
-    ((kind, step, _),) = start.told
+    ((kind, step, _),) = start.logged
     assert (kind, step) == ("checkpoint_failed", 3)
     assert start.saved == []
 

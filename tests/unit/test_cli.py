@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made import make_job
+from made import make_job, wanted
 from rich.console import Console
 from rich.live import Live
 from typer.testing import CliRunner
@@ -77,7 +77,7 @@ def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
         job=make_job(state=state),
         hosts=(Host("a", 4, "127.0.0.1"),),
         members=members,
-        plan={"a": 3, "gone": 0},
+        **wanted({"a": 3, "gone": 0}),
         generation=Generation(5, 3, seats, 1, (), (), ""),
         leader=Leader(3, 1),
         status=TrainingStatus(
@@ -285,8 +285,9 @@ def test_status_as_json() -> None:
         128,
     )
     assert (facts["samples_per_s"], facts["zookeeper"]) == (99.6, "127.0.0.1:2181")
-    assert (facts["plan"], facts["reason"]) == (
-        {"a": 3, "gone": 0},
+    assert facts["desired"] == facts["assigned"] == {"a": 3, "gone": 0}
+    assert (facts["desired_by"], facts["reason"]) == (
+        "launcher",
         "w2 is preparing; 2 of 3 train",
     )
     assert facts["members"][0] == {

@@ -146,7 +146,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("homeless")
-def test_a_user_without_a_home_directory_is_told_what_to_set(
+def test_a_user_without_a_home_directory_gets_a_sentence_with_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)

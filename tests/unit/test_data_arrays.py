@@ -128,16 +128,16 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("policy", ["error", "skip"])
 def test_arrays_without_records_get_a_sentence(name: str, policy: Any) -> None:
-    array, told = WRONG[name]
+    array, sentence = WRONG[name]
     saved("a.npy", array, allow_pickle=True)
-    with pytest.raises(DataError, match=f"a.npy {told}"):
+    with pytest.raises(DataError, match=f"a.npy {sentence}"):
         edl.data.npy("a.npy", on_error=policy)
     for save in (np.savez, np.savez_compressed):
         save("a.npz", a=array)
-        with pytest.raises(DataError, match=f"'a' in .*a.npz {told}"):
+        with pytest.raises(DataError, match=f"'a' in .*a.npz {sentence}"):
             edl.data.npz("a.npz", on_error=policy)
     if name != "fortran":
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=sentence):
             edl.data.arrays(array)
 
 
@@ -223,7 +223,7 @@ def test_a_damaged_header(folder: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "sentence"),
     [
         ("(-1,)", "its header is damaged"),
         ("(3, 'a')", "its header is damaged"),
@@ -234,10 +234,10 @@ def test_a_damaged_header(folder: Path, content: bytes) -> None:
         ("(1, 4294967296, 4294967296)", "a.npy is cut: the file ends after 0 of 1 rows"),
     ],
 )
-def test_a_header_with_an_impossible_shape(shape: str, told: str) -> None:
+def test_a_header_with_an_impossible_shape(shape: str, sentence: str) -> None:
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     Path("a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=sentence):
         edl.data.npy("a.npy")
 
 

@@ -1,4 +1,4 @@
-"""What all sources have in common: fingerprints, what is told about them, PyTorch's loader."""
+"""What all sources have in common: fingerprints, what is logged about them, PyTorch's loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfrecords import framed
 
 import edl.data
 from edl.data import Skipped
-from edl.data.dataset import TOLD_ONE_BY_ONE, Dataset, Part, fingerprint_of, skip_events
+from edl.data.dataset import LOGGED_ONE_BY_ONE, Dataset, Part, fingerprint_of, skip_events
 from edl.errors import DataError
 
 
@@ -106,15 +106,15 @@ class Emptied(Dataset[Any]):
         return rows
 
 
-def test_what_is_left_out_is_told_in_a_limited_number_of_events() -> None:
+def test_what_is_left_out_is_logged_in_a_limited_number_of_events() -> None:
     assert list(skip_events(Emptied(0))) == []
     few = list(skip_events(Emptied(2)))
     assert few[1] == (
         "f: 2 bytes from byte 1 are left out: damage",
         {"file": "f", "offset": 1, "bytes": 2},
     )
-    many = list(skip_events(Emptied(TOLD_ONE_BY_ONE + 7)))
-    assert len(many) == TOLD_ONE_BY_ONE + 1
+    many = list(skip_events(Emptied(LOGGED_ONE_BY_ONE + 7)))
+    assert len(many) == LOGGED_ONE_BY_ONE + 1
     assert many[-1] == (
         "7 more parts of 1 file are left out, 14 bytes together",
         {"parts": 7, "files": 1, "bytes": 14},

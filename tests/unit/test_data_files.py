@@ -51,7 +51,7 @@ def test_a_relative_path_becomes_absolute(folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "sentence"),
     [
         ([], "no files are named"),
         ("none.txt", "there is no file .*none.txt on this host"),
@@ -64,11 +64,11 @@ def test_a_relative_path_becomes_absolute(folder: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_what_cannot_be_resolved_gets_a_sentence(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, given: str | list[str], told: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: str | list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(folder)
     Path("link.txt").symlink_to("a.txt")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=sentence):
         resolve(given)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import edl.data
-from edl.data import Skipped, text_file
+from edl.data import Skipped
+from edl.data.text_file import TextLines
 from edl.errors import DataError, UsageError
 
 
@@ -47,11 +48,12 @@ def test_lines(tmp_path: Path, content: bytes, lines: list[str], on_error: str) 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_lines_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(text_file, "CHUNK_BYTES", size)
+def test_lines_across_chunks(tmp_path: Path, size: int) -> None:
     path = written(tmp_path, b"first\n\nx\xff\nlast one")
-    assert list(edl.data.text_lines(path, encoding=None)) == [b"first", b"", b"x\xff", b"last one"]
-    assert list(edl.data.text_lines(path, on_error="skip")) == ["first", "", "last one"]
+    as_bytes = TextLines(path, None, None, "error", chunk_bytes=size)
+    assert list(as_bytes) == [b"first", b"", b"x\xff", b"last one"]
+    as_text = TextLines(path, "utf-8", None, "skip", chunk_bytes=size)
+    assert list(as_text) == ["first", "", "last one"]
 
 
 def test_files_follow_one_another(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_a_damaged_record_is_an_error_when_it_is_read(tmp_path: Path, name: str)
     content, offset, _, _ = DAMAGED[name]
     source = edl.data.tfrecord(written(tmp_path, content))
     assert source.__getitems__([0, 1, 3]) == [RECORDS[0], RECORDS[1], RECORDS[3]]
-    told = rf"a.tfrecord: the record at byte {offset} is damaged: .* on_error='skip'"
-    with pytest.raises(DataError, match=told):
+    sentence = rf"a.tfrecord: the record at byte {offset} is damaged: .* on_error='skip'"
+    with pytest.raises(DataError, match=sentence):
         source[2]
 
 
@@ -95,8 +95,8 @@ def test_what_is_damaged_is_left_out(tmp_path: Path, name: str) -> None:
     before = sum(start < offset for start in (0, 21, 37, 1053))
     kept = RECORDS[:before] + (RECORDS[before + 1 :] if name in DAMAGED else [])
     assert list(source) == [*kept, *RECORDS]
-    ((told, skipped),) = source.skipped
-    assert (told, skipped.offset, skipped.bytes) == (str(path), offset, length)
+    ((name, skipped),) = source.skipped
+    assert (name, skipped.offset, skipped.bytes) == (str(path), offset, length)
     assert reason in skipped.reason
 
 

@@ -89,13 +89,13 @@ def test_every_setting_stands_in_the_table_with_its_default(field) -> None:
         rf"^\| `{field.name}` \| `{variable}` \| (.+?) \| (.+) \|$", ALL, flags=re.MULTILINE
     )
     assert row, f"docs/settings.md has no row for the setting {field.name} ({variable})"
-    told = row[1].strip("`")
+    shown = row[1].strip("`")
     if isinstance(field.default, bool):
-        assert told == str(int(field.default))
+        assert shown == str(int(field.default))
     elif isinstance(field.default, int | float):
-        assert float(told) == field.default
+        assert float(shown) == field.default
     elif field.default:
-        assert told == field.default
+        assert shown == field.default
 
 
 def test_the_table_has_no_setting_that_does_not_exist() -> None:
@@ -197,10 +197,10 @@ def test_the_snippet_of_the_data_page_runs(
     text = TEXTS[ROOT / "docs" / "data.md"]
     (first, *_) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     exec(first, {})
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("2 records in 1 text file of 8 bytes, digest ")
-    assert [line.split()[0] for line in told[1:]] == ["2", "2", "3", "3", "1", "2"]
-    assert told[1:3] == ["2 one", "2 41"]
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("2 records in 1 text file of 8 bytes, digest ")
+    assert [line.split()[0] for line in shown[1:]] == ["2", "2", "3", "3", "1", "2"]
+    assert shown[1:3] == ["2 one", "2 41"]
 
 
 def test_no_page_names_a_function_that_does_not_exist() -> None:

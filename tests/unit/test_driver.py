@@ -21,15 +21,15 @@ Store = dict[str, bytes]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The driver's store; as many PUTs as "silent" says get no answer. "gone": nobody listens.
+    """The driver's store; as many PUTs as "unanswered" says get no answer. "gone": nobody listens.
 
     "last": the driver ends with the next answer.
     """
     held: Store = {}
 
     def put(address: str, port: int, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        if (left := int(held.get("silent", b"0"))) > 0:
-            held["silent"] = b"%d" % (left - 1)
+        if (left := int(held.get("unanswered", b"0"))) > 0:
+            held["unanswered"] = b"%d" % (left - 1)
             raise RendezvousFailed(0, "PUT from 10.0.0.1:1 failed: TimeoutError")
         if "gone" in held:
             raise ConnectionRefusedError
@@ -62,8 +62,8 @@ def listen(driver: Driver, until: Callable[[], bool]) -> bool:
     return reached
 
 
-def test_the_identity_is_told_until_the_driver_has_taken_it(store: Store) -> None:
-    store["silent"] = b"3"
+def test_the_identity_is_sent_until_the_driver_has_taken_it(store: Store) -> None:
+    store["unanswered"] = b"3"
     driver = Driver(SLOT, SOON)
     driver.identify(THE_JOB)
     assert IDENTITY not in store
@@ -73,7 +73,7 @@ def test_the_identity_is_told_until_the_driver_has_taken_it(store: Store) -> Non
 
 def test_nobody_asks_before_the_others_can_find_the_job(store: Store) -> None:
     """The driver would wait for their questions."""
-    store["silent"], store[ASKED] = b"1000000", b"1"
+    store["unanswered"], store[ASKED] = b"1000000", b"1"
     driver = Driver(SLOT, SOON)
     driver.allow(True, driver.newest)
     driver.identify(THE_JOB)
@@ -81,7 +81,7 @@ def test_nobody_asks_before_the_others_can_find_the_job(store: Store) -> None:
 
 
 def test_a_refusal_is_repeated(store: Store) -> None:
-    store["silent"] = b"3"
+    store["unanswered"] = b"3"
     Driver(SLOT, SOON).refuse("ZooKeeper is away")
     assert json.loads(store[IDENTITY]) == {"refused": "ZooKeeper is away"}
 
@@ -120,7 +120,7 @@ def test_after_the_job_no_round_begins_and_one_that_has_begun_goes_on(store: Sto
 def test_the_end_of_the_driver_is_seen_after_its_last_answer_too(
     answered: bool, store: Store
 ) -> None:
-    """After an answer the identity has to be told again, which nobody takes any more."""
+    """After an answer the identity has to be sent again, which nobody takes any more."""
     driver = Driver(SLOT, replace(SOON, gone_s=0.01))
     driver.identify(THE_JOB)
     if answered:

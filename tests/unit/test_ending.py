@@ -12,9 +12,9 @@ import pytest
 # wait for processes, where a framework has imported multiprocessing first.
 LAST = """
 import atexit, multiprocessing.util, os, sys, time
-def told():
+def marker():
     return open(f"/proc/{os.getpid()}/comm").read().strip()
-atexit.register(lambda: print(told(), flush=True))
+atexit.register(lambda: print(marker(), flush=True))
 from edl.framework import ending
 """
 
@@ -32,13 +32,13 @@ def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("last", "said", "code"), [("", "edl-ended:0", 0), ("1/0", "edl-ended:1", 1)]
 )
-def test_the_end_of_a_script_is_told(tmp_path: Path, last: str, said: str, code: int) -> None:
+def test_the_end_of_a_script_is_reported(tmp_path: Path, last: str, said: str, code: int) -> None:
     hook = "import edl.framework.process\nending.arm()\n"
     done = run(tmp_path, hook + last)
     assert (done.stdout.strip(), done.returncode) == (said, code)
 
 
-def test_without_a_launcher_nothing_is_told(tmp_path: Path) -> None:
+def test_without_a_launcher_nothing_is_reported(tmp_path: Path) -> None:
     assert not run(tmp_path, "").stdout.startswith("edl-ended")
 
 
@@ -67,13 +67,13 @@ multiprocessing.get_context("fork").Process(target=time.sleep, args=(1.0,)).star
     assert not run(tmp_path, script).stdout.strip().startswith("edl-ended:0")
 
 
-def test_a_close_that_hangs_is_unblocked_and_then_told(tmp_path: Path) -> None:
+def test_a_close_that_hangs_is_unblocked_and_then_reported(tmp_path: Path) -> None:
     script = """
 ending.BREAK_S, ending.CLOSE_S = 0.1, 0.1
 ending.arm()
 def close():
     deadline = time.monotonic() + 30.0
-    while not told().startswith("edl-ended") and time.monotonic() < deadline:
+    while not marker().startswith("edl-ended") and time.monotonic() < deadline:
         time.sleep(0.02)
     print("closed", flush=True)
 ending.Closing(close, lambda: print("unblocked", flush=True), lambda: 0.0).start()

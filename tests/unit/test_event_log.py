@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.job_store import JobStore
+from edl.coordination.events import EventNodes
 from edl.core.events import Event, EvictedDetails
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
@@ -13,7 +13,7 @@ from edl.errors import CoordinationError
 EVENTS = [Event(float(n), n, 9, "so", EvictedDetails(f"w{n}")) for n in range(4)]
 
 
-class Store(JobStore):
+class Events(EventNodes):
     """Fails at the writes ``lost`` (nothing is written) and ``deaf`` (but it is written)."""
 
     def __init__(self, lost: set[int], deaf: set[int]) -> None:
@@ -21,7 +21,7 @@ class Store(JobStore):
         self.calls = 0
         self.log: list[Event] = []
 
-    def add_event(self, event: Event) -> int:
+    def add(self, event: Event) -> int:
         self.calls += 1
         if self.calls not in self.lost:
             self.log.append(event)
@@ -29,7 +29,7 @@ class Store(JobStore):
             raise CoordinationError("ZooKeeper is away")
         return len(self.log) - 1
 
-    def events(self, after: int = -1) -> list[tuple[int, Event]]:
+    def read(self, after: int = -1) -> list[tuple[int, Event]]:
         return list(enumerate(self.log))[after + 1 :]
 
 
@@ -37,8 +37,8 @@ class Store(JobStore):
     ("lost", "deaf"), [(set(), set()), ({2}, set()), (set(), {1}), ({3}, {2}), ({1, 2}, {3, 4})]
 )
 def test_all_are_written_in_order_and_once(lost: set[int], deaf: set[int]) -> None:
-    store, mailbox = Store(lost, deaf), Mailbox()
-    log = EventLog(store, mailbox)
+    events, mailbox = Events(lost, deaf), Mailbox()
+    log = EventLog(events, mailbox)
     for event in EVENTS:
         mailbox.log(event)
     for _ in lost | deaf:
@@ -46,5 +46,5 @@ def test_all_are_written_in_order_and_once(lost: set[int], deaf: set[int]) -> No
             log.write()
         assert mailbox.has_events
     log.write()
-    assert store.log == EVENTS
+    assert events.log == EVENTS
     assert not mailbox.has_events

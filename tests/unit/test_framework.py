@@ -82,7 +82,7 @@ def test_no_piece_of_small_ones_is_much_larger_than_a_large_one() -> None:
     assert [len(piece) for piece in pieces(many)] == [2, 2, 1]
 
 
-def test_leaves_are_told_where_they_are() -> None:
+def test_leaves_know_where_they_are() -> None:
     seen: list[str] = []
     value = {"a": [1, (2, {"b": 3})]}
     assert map_leaves(value, lambda leaf, where: seen.append(where) or -leaf) == {
@@ -105,14 +105,14 @@ def test_a_few_of_many() -> None:
         ("[../gloo/transport/tcp/pair.cc:589] Read error: Connection reset by peer", False),
     ],
 )
-def test_a_refusal_is_told_from_a_ring_that_broke(message: str, refused: bool) -> None:
+def test_a_refusal_is_not_taken_for_a_ring_that_broke(message: str, refused: bool) -> None:
     assert is_refusal(message) is refused
 
 
 def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:
     error = UsageError("gradients were applied twice")
-    main, told = threading.get_ident(), []
-    framework = threading.Thread(target=lambda: told.append(raise_in(main, error)))
+    main, raised = threading.get_ident(), []
+    framework = threading.Thread(target=lambda: raised.append(raise_in(main, error)))
 
     def wait() -> None:
         framework.start()
@@ -123,7 +123,7 @@ def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:
     with pytest.raises(UsageError, match=r"^gradients were applied twice$"):
         wait()
     framework.join(10.0)
-    assert told == [True]
+    assert raised == [True]
     assert framework.ident is not None
     assert not raise_in(framework.ident, error), "it has ended"
     assert not raise_in(main, error), "who calls can raise it"

@@ -115,25 +115,16 @@ def test_the_patches_and_edl_agree() -> None:
     assert ADDRESS in text
 
 
-def test_the_fingerprint_is_of_names_and_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fingerprint(folder: Path) -> str:
-        monkeypatch.setattr(horovod_patches, "FOLDER", folder)
-        patches.cache_clear()
-        return horovod_patches.fingerprint()
-
+def test_the_fingerprint_is_of_names_and_bytes(tmp_path: Path) -> None:
     here = horovod_patches.FOLDER
     there, renamed, changed = (tmp_path / name for name in ("there", "renamed", "changed"))
     for folder in (there, renamed, changed):
         shutil.copytree(here, folder)
     (renamed / "01-cxx20.patch").rename(renamed / "01-cxx21.patch")
     (changed / "01-cxx20.patch").write_bytes((here / "01-cxx20.patch").read_bytes() + b"\n")
-    try:
-        assert fingerprint(here) == fingerprint(there)
-        assert len({fingerprint(folder) for folder in (here, renamed, changed)}) == 3
-    finally:
-        patches.cache_clear()
+    fingerprint = horovod_patches.fingerprint
+    assert fingerprint() == fingerprint(here) == fingerprint(there)
+    assert len({fingerprint(folder) for folder in (here, renamed, changed)}) == 3
 
 
 @pytest.mark.parametrize(

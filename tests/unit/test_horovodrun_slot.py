@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import changed, make_job
+from made import changed, make_job, wanted
 
 from edl.core.host.horovodrun_slot import (
     AfterLoss,
@@ -14,7 +14,6 @@ from edl.core.host.horovodrun_slot import (
     SlotState,
     abandoned,
     after_loss,
-    assigned,
     awaits_others,
     decide,
     forgotten,
@@ -22,6 +21,7 @@ from edl.core.host.horovodrun_slot import (
     may_ask,
     released,
     removal_pending,
+    with_answer,
     without_barred,
     would_end_the_job,
 )
@@ -29,6 +29,8 @@ from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
 from edl.core.host.supervision import Decision, RingDeath, dead_ring
 from edl.core.records import (
+    Assigned,
+    Desired,
     Generation,
     JobState,
     KeptSlot,
@@ -48,7 +50,9 @@ MEMBERS = tuple(
     Member(worker, "a", worker, "127.0.0.1", 1, 100 + worker, f"l{worker}", Stage.ACTIVE, 1)
     for worker in (0, 1)
 )
-NOW = Snapshot(JOB, members=MEMBERS, plan={"a": 2}, generation=RING, leader=Leader(1, 0))
+NOW = Snapshot(
+    JOB, members=MEMBERS, **wanted({"a": 2}, by_slot=True), generation=RING, leader=Leader(1, 0)
+)
 LIVES = Process(1, "l1", 0.0, worker=1, ready=True, seated=True)
 KILLED = replace(LIVES, exit_code=-9, exited=99.0)
 ERROR = replace(LIVES, exit_code=3, exited=99.0)
@@ -62,7 +66,7 @@ def with_job(**changes: Any) -> Snapshot:
     return replace(NOW, job=changed(JOB, **changes))
 
 
-def told_to_end(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
+def end_signal(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
     """The signal that the worker gets then."""
     endings = decide(snapshot, own, at).endings
     return None if not endings else "SIGKILL" if endings[0].kill else "SIGTERM"
@@ -109,33 +113,33 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
     for living, evicted in ((starts, {}), (prepares, {}), (LIVES, {1: "frozen"})):
         now = replace(NOW, evicted=evicted)
         own = replace(OWN, processes=(living,), removed=True)
-        assert told_to_end(now, own, 100.0) == "SIGTERM"
-        told = replace(own, processes=(replace(living, told=100.0),))
-        assert told_to_end(now, told, 104.0) is None
-        assert told_to_end(now, told, 105.0) == "SIGKILL"
-    joined = replace(LIVES, told=100.0)  # it got its seat meanwhile, and leaves it by itself
+        assert end_signal(now, own, 100.0) == "SIGTERM"
+        ending = replace(own, processes=(replace(living, ending_since=100.0),))
+        assert end_signal(now, ending, 104.0) is None
+        assert end_signal(now, ending, 105.0) == "SIGKILL"
+    joined = replace(LIVES, ending_since=100.0)  # it got its seat meanwhile, and leaves it
     assert decide(NOW, replace(OWN, processes=(joined,), removed=True), 110.0).endings == ()
 
 
 def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
     """It does so after 5 s, and would take that for the end of the slot's next process."""
-    barred = replace(OWN, removed=True, told=50.0, given_up=True)
-    assert told_to_end(NOW, barred, 50.0) == "SIGTERM"
-    told = replace(barred, processes=(replace(LIVES, told=50.0),))
-    assert told_to_end(NOW, told, 52.9) is None
-    assert told_to_end(NOW, told, 53.0) == "SIGKILL"
-    # Told by a user, or not yet told to whom the slot belongs: it has the time to leave.
-    assert decide(NOW, replace(told, given_up=False), 79.0).endings == ()
-    assert decide(NOW, replace(told, removed=False), 79.0).endings == ()
+    barred = replace(OWN, removed=True, ending_since=50.0, given_up=True)
+    assert end_signal(NOW, barred, 50.0) == "SIGTERM"
+    ending = replace(barred, processes=(replace(LIVES, ending_since=50.0),))
+    assert end_signal(NOW, ending, 52.9) is None
+    assert end_signal(NOW, ending, 53.0) == "SIGKILL"
+    # Asked by a user, or it is not known yet to whom the slot belongs: it has the time to leave.
+    assert decide(NOW, replace(ending, given_up=False), 79.0).endings == ()
+    assert decide(NOW, replace(ending, removed=False), 79.0).endings == ()
 
 
 def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
-    """The plan still has its slot, so that the others see a dead edl-worker, as the driver does."""
+    """Its slot is still assigned, so that the others see a dead edl-worker, as the driver does."""
     own = replace(OWN, unread=True)
-    assert told_to_end(NOW, own, 50.0) == "SIGTERM"
-    told = replace(own, processes=(replace(LIVES, told=50.0),))
-    assert told_to_end(NOW, told, 79.0) is None
-    assert told_to_end(NOW, told, 80.0) == "SIGKILL"
+    assert end_signal(NOW, own, 50.0) == "SIGTERM"
+    ending = replace(own, processes=(replace(LIVES, ending_since=50.0),))
+    assert end_signal(NOW, ending, 79.0) is None
+    assert end_signal(NOW, ending, 80.0) == "SIGKILL"
     gone, others = replace(own, processes=(KILLED,)), (KeptSlot("a", 0), KeptSlot("a", 1))
     now = replace(NOW, slots=others)
     assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
@@ -151,9 +155,9 @@ def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     assert stopped.state is JobState.STOPPED
 
 
-def test_who_is_told_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
-    own = replace(OWN, told=50.0)
-    assert told_to_end(NOW, own, 50.0) == "SIGTERM"
+def test_who_is_asked_to_end_waits_for_the_driver_to_take_the_slot_back() -> None:
+    own = replace(OWN, ending_since=50.0)
+    assert end_signal(NOW, own, 50.0) == "SIGTERM"
     gone = replace(own, processes=(replace(LIVES, exit_code=0, exited=51.0),))
     assert decide(NOW, gone, 79.0).exit_code is None
     assert decide(NOW, gone, 80.0).exit_code == 1
@@ -265,19 +269,19 @@ def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not(
 
 
 def test_a_worker_that_was_given_up_is_ended_and_that_is_no_failure() -> None:
-    assert told_to_end(replace(NOW, evicted={1: "frozen"}), OWN, 100.0) == "SIGTERM"
-    assert not replace(KILLED, told=98.0).failed
+    assert end_signal(replace(NOW, evicted={1: "frozen"}), OWN, 100.0) == "SIGTERM"
+    assert not replace(KILLED, ending_since=98.0).failed
 
 
 def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
     now = with_job(state=JobState.STOPPING)
     steps = replace(OWN, stepped=100.0)
     assert decide(now, replace(steps, state_since=90.0), 100.0).endings == ()
-    assert told_to_end(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
-    assert told_to_end(replace(now, leader=None), replace(steps, state_since=90.0), 100.0)
+    assert end_signal(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
+    assert end_signal(replace(now, leader=None), replace(steps, state_since=90.0), 100.0)
     stuck = replace(OWN, state_since=100.0)
     assert decide(now, stuck, 100.0 + LIMITS.stuck_s - 0.1).endings == ()
-    assert told_to_end(now, stuck, 100.0 + LIMITS.stuck_s) == "SIGKILL"
+    assert end_signal(now, stuck, 100.0 + LIMITS.stuck_s) == "SIGKILL"
     outcome = decide(replace(now, members=()), replace(OWN, processes=(KILLED,)), 100.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.STOPPED
@@ -289,7 +293,7 @@ def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() 
     assert decide(with_job(max_restarts=5), own, 200.0).starts
     decision = decide(with_job(max_restarts=4), own, 200.0)
     assert decision.give_up is not None
-    assert decision.give_up.plan == NOW.plan  # it is the driver's
+    assert decision.give_up.desired == NOW.assigned.hosts  # it is the driver's
     assert did_nothing(decision)
     assert decision.reason == (
         "slot 1 of host a failed 5 times in a row (EDL_MAX_RESTARTS is 4) and is given up; "
@@ -319,10 +323,10 @@ def test_a_process_whose_script_has_ended_is_killed_when_it_stays() -> None:
     over = with_job(state=JobState.FINISHED)
     own = replace(OWN, processes=(replace(LIVES, ended=100.0),), state_since=100.0)
     assert decide(over, own, 100.0 + LIMITS.exit_s - 0.1).endings == ()
-    assert told_to_end(over, own, 100.0 + LIMITS.exit_s) == "SIGKILL"
+    assert end_signal(over, own, 100.0 + LIMITS.exit_s) == "SIGKILL"
 
 
-def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
+def test_nobody_waits_for_the_dead_whose_end_was_logged() -> None:
     lost = replace(NOW, members=())
     own = replace(OWN, processes=(ERROR,), ring_deaths=(RingDeath(1, -1, 99.5),))
     assert decide(lost, own, 100.0).outcome is None
@@ -335,65 +339,67 @@ def test_nobody_waits_for_the_dead_whose_end_was_told() -> None:
 
 def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
     ended = replace(NOW, generation=replace(RING, seats=(), reason="horovodrun ends"))
-    told = replace(OWN, told=99.0, processes=(KILLED,))
-    assert decide(ended, told, 100.0).outcome is None  # one of them is still there
-    outcome = decide(replace(ended, members=()), told, 100.0).outcome
+    ending = replace(OWN, ending_since=99.0, processes=(KILLED,))
+    assert decide(ended, ending, 100.0).outcome is None  # one of them is still there
+    outcome = decide(replace(ended, members=()), ending, 100.0).outcome
     assert outcome is not None
     assert (outcome.state, outcome.reason) == (JobState.STOPPED, "horovodrun ends")
 
 
-def test_who_is_told_to_end_gives_up_a_slot_of_its_host() -> None:
+def test_who_is_asked_to_end_gives_up_a_slot_of_its_host() -> None:
     assert released({"a": 2, "b": 1}, "a", Sizes(1)) == {"a": 1, "b": 1}
     assert released({"a": 2, "b": 1}, "a", Sizes(3)) == {"a": 2, "b": 1}
     assert released({"b": 1}, "a", Sizes(1)) == {"b": 1}
 
 
-def test_the_plan_follows_the_driver() -> None:
-    assert assigned({"a": 2, "b": 1}, "a", 0, 3) == {"a": 3, "b": 1}
-    assert assigned({"a": 3}, "a", 2, None) == {"a": 2}
-    assert assigned({"a": 2}, "a", 2, None) == {"a": 2}  # others of the host know better
-    assert assigned({"a": 3}, "a", 0, None) == {"a": 0}
+def test_what_is_assigned_follows_the_driver() -> None:
+    assert with_answer({"a": 2, "b": 1}, "a", 0, 3) == {"a": 3, "b": 1}
+    assert with_answer({"a": 3}, "a", 2, None) == {"a": 2}
+    assert with_answer({"a": 2}, "a", 2, None) == {"a": 2}  # others of the host know better
+    assert with_answer({"a": 3}, "a", 0, None) == {"a": 0}
 
 
 def test_the_driver_is_not_asked_while_a_slot_that_it_took_back_is_in_use() -> None:
     assert not removal_pending(NOW)
-    assert removal_pending(replace(NOW, plan={"a": 1}))
-    assert removal_pending(replace(NOW, plan={}))
+    assert removal_pending(replace(NOW, **wanted({"a": 1})))
+    assert removal_pending(replace(NOW, **wanted({})))
     assert removal_pending(replace(NOW, slots=(KeptSlot("a", 2),)))  # its edl-worker is to end yet
     assert not removal_pending(replace(NOW, slots=(KeptSlot("a", 1),)))
 
 
-def test_who_moves_to_another_host_waits_until_the_plan_has_it_there() -> None:
-    plan, lowered = {"a": 2}, {"a": 1}
-    assert awaits_others(plan, lowered, {"a": 1, "b": 1})
-    assert not awaits_others({**plan, "b": 1}, {**lowered, "b": 1}, {"a": 1, "b": 1})
-    assert not awaits_others(plan, lowered, {"a": 1})  # a scale-in
-    assert not awaits_others(plan, {"a": 3}, {"a": 3})  # a scale-out
-    assert not awaits_others(plan, lowered, {})  # another discovery script: nobody knows
+def test_who_moves_to_another_host_waits_until_it_is_assigned_there() -> None:
+    def waits(now: dict[str, int], lowered: dict[str, int], desired: dict[str, int]) -> bool:
+        return awaits_others(Assigned(now, by_slot=True), lowered, Desired(desired))
+
+    assert waits({"a": 2}, {"a": 1}, {"a": 1, "b": 1})
+    assert not waits({"a": 2, "b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1})
+    assert not waits({"a": 2}, {"a": 1}, {"a": 1})  # a scale-in
+    assert not waits({"a": 2}, {"a": 3}, {"a": 3})  # a scale-out
+    assert not waits({"a": 2}, {"a": 1}, {})  # another discovery script: nobody knows
 
 
-def test_a_driver_that_missed_a_wish_is_reminded_and_one_that_cannot_is_not() -> None:
-    plan, wish = {"a": 2, "b": 0}, {"a": 2, "b": 2}
+def test_a_driver_that_missed_what_is_desired_is_reminded_and_one_that_cannot_is_not() -> None:
+    has, desired, limit_s = {"a": 2, "b": 0}, {"a": 2, "b": 2}, LIMITS.follow_s
 
     def reminded(now: float, answered: float = 0.0, barred: tuple[str, ...] = ()) -> bool:
-        return forgotten(plan, wish, barred, 100.0, answered, now, LIMITS.wish_s)
+        return forgotten(has, desired, barred, 100.0, answered, now, limit_s)
 
     assert not reminded(114.0)
     assert reminded(115.0)
     assert reminded(115.0, answered=101.0)  # that round may have begun before
-    assert not reminded(200.0, answered=115.0)  # it knew the wish
+    assert not reminded(200.0, answered=115.0)  # it knew that
     assert not reminded(115.0, barred=("b",))
     assert reminded(115.0, barred=("a",))
-    assert not forgotten(plan, {"a": 2}, (), 100.0, 0.0, 200.0, LIMITS.wish_s)
-    assert not forgotten(plan, {}, (), 100.0, 0.0, 200.0, LIMITS.wish_s)  # another discovery script
+    assert not forgotten(has, {"a": 2}, (), 100.0, 0.0, 200.0, limit_s)
+    assert not forgotten(has, {}, (), 100.0, 0.0, 200.0, limit_s)  # another discovery script
 
 
 def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> None:
     kept = tuple(KeptSlot(host, slot) for host in "ab" for slot in (0, 1))
     lost_slots = LostSlots("a", 0, LIMITS)
 
-    def barred(now: float, plan: dict[str, int], *slots: KeptSlot) -> set[str]:
-        lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+    def barred(now: float, hosts: dict[str, int], *slots: KeptSlot) -> set[str]:
+        lost_slots.see(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
         return set(lost_slots.barred)
 
     assert barred(100.0, {"a": 2, "b": 2}, *kept) == set()
@@ -410,8 +416,8 @@ def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> N
     kept = (KeptSlot("a", 0), KeptSlot("b", 0))
     lost_slots = LostSlots("a", 0, LIMITS)
 
-    def asks(now: float, plan: dict[str, int], *slots: KeptSlot) -> bool:
-        return lost_slots.see(replace(NOW, plan=plan, slots=slots), 0.0, now)
+    def asks(now: float, hosts: dict[str, int], *slots: KeptSlot) -> bool:
+        return lost_slots.see(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
 
     both = {"a": 1, "b": 1}
     for began in (100.0, 200.0):  # the host came back after its cool-down
@@ -428,14 +434,14 @@ def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> N
 
 
 def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
-    now = replace(NOW, plan={"a": 2, "b": 1}, slots=(KeptSlot("a", 1),))
+    now = replace(NOW, **wanted({"a": 2, "b": 1}), slots=(KeptSlot("a", 1),))
     assert abandoned(now, {("a", 0), ("a", 1)}) == {("a", 0)}
     assert abandoned(now, {("a", 0), ("a", 2)}) == {("a", 0)}  # the driver took a:2 back
     assert abandoned(now, set()) == set()  # they are about to start
 
 
 @pytest.mark.parametrize(
-    ("plan", "min_np", "lost", "best"),
+    ("hosts", "min_np", "lost", "best"),
     [
         ({"a": 2, "b": 2}, 2, [], AfterLoss.NOTHING),
         ({"a": 2, "b": 2}, 2, [("a", 0)], AfterLoss.PLACE_ANEW),
@@ -447,13 +453,13 @@ def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
     ],
 )
 def test_the_driver_places_the_slots_anew_where_that_helps(
-    plan: dict[str, int], min_np: int, lost: list[tuple[str, int]], best: AfterLoss
+    hosts: dict[str, int], min_np: int, lost: list[tuple[str, int]], best: AfterLoss
 ) -> None:
-    assert after_loss(plan, Sizes(min_np), lost) is best
+    assert after_loss(Assigned(hosts), Sizes(min_np), lost) is best
 
 
 @pytest.mark.parametrize(
-    ("best", "wish", "ends"),
+    ("best", "desired", "ends"),
     [
         (AfterLoss.NOTHING, {"a": 1}, False),
         (AfterLoss.PLACE_ANEW, {"a": 1}, False),
@@ -464,9 +470,9 @@ def test_the_driver_places_the_slots_anew_where_that_helps(
     ],
 )
 def test_the_driver_is_not_asked_where_it_would_end_the_job(
-    best: AfterLoss, wish: dict[str, int], ends: bool
+    best: AfterLoss, desired: dict[str, int], ends: bool
 ) -> None:
-    assert would_end_the_job(best, wish, {"b"}, Sizes(3)) is ends
+    assert would_end_the_job(best, desired, {"b"}, Sizes(3)) is ends
 
 
 def test_after_the_job_a_slot_asks_when_its_script_has_ended() -> None:
@@ -477,8 +483,8 @@ def test_after_the_job_a_slot_asks_when_its_script_has_ended() -> None:
     assert may_ask(JobState.FINISHED, runs=False, done=False, fatal=True)
 
 
-def test_a_barred_host_leaves_the_plan_when_the_driver_uses_no_more_than_the_others() -> None:
-    plan, lost = {"a": 2, "b": 2}, [("a", 0), ("a", 1)]
-    assert without_barred(plan, lost, 2) == {"b": 2}
-    assert without_barred(plan, lost, 4) == plan  # nobody has asked the driver yet
-    assert without_barred(plan, lost[:1], 2) == plan  # a:1 will say it
+def test_a_barred_host_is_not_assigned_when_the_driver_uses_no_more_than_the_others() -> None:
+    hosts, lost = {"a": 2, "b": 2}, [("a", 0), ("a", 1)]
+    assert without_barred(hosts, lost, 2) == {"b": 2}
+    assert without_barred(hosts, lost, 4) == hosts  # nobody has asked the driver yet
+    assert without_barred(hosts, lost[:1], 2) == hosts  # a:1 will say it

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made import changed, make_job
+from made import changed, make_job, wanted
 
 from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.process import (
@@ -69,8 +69,8 @@ def generation(*workers: int, number: int = 1, previous: tuple[int, ...] = ()) -
     return Generation(number, 1, seats, root, workers, (), "", previous=before)
 
 
-def snapshot(plan: int = 2, ring: Generation | None = None, **changes: object) -> Snapshot:
-    facts = Snapshot(JOB, plan={"a": plan}, generation=ring, leader=Leader(1, 0))
+def snapshot(np: int = 2, ring: Generation | None = None, **changes: object) -> Snapshot:
+    facts = Snapshot(JOB, **wanted({"a": np}), generation=ring, leader=Leader(1, 0))
     return replace(facts, **changes)  # type: ignore[arg-type]
 
 
@@ -91,7 +91,7 @@ def ended(decision: Decision) -> list[tuple[str, bool]]:
     return [(ending.launch, ending.kill) for ending in decision.endings]
 
 
-# --- as many as the plan says
+# --- as many as are assigned
 
 
 def test_the_first_workers_start_at_once() -> None:
@@ -100,21 +100,21 @@ def test_the_first_workers_start_at_once() -> None:
     assert decision.reason == "0 of 2 workers run on a"
 
 
-def test_a_raised_plan_starts_what_is_missing_in_the_lowest_free_slots() -> None:
+def test_a_raised_size_starts_what_is_missing_in_the_lowest_free_slots() -> None:
     assert slots(decide(snapshot(4), own(process(0), process(2)), NOW)) == [1, 3]
 
 
-def test_a_lowered_plan_ends_nobody() -> None:
+def test_a_lowered_size_ends_nobody() -> None:
     decision = decide(snapshot(1, generation(0, 1)), own(trainer(0), trainer(1)), NOW)
     assert (decision.starts, decision.endings) == ((), ())
 
 
-def test_another_hosts_plan_is_not_ours() -> None:
-    assert slots(decide(replace(snapshot(0), plan={"b": 3}), own(), NOW)) == []
+def test_another_hosts_workers_are_not_ours() -> None:
+    assert slots(decide(replace(snapshot(0), **wanted({"b": 3})), own(), NOW)) == []
 
 
 @pytest.mark.parametrize(("since", "expected"), [(0.0, []), (LIMITS.settle_s, [2])])
-def test_a_departing_worker_is_replaced_only_if_the_plan_stays(
+def test_a_departing_worker_is_replaced_only_if_it_is_still_wanted(
     since: float, expected: list[int]
 ) -> None:
     leaving = trainer(1, departing=NOW - since)
@@ -125,7 +125,7 @@ def test_the_replacement_shares_the_device_of_who_leaves_when_no_slot_is_free() 
     now = replace(snapshot(2, generation(0, 1)), hosts=(Host("a", 2, "127.0.0.1"),))
     (start,) = decide(now, own(trainer(0), trainer(1, departing=NOW - LIMITS.settle_s)), NOW).starts
     assert (start.slot, start.failures) == (1, 0)
-    assert start.reason == "w1 leaves and the plan wants a worker"
+    assert start.reason == "w1 leaves and a worker is wanted"
 
 
 def test_after_a_replacement_that_shared_a_device_the_next_one_shares_it_too() -> None:
@@ -137,11 +137,11 @@ def test_after_a_replacement_that_shared_a_device_the_next_one_shares_it_too() -
     (start,) = decide(now, own(leaves, dead), NOW + 1.0).starts
     assert (start.slot, start.failures) == (0, 1)
     other = replace(process(0), launch="t-10")
-    assert slots(decide(replace(now, plan={"a": 2}), own(leaves, dead, other), NOW + 9)) == []
+    assert slots(decide(replace(now, **wanted({"a": 2})), own(leaves, dead, other), NOW + 9)) == []
 
 
 @pytest.mark.parametrize(("since", "expected"), [(0.0, []), (LIMITS.settle_s, [1])])
-def test_a_worker_that_exited_with_0_is_replaced_only_if_the_plan_stays(
+def test_a_worker_that_exited_with_0_is_replaced_only_if_it_is_still_wanted(
     since: float, expected: list[int]
 ) -> None:
     gone = trainer(1, exit_code=0, exited=NOW - since)
@@ -241,9 +241,9 @@ def test_a_worker_that_ended_without_joining_waits_too() -> None:
 
 
 def test_a_newcomer_that_we_ended_is_no_failure() -> None:
-    told = trainer(1, exit_code=-15, exited=NOW, told=NOW - 1, seated=False)
-    assert not told.failed
-    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), told), NOW)) == [1]
+    ending = trainer(1, exit_code=-15, exited=NOW, ending_since=NOW - 1, seated=False)
+    assert not ending.failed
+    assert slots(decide(snapshot(2, generation(0)), own(trainer(0), ending), NOW)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_newcomer_that_we_ended_is_no_failure() -> None:
         ({"exited": NOW - 6}, False),  # it died while it trained
         ({"seated": False}, False),  # a newcomer that came too late
         ({"exit_code": 0}, False),
-        ({"told": NOW - 1}, False),
+        ({"ending_since": NOW - 1}, False),
     ],
 )
 def test_whose_error_counts_although_the_job_has_finished(
@@ -264,17 +264,17 @@ def test_whose_error_counts_although_the_job_has_finished(
     assert one.failed_late(finished=NOW - 5) is late
 
 
-def test_the_evicted_are_ended_and_replaced_when_the_plan_wants_it() -> None:
+def test_the_evicted_are_ended_and_replaced_when_that_is_wanted() -> None:
     facts = snapshot(2, generation(0), evicted={1: "it was not ready after 300 s"})
     processes = (trainer(0), process(1, worker=1))
     decision = decide(facts, own(*processes), NOW)
     assert ended(decision) == [("t-1", False)]
     assert decision.endings[0].reason == "it was not ready after 300 s"
     assert slots(decision) == [2]
-    told = replace(processes[1], told=NOW - LIMITS.kill_s)
-    assert ended(decide(facts, own(trainer(0), told), NOW)) == [("t-1", True)]
-    told = replace(told, told=NOW - LIMITS.kill_s + 0.1)
-    assert ended(decide(facts, own(trainer(0), told), NOW)) == []
+    ending = replace(processes[1], ending_since=NOW - LIMITS.kill_s)
+    assert ended(decide(facts, own(trainer(0), ending), NOW)) == [("t-1", True)]
+    ending = replace(ending, ending_since=NOW - LIMITS.kill_s + 0.1)
+    assert ended(decide(facts, own(trainer(0), ending), NOW)) == []
 
 
 # --- a job that cannot begin
@@ -477,7 +477,7 @@ def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
     assert decide(facts, own(mine, ring_deaths=earlier), NOW + LIMITS.lost_s).outcome is None
 
 
-def test_those_of_other_hosts_are_dead_when_their_end_was_told_or_proven() -> None:
+def test_those_of_other_hosts_are_dead_when_their_end_was_logged_or_proven() -> None:
     facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=3, exited=NOW)
     assert decide(facts, own(mine), NOW).outcome is None
     assert decide(facts, own(mine, ended=frozenset({1})), NOW).outcome is not None
@@ -514,7 +514,7 @@ def test_when_the_ring_has_ended_nobody_is_started_and_the_job_has_stopped() -> 
 
 
 def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
-    ended = trainer(0, exit_code=-15, exited=NOW, told=NOW - 1)
+    ended = trainer(0, exit_code=-15, exited=NOW, ending_since=NOW - 1)
     failed = trainer(1, exit_code=1, exited=NOW, last_line="Boom")
     outcome = decide(snapshot(2, generation(0, 1)), own(ended, failed), NOW).outcome
     assert outcome is not None
@@ -535,13 +535,13 @@ def failing(slot: int = 1, **changes: object) -> Process:
     return trainer(slot, **{**values, **changes})
 
 
-def test_a_slot_that_keeps_failing_is_given_up_and_the_plan_does_not_want_it() -> None:
+def test_a_slot_that_keeps_failing_is_given_up_and_not_wanted() -> None:
     facts = snapshot(2, generation(0))
     decision = decide(facts, own(trainer(0), failing()), NOW)
     assert (decision.starts, decision.outcome) == ((), None)
     assert decision.give_up is not None
     assert (decision.give_up.launch, decision.give_up.slot) == ("t-1", 1)
-    assert decision.give_up.plan == {"a": 1}
+    assert decision.give_up.desired == {"a": 1}
     assert decision.give_up.reason == (
         "slot 1 of host a failed 11 times in a row (--max-restarts is 10) and is given up; "
         "1 worker is wanted now; w1 exited with code 3; the last line of w1: Boom"
@@ -559,7 +559,7 @@ def test_a_slot_is_not_given_up_where_nobody_is_wanted_or_before_the_job_fails_a
     assert decide(snapshot(2, generation(0)), own(trainer(0), left), NOW).give_up is None
 
 
-def test_who_plans_more_lets_a_slot_that_was_given_up_begin_anew_after_all_others() -> None:
+def test_who_asks_for_more_lets_a_slot_that_was_given_up_begin_anew_after_all_others() -> None:
     used_up = failing(used_up=True)
     assert slots(decide(snapshot(1, generation(0)), own(trainer(0), used_up), NOW)) == []
     assert slots(decide(snapshot(2, generation(0)), own(trainer(0), used_up), NOW)) == [2]
@@ -582,11 +582,11 @@ def test_below_min_np_a_free_slot_takes_the_place() -> None:
     here = replace(facts, hosts=(Host("a", 3, "1.1.1.1"),))
     give_up = decide(here, now, NOW).give_up
     assert give_up is not None
-    assert give_up.plan == {"a": 2}
+    assert give_up.desired == {"a": 2}
     there = replace(facts, hosts=(*facts.hosts, Host("b", 1, "1.1.1.2")))
     give_up = decide(there, now, NOW).give_up
     assert give_up is not None
-    assert give_up.plan == {"a": 1, "b": 1}
+    assert give_up.desired == {"a": 1, "b": 1}
     spent = Host("b", 1, "1.1.1.2", given_up={"0": "it failed"})
     assert decide(replace(facts, hosts=(*facts.hosts, spent)), now, NOW).outcome is not None
 
@@ -594,7 +594,7 @@ def test_below_min_np_a_free_slot_takes_the_place() -> None:
 # --- the end of a process
 
 
-def test_who_ends_by_itself_is_not_told_to_and_is_killed_when_it_does_not() -> None:
+def test_who_ends_by_itself_is_not_asked_to_and_is_killed_when_it_does_not() -> None:
     """SIGTERM would hide how it has ended."""
     proof = "its process is gone: port 1 refuses connections"
     facts = snapshot(2, generation(0), evicted={1: proof})
@@ -618,9 +618,9 @@ def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> N
 def test_a_ring_that_saves_has_more_time_to_end() -> None:
     job = changed(SAVED, state=JobState.STOPPING, save_timeout_s=200.0)
     facts = snapshot(2, generation(0), job=job)
-    for seconds, told in ((LIMITS.stop_s + 199, []), (LIMITS.stop_s + 200, [("t-0", False)])):
+    for seconds, endings in ((LIMITS.stop_s + 199, []), (LIMITS.stop_s + 200, [("t-0", False)])):
         now = NOW + seconds
-        assert ended(decide(facts, own(trainer(0), stepped=now), now)) == told
+        assert ended(decide(facts, own(trainer(0), stepped=now), now)) == endings
     saves = replace(facts, members=(member(0, "t-0", stage=Stage.LEAVING),))
     assert decide(saves, own(trainer(0)), NOW + LIMITS.stop_s + 199).endings == ()
 
@@ -705,8 +705,8 @@ def test_workers_of_a_job_that_is_over_get_time_to_end(over: JobState, limit: fl
     if limit:
         assert decide(facts, own(trainer(0)), NOW + limit - 1).endings == ()
     assert ended(decide(facts, own(trainer(0)), NOW + limit)) == [("t-0", False)]
-    told = trainer(0, told=NOW)
-    assert ended(decide(facts, own(told), NOW + limit + LIMITS.kill_s)) == [("t-0", True)]
+    ending = trainer(0, ending_since=NOW)
+    assert ended(decide(facts, own(ending), NOW + limit + LIMITS.kill_s)) == [("t-0", True)]
     assert decide(facts, own(trainer(0)), NOW).exit_code is None
 
 

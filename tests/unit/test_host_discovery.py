@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl import config
-from edl.core.host.host_discovery import first_wish, lines, parse
+from edl.core.host.host_discovery import first_desired, lines, parse
 from edl.errors import UsageError
 from edl.launch.horovodrun import discovery
 from edl.launch.horovodrun.launcher import ElasticLimits
@@ -21,9 +21,9 @@ def test_hosts_and_slots() -> None:
 
 
 def test_a_job_starts_with_np_workers_as_few_hosts_as_will_do() -> None:
-    assert first_wish({"a": 4, "b": 4}, 2) == {"a": 2}
-    assert first_wish({"a": 4, "b": 4}, 6) == {"a": 4, "b": 2}
-    assert first_wish({"a": 1, "b": 1}, 3) == {"a": 1, "b": 1}
+    assert first_desired({"a": 4, "b": 4}, 2) == {"a": 2}
+    assert first_desired({"a": 4, "b": 4}, 6) == {"a": 4, "b": 2}
+    assert first_desired({"a": 1, "b": 1}, 3) == {"a": 1, "b": 1}
 
 
 def test_one_machine_is_named_twice() -> None:
@@ -57,14 +57,14 @@ def test_what_cannot_be_asked_is_answered_as_before(
     launcher = Stub()
     monkeypatch.setattr(discovery, "find_launcher", lambda: launcher)
     settings = config.load({}, connect_timeout_s=0.3)
-    assert discovery.wish({}, settings, tmp_path) == {"localhost": 2}
+    assert discovery.desired_hosts({}, settings, tmp_path) == {"localhost": 2}
     launcher.has_job = True
-    assert discovery.wish({}, settings, tmp_path) == {"localhost": 2}
+    assert discovery.desired_hosts({}, settings, tmp_path) == {"localhost": 2}
     (memory,) = (tmp_path / "horovodrun").glob("*.json")
     assert memory.stat().st_mode & 0o077 == 0  # it holds the secret
     text = memory.read_text().replace('{"localhost": 2}', '{"localhost": 3}')
     memory.write_text(text)
-    assert discovery.wish({}, settings, tmp_path) == {"localhost": 3}
+    assert discovery.desired_hosts({}, settings, tmp_path) == {"localhost": 3}
     assert launcher.asked == 1  # reading the options of horovodrun is slow
 
 
@@ -72,6 +72,6 @@ def test_without_horovodrun_what_is_offered_is_printed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(discovery, "find_launcher", lambda: None)
-    assert discovery.wish({"a": 2}, config.load({}), tmp_path) == {"a": 2}
+    assert discovery.desired_hosts({"a": 2}, config.load({}), tmp_path) == {"a": 2}
     with pytest.raises(UsageError, match="no host is offered"):
-        discovery.wish({}, config.load({}), tmp_path)
+        discovery.desired_hosts({}, config.load({}), tmp_path)

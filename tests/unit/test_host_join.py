@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from made import changed, make_job
+from made import changed, make_job, wanted
 
 from edl.core.job.host_join import arrive, is_last, withdrawn
 from edl.core.records import Generation, Host, Member, Seat, Snapshot
@@ -19,7 +19,7 @@ def facts(**values: Any) -> Snapshot:
 
 
 @pytest.mark.parametrize(
-    ("plan", "np", "expected"),
+    ("hosts", "np", "expected"),
     [
         ({"a": 2}, 1, {"a": 2, "b": 1}),
         ({"a": 2}, 2, {"a": 2, "b": 2}),
@@ -31,45 +31,45 @@ def facts(**values: Any) -> Snapshot:
     ],
 )
 def test_a_host_gets_what_there_is_room_for(
-    plan: dict[str, int], np: int, expected: dict[str, int]
+    hosts: dict[str, int], np: int, expected: dict[str, int]
 ) -> None:
-    assert arrive(facts(plan=plan), plan, "b", np) == expected
+    assert arrive(facts(**wanted(hosts)), hosts, "b", np) == expected
 
 
 def test_the_share_of_a_host_that_is_gone_is_free() -> None:
-    plan = {"a": 2, "gone": 2}
-    assert arrive(facts(plan=plan), plan, "b", 2) == {"a": 2, "b": 2, "gone": 0}
+    hosts = {"a": 2, "gone": 2}
+    assert arrive(facts(**wanted(hosts)), hosts, "b", 2) == {"a": 2, "b": 2, "gone": 0}
 
 
 def test_a_host_without_an_agent_is_not_gone_while_anything_of_it_is_there() -> None:
     """An agent may be killed, and all sessions may end at once while the ring goes on."""
-    plan = {"a": 2, "c": 2}
+    hosts = {"a": 2, "c": 2}
     kept = {"a": 2, "b": 0, "c": 2}
     seat = Generation(1, 1, (Seat(0, "c", 0, "127.0.0.1", 1),), 0, (), (), "")
     member = Member(0, "c", 0, "127.0.0.1", 1, 100, "t-0")
-    assert arrive(facts(generation=seat), plan, "b", 2) == kept
-    assert arrive(facts(members=(member,)), plan, "b", 2) == kept
-    assert arrive(facts(plan=plan), plan, "b", 2) == {"a": 2, "b": 2, "c": 0}
+    assert arrive(facts(generation=seat), hosts, "b", 2) == kept
+    assert arrive(facts(members=(member,)), hosts, "b", 2) == kept
+    assert arrive(facts(**wanted(hosts)), hosts, "b", 2) == {"a": 2, "b": 2, "c": 0}
 
 
 def test_who_has_come_since_the_facts_were_read_keeps_its_share() -> None:
-    """Many hosts come at once, and each changes a plan that is newer than what it knows."""
-    plan = {"a": 2, "d": 2}
-    assert arrive(facts(plan={"a": 2}), plan, "b", 2) == {"a": 2, "b": 0, "d": 2}
+    """Many hosts come at once, and what is desired is newer than what each knows."""
+    hosts = {"a": 2, "d": 2}
+    assert arrive(facts(**wanted({"a": 2})), hosts, "b", 2) == {"a": 2, "b": 0, "d": 2}
 
 
 def test_before_the_first_ring_nobody_is_gone_until_all_could_register() -> None:
     """Who has created the job a moment ago has no agent yet, or no worker."""
-    plan = {"new": 2, "a": 1}
-    start = facts(generation=None, plan=plan)
-    assert arrive(start, plan, "b", 2) == {"a": 1, "b": 1, "new": 2}
-    assert arrive(start, plan | {"b": 1}, "b", 2, got=1) == {"a": 1, "b": 1, "new": 2}
-    assert arrive(start, plan, "b", 2, got=0, late=True) == {"a": 1, "b": 2, "new": 0}
+    hosts = {"new": 2, "a": 1}
+    start = facts(generation=None, **wanted(hosts))
+    assert arrive(start, hosts, "b", 2) == {"a": 1, "b": 1, "new": 2}
+    assert arrive(start, hosts | {"b": 1}, "b", 2, got=1) == {"a": 1, "b": 1, "new": 2}
+    assert arrive(start, hosts, "b", 2, got=0, late=True) == {"a": 1, "b": 2, "new": 0}
     assert arrive(start, {"a": 1, "b": 2}, "new", 2) == {"a": 1, "b": 2, "new": 1}
 
 
 @pytest.mark.parametrize(
-    ("plan", "got", "expected"),
+    ("hosts", "got", "expected"),
     [
         ({"a": 3, "b": 1}, 1, {"a": 3, "b": 1}),
         ({"a": 1, "b": 1}, 1, {"a": 1, "b": 1}),  # `edl scale` has made it smaller
@@ -82,18 +82,18 @@ def test_before_the_first_ring_nobody_is_gone_until_all_could_register() -> None
     ],
 )
 def test_who_asks_again_gets_only_what_the_gone_had(
-    plan: dict[str, int], got: int, expected: dict[str, int]
+    hosts: dict[str, int], got: int, expected: dict[str, int]
 ) -> None:
-    assert arrive(facts(plan=plan), plan, "b", 2, got) == expected
-    assert withdrawn(plan["b"], got) == (plan["b"] < got)
-    assert not withdrawn(plan["b"], None)
+    assert arrive(facts(**wanted(hosts)), hosts, "b", 2, got) == expected
+    assert withdrawn(hosts["b"], got) == (hosts["b"] < got)
+    assert not withdrawn(hosts["b"], None)
 
 
 def test_who_is_last() -> None:
-    assert is_last(facts(plan={"a": 2, "b": 0}), "a")
+    assert is_last(facts(**wanted({"a": 2, "b": 0})), "a")
     assert is_last(facts(), "a")
-    assert is_last(facts(plan={"a": 2, "gone": 1}), "a")
-    assert not is_last(facts(plan={"a": 2, "b": 1}), "a")
+    assert is_last(facts(**wanted({"a": 2, "gone": 1})), "a")
+    assert not is_last(facts(**wanted({"a": 2, "b": 1})), "a")
 
 
 def test_a_host_brings_as_many_as_make_an_allowed_size() -> None:

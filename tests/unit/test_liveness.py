@@ -90,13 +90,13 @@ def test_a_switch_is_not_disturbed_at_first() -> None:
 
 
 def test_a_refused_port_is_proof() -> None:
-    told = proof(2, HERE, ProbeResult(REFUSED), facts(A, B, C), SHORT)
-    assert told == "its process is gone: h:9002 refuses connections"
+    reason = proof(2, HERE, ProbeResult(REFUSED), facts(A, B, C), SHORT)
+    assert reason == "its process is gone: h:9002 refuses connections"
 
 
 def test_another_worker_on_its_port_is_proof() -> None:
-    told = proof(2, HERE, ProbeResult(ALIVE, "w9"), facts(A, B, C), SHORT)
-    assert told == "its process is gone: on h:9002 w9 answers"
+    reason = proof(2, HERE, ProbeResult(ALIVE, "w9"), facts(A, B, C), SHORT)
+    assert reason == "its process is gone: on h:9002 w9 answers"
 
 
 @pytest.mark.parametrize("name", ["w2", None])
@@ -109,7 +109,7 @@ def test_frozen_takes_three_proofs() -> None:
     assert proof(2, HERE, silent, facts(A, B, C), LONG) is None, "its session lives"
     assert proof(2, HERE, ProbeResult(ALIVE), absent, LONG) is None, "its port answers"
     assert proof(2, HERE, silent, absent, SHORT) is None, "steps complete"
-    assert proof(2, HERE, silent, absent, replace(LONG, told="; w0 waits")) == (
+    assert proof(2, HERE, silent, absent, replace(LONG, observed="; w0 waits")) == (
         "it is frozen or cut off: w2 (rank 2, host h) left ZooKeeper, h:9002 does not answer and "
         "no step completes for 60.0 s; w0 waits"
     )

@@ -28,7 +28,7 @@ def test_who_waits_for_a_repair_gets_nothing_else() -> None:
     assert waiting(4, REPAIR, PLANNED, repairs=False) is PLANNED
 
 
-def test_whom_nobody_knows_any_more_is_told_so() -> None:
+def test_whom_nobody_knows_any_more_hears_the_newest() -> None:
     """A worker that was frozen while the others went on from generation to generation."""
     assert waiting(9, REPAIR, PLANNED, repairs=True) is PLANNED
     assert PLANNED.rank_of(9) is None

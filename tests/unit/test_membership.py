@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import changed, make_job
+from made import changed, make_job, wanted
 
 from edl.core.job.decision import Ages, Decision, Limits
+from edl.core.job.desired import desire
 from edl.core.job.membership import decide
 from edl.core.records import (
+    Asker,
+    Assigned,
+    Desired,
     Generation,
     Host,
     JobState,
@@ -51,13 +57,13 @@ def seat(m: Member) -> Seat:
     return Seat(m.id, m.host, m.slot, m.address, m.port)
 
 
-def job_of(*members: Member, newcomers: tuple[Member, ...] = (), **changes: Any) -> Snapshot:
-    """A job that trains with ``members`` and is planned for just them."""
-    plan: dict[str, int] = {}
-    for m in members:
-        plan[m.host] = plan.get(m.host, 0) + 1
+def job_of(
+    *members: Member, newcomers: tuple[Member, ...] = (), by_slot: bool = False, **changes: Any
+) -> Snapshot:
+    """A job that trains with ``members``, as many as are wanted."""
+    hosts = Counter(m.host for m in members)
     known = tuple(sorted((*members, *newcomers), key=lambda m: m.id))
-    now = Snapshot(JOB, members=known, plan=plan, generation=ring(*members))
+    now = Snapshot(JOB, members=known, **wanted(hosts, by_slot), generation=ring(*members))
     return replace(now, **changes)
 
 
@@ -91,6 +97,11 @@ def waits(decision: Decision, reason: str) -> None:
 A, B, C = worker(0), worker(1), worker(2)
 
 
+def lowered(decision: Decision) -> Mapping[str, int] | None:
+    """What is desired from now on; None: as before."""
+    return decision.change.desired.hosts if decision.change else None
+
+
 # --- 1. a stopping job ---
 
 
@@ -115,7 +126,7 @@ def test_a_stop_does_not_wait_for_anything() -> None:
 
 @pytest.mark.parametrize("state", [s for s in JobState if s.over])
 def test_a_job_that_is_over_stays_over(state: JobState) -> None:
-    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 3}, job=replace(JOB, state=state))
+    now = job_of(A, B, newcomers=(newcomer(2),), **wanted({"a": 3}), job=replace(JOB, state=state))
     waits(decided(now), "the job has ended")
 
 
@@ -128,7 +139,7 @@ def test_a_generation_without_seats_is_the_last() -> None:
 
 
 def starting(*members: Member, **changes: Any) -> Snapshot:
-    return Snapshot(changed(JOB, **changes), members=members, plan={"a": 2})
+    return Snapshot(changed(JOB, **changes), members=members, **wanted({"a": 2}))
 
 
 def test_a_job_starts_when_np_workers_are_ready() -> None:
@@ -149,7 +160,7 @@ def test_a_restart_keeps_the_order_of_the_hosts() -> None:
     dead = ring(worker(0, "b"), worker(1, "a"))
     fresh = (newcomer(2, "a"), newcomer(3, "c"), newcomer(4, "b"))
     job = changed(JOB, np=3, saved_step=40)
-    now = Snapshot(job, members=fresh, plan={"a": 1, "b": 1, "c": 1}, generation=dead)
+    now = Snapshot(job, members=fresh, **wanted({"a": 1, "b": 1, "c": 1}), generation=dead)
     assert made(decided(now, dead=(0, 1))).members == (4, 2, 3)
 
 
@@ -279,7 +290,7 @@ def test_the_only_one_with_the_state_must_be_proven_dead() -> None:
 
 
 def test_newcomers_wait_while_a_ring_is_repaired() -> None:
-    now = job_of(broke(A, 40), broke(B, 40), newcomers=(newcomer(2),), plan={"a": 3})
+    now = job_of(broke(A, 40), broke(B, 40), newcomers=(newcomer(2),), **wanted({"a": 3}))
     assert made(decided(now)).members == (0, 1)
 
 
@@ -318,12 +329,12 @@ def announced(
         reason="w2 joined",
         previous=(every[0], every[1]),
     )
-    now = Snapshot(JOB, members=members, plan={"a": 3}, generation=generation)
+    now = Snapshot(JOB, members=members, **wanted({"a": 3}), generation=generation)
     return replace(now, **changes)
 
 
 def test_a_generation_is_adopted_by_all_before_the_next() -> None:
-    now = announced((worker(0, generation=8), worker(1), NEW), plan={"a": 1})
+    now = announced((worker(0, generation=8), worker(1), NEW), **wanted({"a": 1}))
     waits(decided(now), "generation 8 waits for w1, w2 to switch")
 
 
@@ -357,14 +368,14 @@ def test_the_other_newcomers_still_join() -> None:
 
 def test_a_leaver_whose_replacement_died_stays() -> None:
     leaver = worker(0, stage=Stage.LEAVING)
-    now = announced((leaver, worker(1)), seats=(1, 2), left=(0,), plan={"a": 2})
+    now = announced((leaver, worker(1)), seats=(1, 2), left=(0,), **wanted({"a": 2}))
     new = made(decided(now, dead=(2,)))
     assert (new.members, new.left) == ((0, 1), ()), "in its old place"
     assert new.reason == "w2 died before joining generation 8; w0 cannot leave yet"
 
 
 def test_a_leaver_that_nobody_was_to_replace_leaves() -> None:
-    now = announced(OLD, seats=(1, 2), left=(0,), plan={"a": 1})
+    now = announced(OLD, seats=(1, 2), left=(0,), **wanted({"a": 1}))
     assert made(decided(now, dead=(2,))).members == (1,)
 
 
@@ -442,7 +453,7 @@ def test_nothing_to_do() -> None:
 
 
 def test_scale_out() -> None:
-    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 3})
+    now = job_of(A, B, newcomers=(newcomer(2),), **wanted({"a": 3}))
     new = made(decided(now))
     assert (new.number, new.term, new.members) == (8, TERM, (0, 1, 2))
     assert (new.sync_root, new.joined, new.left) == (0, (2,), ())
@@ -451,47 +462,49 @@ def test_scale_out() -> None:
 
 
 def test_several_newcomers_are_gathered() -> None:
-    now = job_of(A, newcomers=(newcomer(1), newcomer(2, stage=Stage.PREPARING)), plan={"a": 3})
+    now = job_of(A, newcomers=(newcomer(1), newcomer(2, stage=Stage.PREPARING)), **wanted({"a": 3}))
     waits(decided(now, ages(w1=2.9, w2=9)), "w1 are ready and wait for w2")
     assert made(decided(now, ages(w1=3.0, w2=9))).members == (0, 1)
 
 
 def test_all_that_are_ready_join_in_one_switch_by_id() -> None:
     now = job_of(worker(5), newcomers=(newcomer(3, "b"), newcomer(1, "c")))
-    now = replace(now, plan={"a": 1, "b": 1, "c": 1})
+    now = replace(now, **wanted({"a": 1, "b": 1, "c": 1}))
     assert made(decided(now, ages(w1=0, w3=0))).members == (5, 1, 3)
 
 
 def test_max_np_is_never_exceeded() -> None:
-    now = job_of(A, B, C, newcomers=(newcomer(3), newcomer(4)), plan={"a": 5})
+    now = job_of(A, B, C, newcomers=(newcomer(3), newcomer(4)), **wanted({"a": 5}))
     assert made(decided(now)).members == (0, 1, 2, 3)
 
 
 def test_scale_in_takes_the_highest_ranks() -> None:
-    now = job_of(worker(5), worker(3), worker(4), plan={"a": 1})
+    now = job_of(worker(5), worker(3), worker(4), **wanted({"a": 1}))
     new = made(decided(now))
     assert (new.members, new.left, new.joined) == ((5,), (3, 4), ())
     assert new.reason == "w3, w4 left: 3 -> 1 worker, 1 wanted"
 
 
 def test_scale_in_never_goes_below_min_np() -> None:
-    now = job_of(A, B, C, plan={"a": 1}, job=changed(JOB, min_np=2))
+    now = job_of(A, B, C, **wanted({"a": 1}), job=changed(JOB, min_np=2))
     assert len(made(decided(now)).members) == 2
 
 
 def test_migrate_is_join_and_leave_in_one_switch() -> None:
-    now = job_of(A, worker(1, "b"), newcomers=(newcomer(2, "c"),), plan={"a": 1, "b": 0, "c": 1})
+    now = job_of(
+        A, worker(1, "b"), newcomers=(newcomer(2, "c"),), **wanted({"a": 1, "b": 0, "c": 1})
+    )
     new = made(decided(now))
     assert (new.members, new.joined, new.left) == ((0, 2), (2,), (1,))
 
 
 def test_migrating_workers_wait_for_their_replacements() -> None:
-    now = job_of(A, worker(1, "b"), plan={"a": 1, "b": 0, "c": 1})
+    now = job_of(A, worker(1, "b"), **wanted({"a": 1, "b": 0, "c": 1}))
     waits(decided(now), "w1 leaves when its replacement is ready")
 
 
 def test_one_old_member_brings_the_state_when_all_are_replaced() -> None:
-    now = job_of(A, B, newcomers=(newcomer(2, "b"), newcomer(3, "b")), plan={"b": 2})
+    now = job_of(A, B, newcomers=(newcomer(2, "b"), newcomer(3, "b")), **wanted({"b": 2}))
     new = made(decided(now))
     assert (new.members, new.sync_root, new.left) == ((0, 2, 3), 0, (1,))
     members = tuple(worker(n, h, generation=8) for n, h in ((0, "a"), (2, "b"), (3, "b")))
@@ -503,7 +516,7 @@ def migrating(*newcomers: Member, slots: int = 2, **changes: Any) -> Snapshot:
     """w1 and w2 of three workers on a are to move to b, where an agent starts others."""
     b = (Host("b", slots, "::2"),) if slots else ()
     now = job_of(A, B, C, newcomers=newcomers, hosts=b, **changes)
-    return replace(now, plan={"a": 1, "b": 2})
+    return replace(now, **wanted({"a": 1, "b": 2}, now.assigned.by_slot))
 
 
 def test_several_that_move_make_one_switch() -> None:
@@ -534,7 +547,7 @@ def test_a_newcomer_that_dies_is_waited_for_again() -> None:
 
 def test_a_ring_that_lacks_a_worker_takes_who_is_ready() -> None:
     """w2 was killed; w1 goes on to wait for the second replacement."""
-    now = job_of(A, B, newcomers=(newcomer(3, "b"),), plan={"a": 1, "b": 2})
+    now = job_of(A, B, newcomers=(newcomer(3, "b"),), **wanted({"a": 1, "b": 2}))
     now = replace(now, hosts=(Host("b", 2, "::2"),))
     assert made(decided(now, ages(w3=1))).members == (0, 3)
 
@@ -553,25 +566,25 @@ def test_who_needs_no_replacement_leaves_while_others_move() -> None:
 
 
 def with_a_dead_host(*members: Member, **changes: Any) -> Snapshot:
-    """Of hosts a, b, c and d the last one has died; its share stays in the plan."""
+    """Of hosts a, b, c and d the last one has died; its worker is still wanted."""
     agents = tuple(Host(name, 1, "::1") for name in "abc")
     plan = {"a": 1, "b": 1, "c": 1, "d": 1}
-    return job_of(*members, hosts=agents, plan=plan, **changes)
+    return job_of(*members, hosts=agents, **wanted(plan), **changes)
 
 
 def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
-    """Nobody can start the workers that the plan wants on a host that has died."""
+    """Nobody can start the workers that are wanted on a host that has died."""
     a, b, c = worker(0, "a"), worker(1, "b"), worker(2, "c")
     drained = decided(with_a_dead_host(a, b, c, requests=(drain(0, 2),)))
-    assert (made(drained).members, drained.plan) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+    assert (made(drained).members, lowered(drained)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
     told = decided(with_a_dead_host(a, b, leaving(c)), ages(w2=0))
-    assert (made(told).members, told.plan) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+    assert (made(told).members, lowered(told)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
 
 
 def test_a_dead_host_is_no_spare_worker() -> None:
     """min_np is 2 of the two that train: a replacement is needed, in the same place."""
     now = with_a_dead_host(worker(0, "a"), leaving(worker(1, "b")))
-    now = replace(now, plan={"a": 1, "b": 1, "d": 1}, job=changed(JOB, min_np=2))
+    now = replace(now, **wanted({"a": 1, "b": 1, "d": 1}), job=changed(JOB, min_np=2))
     waits(decided(now, ages(w1=0)), "w1 leaves when its replacement is ready")
     ready = replace(now, members=(*now.members, newcomer(3, "b")))
     assert made(decided(ready, ages(w1=0))).members == (0, 3)
@@ -579,7 +592,9 @@ def test_a_dead_host_is_no_spare_worker() -> None:
 
 def test_those_that_move_are_one_switch_beside_a_dead_host() -> None:
     now = migrating(newcomer(3, "b"))
-    now = replace(now, plan={**now.plan, "dead": 1}, hosts=(Host("a", 3, "::1"), *now.hosts))
+    now = replace(
+        now, **wanted({**now.desired.hosts, "dead": 1}), hosts=(Host("a", 3, "::1"), *now.hosts)
+    )
     waits(decided(now, ages(w3=1)), "w3 are ready and move together with 1 more of b")
 
 
@@ -587,7 +602,7 @@ def test_a_drain_is_answered_with_the_switch_in_which_its_worker_goes() -> None:
     """All are to go, so one has to bring the state: not the one that was promised to leave."""
     a, b = worker(0, "a"), worker(1, "b")
     now = job_of(a, b, newcomers=(newcomer(2, "a"),), requests=(drain(0, 0),))
-    now = replace(now, plan={"a": 2, "b": 0}, hosts=(Host("a", 2, "::1"), Host("b", 1, "::1")))
+    now = replace(now, **wanted({"a": 2, "b": 0}), hosts=(Host("a", 2, "::1"), Host("b", 1, "::1")))
     decision = decided(now)
     assert made(decision).members == (1, 2)
     assert [(one.worker, one.accepted) for one in decision.answers] == [(0, True)]
@@ -598,25 +613,25 @@ def test_a_drain_waits_for_its_answer_while_its_worker_brings_the_state() -> Non
     hosts = tuple(Host(name, 1, "::1") for name in "abc")
     members = (worker(0, "a"), leaving(worker(1, "b")))
     now = job_of(*members, newcomers=(newcomer(2, "c"),), hosts=hosts, requests=(drain(0, 0),))
-    now = replace(now, plan={"a": 1, "b": 1, "c": 1})
+    now = replace(now, **wanted({"a": 1, "b": 1, "c": 1}))
     decision = decided(now)
     assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
-    assert (decision.answers, decision.plan) == ((), {"a": 1, "b": 0, "c": 1})
+    assert (decision.answers, lowered(decision)) == ((), {"a": 1, "b": 0, "c": 1})
 
 
-def test_a_drain_that_waits_leaves_the_plan_as_it_was() -> None:
-    """The plan wants w2 elsewhere already; it waits for its replacement there."""
+def test_a_drain_that_waits_leaves_what_is_desired_as_it_was() -> None:
+    """w2 is wanted elsewhere already; it waits for its replacement there."""
     members = (worker(0, "a"), worker(1, "a"), worker(2, "b"))
     requests = (drain(0, 0), drain(1, 2))
     hosts = (Host("a", 4, "::1"), Host("b", 4, "::1"))
-    now = replace(job_of(*members, hosts=hosts, requests=requests), plan={"a": 3, "b": 0})
+    now = replace(job_of(*members, hosts=hosts, requests=requests), **wanted({"a": 3, "b": 0}))
     decision = decided(now)
     assert made(decision).members == (1, 2)
-    assert ([one.worker for one in decision.answers], decision.plan) == ([0], {"a": 2, "b": 0})
+    assert ([one.worker for one in decision.answers], lowered(decision)) == ([0], {"a": 2, "b": 0})
 
 
-def test_a_ring_is_as_large_as_the_plan_that_is_written_with_it() -> None:
-    """w0 was drained and w1 sent SIGTERM. A drain that is held does not lower the plan, so the
+def test_a_ring_is_as_large_as_is_desired_with_it() -> None:
+    """w0 was drained and w1 sent SIGTERM. Nothing less is desired for a drain that is held, so the
     ring may not shrink for it either: both wait until the replacement is ready."""
     host = (Host("a", 4, "::1"),)
     preparing = newcomer(2, stage=Stage.PREPARING)
@@ -625,15 +640,17 @@ def test_a_ring_is_as_large_as_the_plan_that_is_written_with_it() -> None:
     waits(decided(now, when), "w0, w1 leave when their replacements are ready")
     decision = decided(replace(now, members=(A, leaving(B), newcomer(2))), ages(w1=0))
     assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
-    assert (decision.plan, decision.answers) == (None, ()), "the drain is carried out with the next"
+    assert (lowered(decision), decision.answers) == (None, ()), (
+        "the drain is carried out with the next"
+    )
     after = job_of(replace(A, generation=7), worker(2), hosts=host, requests=(drain(0, 0),))
     decision = decided(after)
-    assert (made(decision).members, decision.plan) == ((2,), {"a": 1})
+    assert (made(decision).members, lowered(decision)) == ((2,), {"a": 1})
     assert decision.answers[0].accepted
 
 
 def test_a_newcomer_that_hangs_is_given_up() -> None:
-    now = job_of(A, newcomers=(newcomer(1, stage=Stage.PREPARING),), plan={"a": 2})
+    now = job_of(A, newcomers=(newcomer(1, stage=Stage.PREPARING),), **wanted({"a": 2}))
     waits(decided(now, ages(w1=299)), "w1 is preparing; 1 of 2 train")
     decision = decided(now, ages(w1=300))
     assert decision.evict == {1: "it was not ready after 300 s"}
@@ -642,27 +659,27 @@ def test_a_newcomer_that_hangs_is_given_up() -> None:
 
 def test_a_newcomer_that_is_not_wanted_any_more_is_given_up() -> None:
     decision = decided(job_of(A, newcomers=(newcomer(1),)))
-    assert decision.evict == {1: "host a is planned for 1 worker and has them"}
+    assert decision.evict == {1: "host a has the 1 worker wanted there"}
 
 
 def test_a_newcomer_that_died_does_not_count() -> None:
-    now = job_of(A, newcomers=(newcomer(1),), plan={"a": 2})
+    now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}))
     waits(decided(now, dead=(1,)), "1 worker trains; 2 are wanted")
 
 
 def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
     """It may be frozen; its session tells soon."""
-    now = job_of(A, newcomers=(newcomer(1),), plan={"a": 2})
+    now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}))
     waits(decided(now, silent=(1,)), "w1 does not answer; 1 of 2 train")
     assert made(decided(now)).members == (0, 1)
-    both = job_of(A, newcomers=(newcomer(1), newcomer(2)), plan={"a": 3})
+    both = job_of(A, newcomers=(newcomer(1), newcomer(2)), **wanted({"a": 3}))
     waits(decided(both, ages(w2=2.9), silent=(1,)), "w2 are ready and wait for w1")
     assert made(decided(both, ages(w2=3.0), silent=(1,))).members == (0, 2)
 
 
 def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat() -> None:
     """The others had to go on without it, so it may be stuck; it is given up if it stays so."""
-    now = job_of(A, newcomers=(newcomer(1, newest_generation=6),), plan={"a": 2})
+    now = job_of(A, newcomers=(newcomer(1, newest_generation=6),), **wanted({"a": 2}))
     waits(decided(now, ages(generation_s=59)), "w1 does not answer; 1 of 2 train")
     waits(decided(now, ages(w1=59)), "w1 does not answer; 1 of 2 train")
     decision = decided(now, ages(generation_s=60))
@@ -671,14 +688,14 @@ def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat(
 
 
 def test_a_newcomer_that_is_able_goes_before_one_that_is_stuck() -> None:
-    now = job_of(A, newcomers=(newcomer(1, newest_generation=6), newcomer(2)), plan={"a": 2})
+    now = job_of(A, newcomers=(newcomer(1, newest_generation=6), newcomer(2)), **wanted({"a": 2}))
     decision = decided(now)
     assert made(decision).members == (0, 2)
-    assert decision.evict == {1: "host a is planned for 2 workers and has them"}
+    assert decision.evict == {1: "host a has the 2 workers wanted there"}
 
 
 def test_nobody_is_dropped_for_being_absent_from_zookeeper() -> None:
-    now = job_of(A, B, C, newcomers=(newcomer(3),), plan={"a": 4})
+    now = job_of(A, B, C, newcomers=(newcomer(3),), **wanted({"a": 4}))
     now = replace(now, members=(A, C, newcomer(3)))
     waits(
         decided(now),
@@ -687,7 +704,7 @@ def test_nobody_is_dropped_for_being_absent_from_zookeeper() -> None:
 
 
 def test_no_change_once_a_worker_has_trained_to_the_end() -> None:
-    now = job_of(replace(A, stage=Stage.FINISHED), B, newcomers=(newcomer(2),), plan={"a": 3})
+    now = job_of(replace(A, stage=Stage.FINISHED), B, newcomers=(newcomer(2),), **wanted({"a": 3}))
     waits(decided(now), "the job has trained to its end")
 
 
@@ -705,43 +722,43 @@ def leaving(m: Member) -> Member:
     return replace(m, stage=Stage.LEAVING)
 
 
-def test_a_leaver_lowers_the_plan() -> None:
+def test_a_leaver_is_wanted_no_more() -> None:
     decision = decided(job_of(A, leaving(B), C))
     assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
-    assert decision.plan == {"a": 2}
+    assert lowered(decision) == {"a": 2}
 
 
-def test_a_leaver_that_the_plan_does_not_want_lowers_it_no_further() -> None:
-    decision = decided(job_of(A, leaving(B), C, plan={"a": 2}))
+def test_a_leaver_that_is_not_wanted_lowers_nothing() -> None:
+    decision = decided(job_of(A, leaving(B), C, **wanted({"a": 2})))
     assert made(decision).members == (0, 2)
-    assert decision.plan is None
+    assert lowered(decision) is None
 
 
-def test_a_leaver_that_waits_lowers_the_plan_once() -> None:
-    """A fourth worker is on its way; each look at the leaver would lower the plan again."""
+def test_a_leaver_that_waits_lowers_the_size_once() -> None:
+    """A fourth worker is on its way; each look at the leaver would lower the size again."""
     coming = newcomer(3, stage=Stage.PREPARING)
-    now = job_of(A, leaving(B), C, newcomers=(coming,), plan={"a": 4})
+    now = job_of(A, leaving(B), C, newcomers=(coming,), **wanted({"a": 4}))
     decision = decided(now, ages(w1=29))
-    assert (decision.generation, decision.plan) == (None, None), decision.reason
+    assert (decision.generation, lowered(decision)) == (None, None), decision.reason
     decision = decided(now, ages(w1=30))
-    assert (made(decision).members, decision.plan) == ((0, 2), {"a": 3})
-    now = job_of(A, leaving(B), C, newcomers=(newcomer(3),), plan={"a": 4})
+    assert (made(decision).members, lowered(decision)) == ((0, 2), {"a": 3})
+    now = job_of(A, leaving(B), C, newcomers=(newcomer(3),), **wanted({"a": 4}))
     decision = decided(now, ages(w1=29))
-    assert (made(decision).members, decision.plan) == ((0, 2, 3), {"a": 3})
+    assert (made(decision).members, lowered(decision)) == ((0, 2, 3), {"a": 3})
 
 
-def test_every_leaver_lowers_the_plan_for_itself() -> None:
-    """One of two is the one that the plan does not want; the other one lowers it."""
-    decision = decided(job_of(leaving(A), leaving(B), C, worker(3), plan={"a": 3}))
+def test_every_leaver_lowers_the_size_for_itself() -> None:
+    """One of two is the one that is not wanted; the other one lowers the size."""
+    decision = decided(job_of(leaving(A), leaving(B), C, worker(3), **wanted({"a": 3})))
     assert made(decision).members == (2, 3)
-    assert decision.plan == {"a": 2}
+    assert lowered(decision) == {"a": 2}
 
 
 def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
     job = changed(JOB, min_np=2)
     now = job_of(A, leaving(B), job=job)
     waits(decided(now, ages(w1=29)), "w1 leaves when its replacement is ready")
-    now = job_of(A, leaving(B), newcomers=(newcomer(2),), job=job, plan={"a": 2})
+    now = job_of(A, leaving(B), newcomers=(newcomer(2),), job=job, **wanted({"a": 2}))
     new = made(decided(now, ages(w1=29)))
     assert (new.members, new.joined, new.left) == ((0, 2), (2,), (1,))
 
@@ -750,12 +767,14 @@ def test_a_leaver_at_min_np_is_released_after_the_grace() -> None:
     now = job_of(A, leaving(B), job=changed(JOB, min_np=2))
     decision = decided(now, ages(w1=30))
     assert made(decision).members == (0,)
-    assert decision.plan is None, "its replacement is still wanted"
+    assert lowered(decision) is None, "its replacement is still wanted"
 
 
 def test_the_last_to_be_asked_waits() -> None:
     """w0 got a SIGTERM, w2 is to migrate; one of them may go now."""
-    now = job_of(leaving(A), B, worker(2, "b"), plan={"a": 2, "c": 1}, job=changed(JOB, min_np=1))
+    now = job_of(
+        leaving(A), B, worker(2, "b"), **wanted({"a": 2, "c": 1}), job=changed(JOB, min_np=1)
+    )
     decision = decided(now)
     assert (made(decision).left, made(decision).members) == ((0,), (1, 2))
 
@@ -768,34 +787,32 @@ def test_the_last_worker_ends_the_job_when_its_grace_is_over() -> None:
 
 # --- 5. a job that horovodrun started ---
 
-DRIVEN = replace(JOB, driver="10.0.0.1:9000")
 
-
-def test_with_a_driver_the_slots_beyond_the_plan_leave_whatever_their_rank() -> None:
+def test_with_a_driver_the_slots_beyond_the_assigned_leave_whatever_their_rank() -> None:
     first, second = worker(3, slot=1), worker(4, slot=0)  # the ranks are not in order of the slots
-    now = job_of(first, second, plan={"a": 1}, job=DRIVEN)
+    now = job_of(first, second, **wanted({"a": 1}, by_slot=True))
     assert made(decided(now)).left == (3,)
 
 
-def test_with_a_driver_a_leaver_lowers_no_plan_for_its_slot_is_filled_again() -> None:
+def test_with_a_driver_a_leaver_lowers_nothing_for_its_slot_is_filled_again() -> None:
     leaver = worker(1, stage=Stage.LEAVING)
-    decision = decided(job_of(A, leaver, C, job=DRIVEN), ages(w1=0.0))
+    decision = decided(job_of(A, leaver, C, by_slot=True), ages(w1=0.0))
     assert made(decision).left == (1,)
-    assert decision.plan is None
+    assert lowered(decision) is None
 
 
-def test_with_a_driver_a_slot_beyond_the_plan_waits_for_the_one_that_lacks_a_worker() -> None:
+def test_with_a_driver_a_slot_beyond_the_assigned_waits_for_the_one_that_lacks_a_worker() -> None:
     b, c, again = worker(1), worker(2), newcomer(5)
-    now = job_of(b, c, plan={"a": 2}, job=DRIVEN)
+    now = job_of(b, c, **wanted({"a": 2}, by_slot=True))
     assert decided(now).generation is None
-    now = job_of(b, c, newcomers=(replace(again, slot=0),), plan={"a": 2}, job=DRIVEN)
+    now = job_of(b, c, newcomers=(replace(again, slot=0),), **wanted({"a": 2}, by_slot=True))
     assert made(decided(now)).members == (1, 5)
 
 
 def moving(*newcomers: Member, kept: int = 2) -> Snapshot:
     """w1 and w2 of three workers on a are to move to b, where edl-workers start others."""
     slots = [KeptSlot("a", slot) for slot in range(3)] + [KeptSlot("b", n) for n in range(kept)]
-    now = migrating(*newcomers, slots=0, job=DRIVEN)
+    now = migrating(*newcomers, slots=0, by_slot=True)
     return replace(now, slots=tuple(slots))
 
 
@@ -806,25 +823,27 @@ def test_with_a_driver_those_that_move_wait_for_edl_workers_that_start_others() 
     assert made(decided(moving(first, second))).members == (0, 3, 4)
     assert made(decided(moving(first, kept=0), ages(w3=1))).members == (0, 2, 3), "nobody starts it"
     assert made(decided(moving(first), ages(w3=300))).members == (0, 2, 3)
-    stray = replace(moving(first, second), plan={"a": 1, "b": 1})  # slot 1 was taken back again
+    stray = replace(
+        moving(first, second), **wanted({"a": 1, "b": 1}, by_slot=True)
+    )  # slot 1 was taken back again
     assert made(decided(stray, ages(w3=1))).members == (0, 3)
 
 
 def test_with_a_driver_a_newcomer_in_a_slot_that_was_taken_back_is_given_up() -> None:
-    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 2}, job=DRIVEN)
-    assert decided(now).evict == {2: "the driver of horovodrun has taken back its slot"}
+    now = job_of(A, B, newcomers=(newcomer(2),), **wanted({"a": 2}, by_slot=True))
+    assert decided(now).evict == {2: "its launcher has taken back its slot"}
 
 
 def test_when_horovodrun_ends_all_its_workers_end_after_the_same_step() -> None:
     leavers = (worker(0, stage=Stage.LEAVING), worker(1, stage=Stage.LEAVING))
-    assert made(decided(job_of(*leavers, job=DRIVEN))).seats == ()
+    assert made(decided(job_of(*leavers, by_slot=True))).seats == ()
     elsewhere = (replace(newcomer(2, host="b"), slot=0),)
-    replaced = job_of(*leavers, newcomers=elsewhere, plan={"a": 2, "b": 1}, job=DRIVEN)
+    replaced = job_of(*leavers, newcomers=elsewhere, **wanted({"a": 2, "b": 1}, by_slot=True))
     assert 2 in made(decided(replaced)).members
 
 
 def test_with_a_driver_nobody_is_drained() -> None:
-    (answer,) = decided(job_of(A, B, C, requests=(drain(0, 1),), job=DRIVEN)).answers
+    (answer,) = decided(job_of(A, B, C, requests=(drain(0, 1),), by_slot=True)).answers
     assert not answer.accepted
     assert "use `edl scale`" in answer.outcome
 
@@ -836,10 +855,10 @@ def drain(number: int, target: int) -> Request:
     return Request("drain", target, number)
 
 
-def test_a_drain_lowers_the_plan_and_is_answered_with_the_switch() -> None:
+def test_a_drain_lowers_the_size_and_is_answered_with_the_switch() -> None:
     decision = decided(job_of(A, B, C, requests=(drain(0, 1),)))
     assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
-    assert decision.plan == {"a": 2}
+    assert lowered(decision) == {"a": 2}
     assert decision.answers == (
         Request("drain", 1, 0, True, True, "w1 leaves with the next switch"),
     )
@@ -847,7 +866,7 @@ def test_a_drain_lowers_the_plan_and_is_answered_with_the_switch() -> None:
 
 def test_a_drain_at_min_np_is_refused() -> None:
     decision = decided(job_of(A, B, requests=(drain(0, 1),), job=changed(JOB, min_np=2)))
-    assert (decision.generation, decision.plan) == (None, None)
+    assert (decision.generation, lowered(decision)) == (None, None)
     (answer,) = decision.answers
     assert (answer.done, answer.accepted) == (True, False)
     assert answer.outcome == (
@@ -860,12 +879,12 @@ def test_drains_are_accepted_down_to_min_np() -> None:
     decision = decided(job_of(A, B, C, requests=requests))
     assert [answer.accepted for answer in decision.answers] == [True, True, False]
     assert made(decision).members == (2,)
-    assert decision.plan == {"a": 1}
+    assert lowered(decision) == {"a": 1}
 
 
 @pytest.mark.parametrize("target", [3, 9, -1])
 def test_a_drain_of_who_does_not_train_is_refused(target: int) -> None:
-    now = job_of(A, B, newcomers=(newcomer(3),), plan={"a": 3}, requests=(drain(0, target),))
+    now = job_of(A, B, newcomers=(newcomer(3),), **wanted({"a": 3}), requests=(drain(0, target),))
     (answer,) = decided(now).answers
     assert answer.outcome == f"w{target} is not training in this job"
 
@@ -873,15 +892,15 @@ def test_a_drain_of_who_does_not_train_is_refused(target: int) -> None:
 def test_a_worker_is_drained_once() -> None:
     decision = decided(job_of(A, B, C, requests=(drain(0, 1), drain(1, 1))))
     assert [answer.accepted for answer in decision.answers] == [True, False]
-    assert decision.plan == {"a": 2}
+    assert lowered(decision) == {"a": 2}
 
 
 def test_an_accepted_drain_stays_open_until_its_worker_leaves() -> None:
     """A newcomer is waited for; a refusal is said at once."""
     newcomers = (newcomer(2), newcomer(3, stage=Stage.PREPARING))
-    now = job_of(A, B, newcomers=newcomers, plan={"a": 5}, requests=(drain(0, 1), drain(1, 9)))
+    now = job_of(A, B, newcomers=newcomers, **wanted({"a": 5}), requests=(drain(0, 1), drain(1, 9)))
     decision = decided(now, ages(w2=0, w3=0))
-    assert (decision.generation, decision.plan) == (None, None)
+    assert (decision.generation, lowered(decision)) == (None, None)
     assert [answer.number for answer in decision.answers] == [1]
 
 
@@ -904,7 +923,7 @@ def test_a_start_goes_on_with_an_allowed_size_after_the_limit() -> None:
 
 
 def test_newcomers_wait_until_an_allowed_size_can_train() -> None:
-    now = job_of(A, B, newcomers=(newcomer(2),), plan={"a": 4}, job=FEW, hosts=HERE)
+    now = job_of(A, B, newcomers=(newcomer(2),), **wanted({"a": 4}), job=FEW, hosts=HERE)
     waits(decided(now), "w2 is ready and waits: the job may have 1, 2 or 4 workers; 2 of 4 train")
     now = replace(now, members=(*now.members, newcomer(3)))
     assert made(decided(now)).members == (0, 1, 2, 3)
@@ -912,11 +931,11 @@ def test_newcomers_wait_until_an_allowed_size_can_train() -> None:
 
 def test_a_ring_with_another_size_goes_on_and_has_an_allowed_one_with_the_next_change() -> None:
     """One of four was killed."""
-    now = job_of(A, B, C, plan={"a": 4}, job=FEW, hosts=HERE)
+    now = job_of(A, B, C, **wanted({"a": 4}), job=FEW, hosts=HERE)
     waits(decided(now), "3 workers train; 4 are wanted")
     ready = replace(now, members=(*now.members, newcomer(3)))
     assert made(decided(ready)).members == (0, 1, 2, 3)
-    scaled = replace(now, plan={"a": 2})
+    scaled = replace(now, **wanted({"a": 2}))
     assert made(decided(scaled)).members == (0, 1)
 
 
@@ -935,15 +954,17 @@ def test_a_signal_to_one_of_four_needs_a_replacement_and_two_leave_as_they_are()
     now = job_of(*members, job=FEW, hosts=HERE)
     waits(decided(now, ages(w3=1)), "w3 leaves when its replacement is ready")
     late = decided(now, ages(w3=30))
-    assert (len(made(late).seats), late.plan) == (3, None), "four are still wanted"
+    assert (len(made(late).seats), lowered(late)) == (3, None), "four are still wanted"
     two = decided(job_of(A, B, leaving(C), leaving(worker(3)), job=FEW, hosts=HERE), ages(w3=1))
-    assert (made(two).members, two.plan) == ((0, 1), {"a": 2})
+    assert (made(two).members, lowered(two)) == ((0, 1), {"a": 2})
 
 
 def test_those_that_move_keep_the_size() -> None:
     now = replace(migrating(newcomer(3, "b"), newcomer(4, "b")), job=changed(JOB, sizes=(1, 3)))
     assert made(decided(now)).members == (0, 3, 4)
-    alone = job_of(A, newcomers=(newcomer(1, "b"),), plan={"b": 1}, job=changed(JOB, sizes=(1, 4)))
+    alone = job_of(
+        A, newcomers=(newcomer(1, "b"),), **wanted({"b": 1}), job=changed(JOB, sizes=(1, 4))
+    )
     assert made(decided(alone)).members == (0, 1), "one brings the state, and goes with the next"
 
 
@@ -956,11 +977,14 @@ def ids(seats: tuple[Seat, ...]) -> tuple[int, ...]:
 
 def test_old_members_keep_their_order_and_newcomers_follow_by_id() -> None:
     now = job_of(worker(7), worker(4), worker(9), newcomers=(newcomer(2), newcomer(8, "b")))
-    now = replace(now, plan={"a": 4, "b": 1}, job=changed(JOB, max_np=9))
+    now = replace(now, **wanted({"a": 4, "b": 1}), job=changed(JOB, max_np=9))
     assert made(decided(now)).members == (7, 4, 9, 2, 8)
 
 
 def test_a_decision_without_effect_does_not_act() -> None:
     assert not Decision("nothing to do").acts
-    assert Decision("the plan", plan={}).acts, "an empty plan is a plan"
+    before = Desired({"a": 1})
+    assert Decision("less", change=desire(before, Assigned(), {}, Asker.LEADER, "less")).acts
+    same = desire(before, Assigned(), {"a": 1}, Asker.LEADER, "no change")
+    assert not Decision("the same", change=same).acts
     assert Decision("given up", evict={1: "frozen"}).acts

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import make_job
+from made import make_job, wanted
 
 from edl.core.events import Event, GenerationDetails, SwitchDetails, SwitchParts
 from edl.core.job.migration import Migration, Move, outcome, stall_s, standing
@@ -29,60 +29,62 @@ def snapshot(number: int, seats: dict[int, str], *coming: Member, late: int = -1
     )
     ring = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
     generation = Generation(number, 1, ring, 0, (), (), "")
-    return Snapshot(JOB, members=(*members, *coming), plan=MOVE.plan, generation=generation)
+    return Snapshot(JOB, members=(*members, *coming), **wanted(MOVE.desired), generation=generation)
 
 
 OLD = {0: "a", 1: "a", 2: "a"}
 NEW = {0: "a", 3: "b", 4: "b"}
 
 
-def test_it_is_told_who_is_on_the_way() -> None:
+def test_it_is_said_who_is_on_the_way() -> None:
     now = snapshot(3, OLD)
-    stands = standing(MOVE, now, now.plan)
-    assert (stands.done, stands.changed, stands.told) == (
+    stands = standing(MOVE, now)
+    assert (stands.done, stands.changed, stands.text) == (
         False,
         False,
         "0 of 2 moved; 2 to be started",
     )
     ready = member(3, "b", stage=Stage.READY)
     now = snapshot(3, OLD, ready, member(4, "b"))
-    stands = standing(MOVE, now, now.plan)
-    assert stands.told == "0 of 2 moved; w3 is ready, w4 is preparing"
+    stands = standing(MOVE, now)
+    assert stands.text == "0 of 2 moved; w3 is ready, w4 is preparing"
     assert stands.arrived == {"a": 3, "b": 2}
 
 
 def test_it_is_done_when_all_have_adopted_the_ring() -> None:
     waits = snapshot(4, NEW, late=0)
-    assert not standing(MOVE, waits, waits.plan).done
+    assert not standing(MOVE, waits).done
     now = snapshot(4, NEW)
-    stands = standing(MOVE, now, now.plan)
+    stands = standing(MOVE, now)
     assert (stands.done, stands.there) == (True, 2)
 
 
 def test_it_is_not_done_while_an_old_one_brings_the_state() -> None:
     now = snapshot(4, {0: "a", 3: "b", 4: "b"})
-    stands = standing(replace(MOVE, plan={"a": 0, "b": 2}), now, {"a": 0, "b": 2})
+    stands = standing(
+        replace(MOVE, desired={"a": 0, "b": 2}), replace(now, **wanted({"a": 0, "b": 2}))
+    )
     assert (stands.done, stands.there) == (False, 2)
 
 
 def test_a_newcomer_that_was_given_up_has_not_arrived() -> None:
     now = replace(snapshot(3, OLD, member(3, "b")), evicted={3: "frozen"})
-    stands = standing(MOVE, now, now.plan)
-    assert (stands.arrived, stands.told) == ({"a": 3}, "0 of 2 moved; 2 to be started")
+    stands = standing(MOVE, now)
+    assert (stands.arrived, stands.text) == ({"a": 3}, "0 of 2 moved; 2 to be started")
 
 
 def test_workers_that_were_there_before_have_not_moved() -> None:
     now = snapshot(3, {0: "a", 1: "b"})
     move = Move("digits", "a", "b", 1, {"a": 0, "b": 2}, since=3)
-    assert standing(move, now, move.plan).there == 0
+    assert standing(move, replace(now, **wanted(move.desired))).there == 0
 
 
 @pytest.mark.parametrize(
-    ("plan", "changed"),
+    ("hosts", "changed"),
     [({"a": 3, "b": 0}, True), ({"a": 1, "b": 1}, True), ({"a": 1, "b": 2, "c": 1}, False)],
 )
-def test_somebody_else_changes_the_plan(plan: dict[str, int], changed: bool) -> None:
-    stands = standing(MOVE, snapshot(3, OLD), plan)
+def test_somebody_else_asks_for_others(hosts: dict[str, int], changed: bool) -> None:
+    stands = standing(MOVE, replace(snapshot(3, OLD), **wanted(hosts)))
     assert (stands.changed, stands.there) == (changed, 0)
 
 
@@ -136,7 +138,7 @@ def test_a_crash_on_the_way_is_no_switch_of_the_migration() -> None:
     assert done.generations == (5,)
 
 
-def test_a_stall_that_is_not_known_is_not_told() -> None:
+def test_a_stall_that_is_not_known_is_not_named() -> None:
     done = outcome(MOVE, [made(4, ("w3", "w4"), ("w1", "w2"))], HOSTS, last=4)
     assert str(done) == "moved 2 workers of digits from a to b in one switch (generation 4)"
 

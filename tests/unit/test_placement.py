@@ -1,16 +1,16 @@
 """Where workers go: keep, fill by name, take from the last."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy
 import pytest
-from made import changed, make_job
+from made import changed, make_job, wanted
 
 from edl.core.job.placement import (
     drain_host,
     give_back,
-    keep_a_host,
     move,
     place,
     whole,
@@ -24,7 +24,7 @@ JOB = make_job(min_np=2, max_np=6)
 
 
 @pytest.mark.parametrize(
-    ("np", "plan", "expected"),
+    ("np", "desired", "expected"),
     [
         (2, {"a": 2}, {"a": 2}),  # nothing to do
         (3, {"a": 2}, {"a": 2, "b": 1}),  # the first host is full
@@ -35,9 +35,9 @@ JOB = make_job(min_np=2, max_np=6)
         (0, {"a": 2}, {"a": 0}),
     ],
 )
-def test_place(np: int, plan: dict[str, int], expected: dict[str, int]) -> None:
+def test_place(np: int, desired: dict[str, int], expected: dict[str, int]) -> None:
     for hosts in ((A, B, C), (C, A, B)):  # the order of arrival does not count
-        assert place("digits", np, plan, hosts) == expected
+        assert place("digits", np, desired, hosts) == expected
 
 
 def test_a_host_without_an_agent_keeps_its_workers_but_gets_none() -> None:
@@ -47,7 +47,7 @@ def test_a_host_without_an_agent_keeps_its_workers_but_gets_none() -> None:
         place("digits", 6, {"b": 3}, [A])
 
 
-def test_a_plan_above_the_slots_is_not_raised_further() -> None:
+def test_what_is_desired_above_the_slots_is_not_raised_further() -> None:
     assert place("digits", 5, {"a": 4}, [A, C]) == {"a": 4, "c": 1}
 
 
@@ -83,11 +83,10 @@ def test_a_host_that_leaves_gives_back_who_had_not_moved_to_it() -> None:
 def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
     """Else it would wait for them to come and replace its workers."""
 
-    def drained(now: Snapshot, **plan: int) -> dict[str, int]:
-        return drain_host(replace(now, plan=plan), "b", plan)
+    def drained(now: Snapshot, **hosts: int) -> dict[str, int]:
+        return drain_host(replace(now, **wanted(hosts)), "b", hosts)
 
-    plan = {"a": 2, "b": 1, "dead": 3}
-    assert drained(training("a", "b", a=2, b=1), **plan) == {"a": 2, "b": 0, "dead": 0}
+    assert drained(training("a", "b", a=2, b=1), a=2, b=1, dead=3) == {"a": 2, "b": 0, "dead": 0}
     with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
         drained(training("a", "b", a=1, b=1), a=1, b=1, dead=3)
     moving = {"a": 1, "b": 1, "dead": 2}  # two of a were to move to it
@@ -95,12 +94,12 @@ def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
     alive = training("b", a=2, b=1)  # only the agent is away
     assert drained(alive, a=2, b=1) == {"a": 2, "b": 0}
     # Who has come since the facts were read is not dead.
-    before = replace(training("a", "b", a=2, b=1), plan={"a": 2, "b": 1})
+    before = replace(training("a", "b", a=2, b=1), **wanted({"a": 2, "b": 1}))
     assert drain_host(before, "b", {"a": 2, "b": 1, "c": 1}) == {"a": 2, "b": 0, "c": 1}
 
 
 @pytest.mark.parametrize(
-    ("plan", "here", "after"),
+    ("desired", "here", "after"),
     [
         ({"a": 0, "b": 2}, {"a": 2}, {"a": 2, "b": 0}),
         ({"a": 0, "b": 2}, {"a": 1, "b": 1}, {"a": 1, "b": 1}),
@@ -111,45 +110,61 @@ def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
     ],
 )
 def test_what_has_not_moved_is_given_back(
-    plan: dict[str, int], here: dict[str, int], after: dict[str, int]
+    desired: dict[str, int], here: dict[str, int], after: dict[str, int]
 ) -> None:
-    assert give_back(plan, "b", here) == after
+    assert give_back(desired, "b", here) == after
+
+
+def moved(
+    now: Mapping[str, int], slots: Mapping[str, int], np: int | None, source: str, target: str
+) -> dict[str, int]:
+    """After a move, of a job with so many workers and slots on each host."""
+    hosts = tuple(Host(name, count, "::1") for name, count in slots.items())
+    return move(Snapshot(JOB, hosts, **wanted(now)), np, source, target, now)
 
 
 def test_moving_changes_nothing_but_two_hosts() -> None:
-    plan = {"a": 2, "b": 1, "c": 3}
-    assert move("digits", None, "a", "b", plan, 4) == {"a": 0, "b": 3, "c": 3}
-    assert move("digits", 1, "a", "d", plan, 1) == {"a": 1, "b": 1, "c": 3, "d": 1}
+    now = {"a": 2, "b": 1, "c": 3}
+    assert moved(now, {"b": 4}, None, "a", "b") == {"a": 0, "b": 3, "c": 3}
+    assert moved(now, {"d": 1}, 1, "a", "d") == {"a": 1, "b": 1, "c": 3, "d": 1}
 
 
 @pytest.mark.parametrize(
     ("np", "source", "target", "slots", "message"),
     [
-        (None, "a", "a", 4, "from host a to itself"),
-        (None, "x", "b", 4, "from host x: it has none; the job's workers are on a: 2, b: 1"),
-        (3, "a", "b", 4, "3 workers of job digits from host a to host b: --np must lie between 1"),
-        (0, "a", "b", 4, "--np must lie between 1 and 2, which a has"),
-        (None, "a", "c", None, "no agent offers c; start one there with `edl join --job digits"),
-        (None, "a", "b", 2, "b has 2 slots and 1 of them is taken; choose a lower --np"),
+        (None, "a", "a", {"b": 4}, "from host a to itself"),
+        (None, "x", "b", {"b": 4}, "from host x: it has none; the job's workers are on a: 2, b: 1"),
+        (3, "a", "b", {"b": 4}, "3 workers of job digits from host a to host b: --np must lie bet"),
+        (0, "a", "b", {"b": 4}, "--np must lie between 1 and 2, which a has"),
+        (None, "a", "c", {}, "nobody offers c; add c with `edl join --job digits --host c`"),
+        (None, "a", "b", {"b": 2}, "b has 2 slots and 1 of them is taken; choose a lower --np"),
     ],
 )
 def test_a_move_that_cannot_be(
-    np: int | None, source: str, target: str, slots: int | None, message: str
+    np: int | None, source: str, target: str, slots: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        move("digits", np, source, target, {"a": 2, "b": 1}, slots)
+        moved({"a": 2, "b": 1}, slots, np, source, target)
 
 
-def test_with_horovodrun_a_host_is_offered_by_edl_discover() -> None:
-    with pytest.raises(UsageError, match="edl-discover does not offer c to horovodrun"):
-        move("digits", None, "a", "c", {"a": 2}, None, driver=True)
+def by_slot(hosts: Mapping[str, int]) -> Snapshot:
+    """A job whose launcher assigns slots, of the discovered hosts a and b."""
+    return Snapshot(JOB, **wanted(hosts, by_slot=True), discovered={"a": 2, "b": 3})
+
+
+def test_where_slots_are_assigned_a_host_must_be_discovered() -> None:
+    now = by_slot({"a": 2})
+    assert move(now, 1, "a", "b", {"a": 2}) == {"a": 1, "b": 1}
+    with pytest.raises(UsageError, match="nobody offers c; let edl-discover offer c to horovodrun"):
+        move(now, None, "a", "c", {"a": 2})
+    with pytest.raises(UsageError, match=r"5 slots \(a: 2, b: 3\); let edl-discover offer another"):
+        place("digits", 6, {"a": 2}, now.available, now.assigned.by_slot)
 
 
 def test_the_driver_of_horovodrun_keeps_a_host() -> None:
-    keep_a_host("digits", {"a": 2, "b": 1}, {"a": 0, "b": 3})
-    keep_a_host("digits", {"a": 2}, {"a": 1, "b": 1})
+    assert move(by_slot({"a": 2, "b": 1}), None, "a", "b", {"a": 2, "b": 1}) == {"a": 0, "b": 3}
     with pytest.raises(UsageError, match="wants to keep one of them; leave a worker there"):
-        keep_a_host("digits", {"a": 2, "b": 0}, {"a": 0, "b": 2})
+        move(by_slot({"a": 2, "b": 0}), None, "a", "b", {"a": 2, "b": 0})
 
 
 def test_a_number_from_a_program_is_a_whole_one() -> None:
@@ -180,6 +195,6 @@ def test_a_host_that_leaves_keeps_the_size_on_free_slots_or_the_next_smaller_is_
 
 
 def test_a_slot_that_is_given_up_is_replaced_or_the_next_smaller_size_is_wanted() -> None:
-    now = replace(training("a", a=4), job=FEW, plan={"a": 4})
+    now = replace(training("a", a=4), job=FEW, **wanted({"a": 4}))
     assert without_slot(replace(now, hosts=(Host("a", 4, "x"),)), "a", {3}) == {"a": 2}
     assert without_slot(replace(now, hosts=(Host("a", 5, "x"),)), "a", {3}) == {"a": 4}

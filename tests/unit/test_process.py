@@ -1,4 +1,4 @@
-"""How a worker's process has ended, and by whose doing: every end is told, once, as what it was."""
+"""How a worker's process has ended, and by whose doing: each is logged once, as what it was."""
 
 from dataclasses import replace
 
@@ -50,12 +50,12 @@ def test_who_was_taken_out_departs_whatever_comes_after_that() -> None:
 
 
 def test_an_end_that_was_asked_for_is_no_failure() -> None:
-    told = replace(TRAINS, told=NOW - 1, why="its host leaves the job", exited=NOW)
+    ending = replace(TRAINS, ending_since=NOW - 1, why="its host leaves the job", exited=NOW)
     for code in (0, 1, 143, -15, -9):
-        assert not replace(told, exit_code=code).failed
-    assert replace(told, exit_code=-11).failed, "nobody asked for that"
-    assert replace(told, exit_code=-15, told=NOW + 1).failed, "it was dead already"
-    assert replace(told, exit_code=-15).ending_story("a") == (
+        assert not replace(ending, exit_code=code).failed
+    assert replace(ending, exit_code=-11).failed, "nobody asked for that"
+    assert replace(ending, exit_code=-15, ending_since=NOW + 1).failed, "it was dead already"
+    assert replace(ending, exit_code=-15).ending_story("a") == (
         "w1 on a was killed by SIGTERM: it was ended by its launcher: its host leaves the job"
     )
 
@@ -97,10 +97,12 @@ def test_failures_in_a_row_use_a_slot_up() -> None:
 def test_who_had_to_be_killed_after_its_script_counts_as_what_that_came_to(
     said: int, departing: float | None, finished: bool, counts_as: int
 ) -> None:
-    lingers = replace(TRAINS, ended=NOW - 3, ended_code=said, told=NOW - 1, departing=departing)
+    lingers = replace(
+        TRAINS, ended=NOW - 3, ended_code=said, ending_since=NOW - 1, departing=departing
+    )
     one = exited(lingers, -9, NOW, "", finished)
     assert (one.exit_code, one.failed) == (counts_as, counts_as != 0)
-    assert exited(lingers, 3, NOW, "", finished).exit_code == 3, "it told by itself"
+    assert exited(lingers, 3, NOW, "", finished).exit_code == 3, "it ended by itself"
     killed = replace(lingers, ended=None)
     assert exited(killed, -9, NOW, "", finished).exit_code == -9
 

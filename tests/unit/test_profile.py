@@ -93,7 +93,7 @@ def test_but_they_do_when_there_is_little_else() -> None:
     assert point.step_s == pytest.approx(0.6)
 
 
-def test_a_script_that_tells_no_samples_is_measured_by_its_commits() -> None:
+def test_a_script_that_reports_no_samples_is_measured_by_its_commits() -> None:
     silent = [replace(r, samples=0) for r in steps(0, 100)]
     point = measured(silent, np=2, steps=50)
     assert point is not None
@@ -115,11 +115,11 @@ def test_a_size_is_measured_again() -> None:
     assert [p.throughput for p in again.points] == [100.0, 190.0, 300.0]
 
 
-def test_a_curve_survives_its_storage_and_tells_all_figures() -> None:
+def test_a_curve_survives_its_storage_and_has_all_figures() -> None:
     assert Curve.from_json(CURVE.to_json()) == CURVE
-    told = CURVE.told()
-    assert (told["job"], told["unit"]) == ("digits", "samples/s")
-    assert told["points"][2] == {
+    figures = CURVE.figures()
+    assert (figures["job"], figures["unit"]) == ("digits", "samples/s")
+    assert figures["points"][2] == {
         "np": 4,
         "throughput": 300.0,
         "speedup": 3.0,

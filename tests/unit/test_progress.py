@@ -27,7 +27,7 @@ def test_equal_data_are_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "told"),
+    ("mine", "theirs", "sentence"),
     [
         (
             "100 lines, digest b",
@@ -37,10 +37,12 @@ def test_equal_data_are_taken_over() -> None:
         ("", "100 lines, digest a", "Here: data of unknown files. The job: 100 lines"),
     ],
 )
-def test_other_data_are_refused_before_anything_moves(mine: str, theirs: str, told: str) -> None:
+def test_other_data_are_refused_before_anything_moves(
+    mine: str, theirs: str, sentence: str
+) -> None:
     root, newcomer = position(0, theirs), position(3, mine)
     root.step = 7
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=sentence):
         newcomer.take_over(root.header(), Receive.ALL)
     assert newcomer.step == 0
 

@@ -79,9 +79,9 @@ def test_the_command_lines_are_found() -> None:
 
 def test_every_variable_of_edl_exists() -> None:
     fields = Config.__dataclass_fields__
-    told = {one for path in TEXTS for one in re.findall(r"\bEDL_([A-Z_]+)\b", path.read_text())}
-    assert {"ZOOKEEPER", "SECRET", "HOST", "ADDRESS"} <= told
-    assert {one.lower() for one in told} <= set(fields)
+    named = {one for path in TEXTS for one in re.findall(r"\bEDL_([A-Z_]+)\b", path.read_text())}
+    assert {"ZOOKEEPER", "SECRET", "HOST", "ADDRESS"} <= named
+    assert {one.lower() for one in named} <= set(fields)
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=name)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from made import make_job
+from made import make_job, wanted
 
 from edl.core.events import Event, ResumedDetails, SwitchDetails, SwitchParts
 from edl.core.job_spec import JobSettings, JobSpec
@@ -118,10 +118,20 @@ def test_states_in_which_a_job_is_over() -> None:
     assert over == {JobState.FINISHED, JobState.STOPPED, JobState.FAILED}
 
 
-def test_a_plan_is_added_up() -> None:
+def test_workers_are_added_up() -> None:
     job = make_job(command=())
-    assert Snapshot(job, plan={"a": 2, "b": 1, "c": 0}).planned == 3
-    assert Snapshot(job).planned == 0
+    now = Snapshot(job, **wanted({"a": 2, "b": 1, "c": 0}))
+    assert (now.desired.np, now.assigned.np) == (3, 3)
+    assert (Snapshot(job).desired.np, Snapshot(job).assigned.np) == (0, 0)
+
+
+def test_the_hosts_with_slots_are_those_of_agents_and_the_discovered_ones() -> None:
+    job, a = make_job(), Host("a", 2, "::1")
+    assert Snapshot(job, hosts=(a,)).available == (a,)
+    assert Snapshot(job, discovered={"c": 1, "b": 2}).available == (
+        Host("b", 2, ""),
+        Host("c", 1, ""),
+    )
 
 
 def test_a_worker_is_called_by_its_id() -> None:

@@ -14,10 +14,10 @@ LOADER = runpy.run_path(str(ROOT / "examples" / "digits_data.py"))
 
 
 def test_the_digits_are_those_of_the_readme() -> None:
-    told = (ROOT / "data" / "README.md").read_text()
+    text = (ROOT / "data" / "README.md").read_text()
     packed = (ROOT / "data" / "digits.csv.gz").read_bytes()
-    assert f"`{hashlib.sha256(packed).hexdigest()}`" in told
-    assert f"{len(packed):,}" in told
+    assert f"`{hashlib.sha256(packed).hexdigest()}`" in text
+    assert f"{len(packed):,}" in text
 
 
 def test_the_digits_have_their_shape_and_range() -> None:

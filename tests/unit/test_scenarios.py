@@ -78,14 +78,14 @@ def test_a_job_that_has_to_fail_must_say_why() -> None:
     assert problem == "the output does not say 'all workers died'"
 
 
-def test_a_cell_of_the_table_tells_passed_or_failed_how() -> None:
+def test_a_cell_of_the_table_says_passed_or_failed_how() -> None:
     played = replace(PLAYED, pause_s=0.18)
-    told = report.cell(report.result(played, []))
-    assert told == "passed: 2, 4, 2 (10 s, longest pause 0.18 s)"
-    told = report.cell(report.result(replace(played, code=1), []))
-    assert told == "passed: 2, 4, 2, then horovodrun fails (10 s)"
-    told = report.cell(report.result(played, ["it hangs", "and more"]))
-    assert told == "**failed**: it hangs; and more (10 s)"
+    text = report.cell(report.result(played, []))
+    assert text == "passed: 2, 4, 2 (10 s, longest pause 0.18 s)"
+    text = report.cell(report.result(replace(played, code=1), []))
+    assert text == "passed: 2, 4, 2, then horovodrun fails (10 s)"
+    text = report.cell(report.result(played, ["it hangs", "and more"]))
+    assert text == "**failed**: it hangs; and more (10 s)"
 
 
 def test_the_table_is_written_where_the_page_has_a_place_for_it() -> None:
@@ -99,10 +99,10 @@ def test_the_table_is_written_where_the_page_has_a_place_for_it() -> None:
 def test_a_scenario_asks_for_what_its_hosts_can_hold(scenario: Scenario) -> None:
     for expected in (scenario.stock, scenario.edl):
         assert len(expected.lines) == scenario.epochs or expected.says
-        for epoch, told in enumerate(expected.lines):
+        for epoch, line in enumerate(expected.lines):
             slots = scenario.hosts_in(epoch)
-            assert told.size <= min(scenario.max_np, sum(slots.values()))
-            assert told.host in slots
+            assert line.size <= min(scenario.max_np, sum(slots.values()))
+            assert line.host in slots
 
 
 def test_the_table_in_the_docs_is_that_of_the_last_run() -> None:

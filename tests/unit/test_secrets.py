@@ -73,9 +73,9 @@ def test_a_file_that_is_no_secret(tmp_path: Path, text: str | None, mode: int, w
     if text is not None:
         path.write_text(text)
         path.chmod(mode)
-    with pytest.raises(ConfigError, match=why) as told:
+    with pytest.raises(ConfigError, match=why) as error:
         read_file(path)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(error.value)
 
 
 def test_the_setting_is_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +83,13 @@ def test_the_setting_is_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     settings = load({"EDL_SECRET": SECRET})
     assert settings.secret == SECRET
     assert SECRET not in repr(settings)
-    with pytest.raises(ConfigError, match="EDL_SECRET has 5 characters and needs 32") as told:
+    with pytest.raises(ConfigError, match="EDL_SECRET has 5 characters and needs 32") as error:
         load({"EDL_SECRET": "abcde"})
-    assert "abcde" not in str(told.value)
+    assert "abcde" not in str(error.value)
     for no_word in (f"{SECRET}\n", f"{SECRET} {SECRET}"):  # kept, it would be another one
-        with pytest.raises(ConfigError, match="EDL_SECRET has white space in it") as told:
+        with pytest.raises(ConfigError, match="EDL_SECRET has white space in it") as error:
             load({"EDL_SECRET": no_word})
-        assert SECRET not in str(told.value)
+        assert SECRET not in str(error.value)
 
 
 def test_no_address_means_every_network() -> None:

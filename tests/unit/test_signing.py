@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edl.coordination.access import Access
-from edl.http import signing
-from edl.http.signing import NONCE_S, Guard, authorization, http_key
+from edl.http.signing import Guard, GuardLimits, authorization, http_key
 
+LIMITS = GuardLimits(used_nonces=5)
 KEY = http_key("0123456789abcdef" * 4, "digits")
 REQUEST = ("POST", "/chaos/expire", b"body")
 
@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def guard(clock: Clock) -> Guard:
-    one = Guard(KEY, clock)
+    one = Guard(KEY, clock, LIMITS)
     one.worker = 3
     return one
 
@@ -69,7 +69,7 @@ def test_it_is_for_one_worker_and_one_key(guard: Guard, clock: Clock) -> None:
 
 def test_a_nonce_grows_old(guard: Guard, clock: Clock) -> None:
     given = authorization(KEY, guard.nonce(), 3, *REQUEST)
-    clock.now += NONCE_S + 0.01
+    clock.now += LIMITS.nonce_s + 0.01
     assert not guard.accepts(given, *REQUEST)
 
 
@@ -86,22 +86,21 @@ def test_what_is_no_signature_is_refused(guard: Guard, given: str) -> None:
     assert not guard.accepts(given, *REQUEST)
 
 
-def test_memory_is_bounded_and_full_memory_refuses(
-    guard: Guard, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signing, "USED_NONCES", 5)
+def test_memory_is_bounded_and_full_memory_refuses(guard: Guard, clock: Clock) -> None:
     signed = [authorization(KEY, guard.nonce(), 3, *REQUEST) for _ in range(7)]
     assert [guard.accepts(one, *REQUEST) for one in signed] == [True] * 5 + [False] * 2
     for _ in range(1000):
         guard.nonce()
     assert len(guard._used) == 5
-    clock.now += NONCE_S  # the first five are too old to be replayed, so they may be forgotten
+    clock.now += (
+        LIMITS.nonce_s
+    )  # the first five are too old to be replayed, so they may be forgotten
     assert not any(guard.accepts(one, *REQUEST) for one in signed)
     assert len(guard._used) == 0
     assert guard.accepts(authorization(KEY, guard.nonce(), 3, *REQUEST), *REQUEST)
 
 
-def test_no_key_tells_another_and_none_is_shown() -> None:
+def test_no_key_reveals_another_and_none_is_shown() -> None:
     secret = "0123456789abcdef" * 4
     keys = {http_key(secret, "digits"), http_key(secret, "letters")}
     keys |= {Access(job, secret).credential.split(":")[1] for job in ("digits", "letters")}

@@ -96,5 +96,5 @@ def test_silence_proves_nothing_while_steps_complete(asked: Asked) -> None:
 
 def test_a_ring_that_stands_still_does_not_hide_a_death(asked: Asked) -> None:
     asked.liveness[1] = Liveness.REFUSED
-    told, _ = leader(quiet_s=5.0).dead(WHOLE)
-    assert told == {1: "its process is gone: 127.0.0.1:9001 refuses connections"}
+    dead, _ = leader(quiet_s=5.0).dead(WHOLE)
+    assert dead == {1: "its process is gone: 127.0.0.1:9001 refuses connections"}

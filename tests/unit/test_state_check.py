@@ -79,18 +79,18 @@ def test_the_first_part_that_differs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "told"),
+    ("states", "expected"),
     [
         ([7, 8, 7], "the state of w1 differs from that of w0, w2 after step 300, first in a. W"),
         ([7, 8], "the states of w0 and w1 differ after step 300, first in a. What all share may"),
         ([7, 8, 8, 7], "the states of w0, w3 and w1, w2 differ after step 300, first in a. What"),
     ],
 )
-def test_the_reason_names_workers_step_and_part(states: list[int], told: str) -> None:
+def test_the_reason_names_workers_step_and_part(states: list[int], expected: str) -> None:
     found = split(enumerate(states))
     assert found is not None
     why = reason(found, 300, {w: {"a": s} for w, s in enumerate(states)})
-    assert why.startswith(told)
+    assert why.startswith(expected)
     assert why.endswith("EDL_STATE_CHECK_STEPS=0 turns this check off")
 
 
@@ -237,16 +237,16 @@ class Job:
         self.position.adopt((0, 1, 2))
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts
-        self.told: list[tuple[Details, str]] = []
+        self.logged: list[tuple[Details, str]] = []
         self.settings = JobSettings(state_check_steps=every)
-        self.check = StateCheck(self, self.position, self, self.tell)  # type: ignore[arg-type]
+        self.check = StateCheck(self, self.position, self, self.log_event)  # type: ignore[arg-type]
         self.check.replica = self.replica
 
     def broadcast(self, mine: bytes, rank: int, _name: str) -> bytes:
         return mine if rank == 0 else json.dumps(self.others).encode()
 
-    def tell(self, details: Details, why: str) -> None:
-        self.told.append((details, why))
+    def log_event(self, details: Details, why: str) -> None:
+        self.logged.append((details, why))
 
     def fail(self, why: str, error: type[Exception]) -> None:
         raise error(why)
@@ -285,7 +285,7 @@ def test_all_end_with_the_worker_and_the_part() -> None:
     rows = [job.row(0, job.check.state), *(job.row(w, fold(job.others)) for w in (1, 2))]
     with pytest.raises(StateDiffers, match="the state of w0 differs from that of w1, w2 after"):
         job.check.compare(rows)
-    [(details, why)] = job.told
+    [(details, why)] = job.logged
     assert details == StateDiffersDetails(("w0",))
     assert "after step 2, first in b." in why
 
@@ -301,7 +301,7 @@ def test_the_last_state_is_always_compared() -> None:
 
 
 def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> None:
-    """w2 dies as they tell each other in what they differ: w0 and w1 do so in the next ring."""
+    """w2 dies as they exchange in what they differ: w0 and w1 do so in the next ring."""
     job = Job(a=1, b=3)
     broken = iter([True, False])
 

@@ -145,7 +145,7 @@ class GraphSender:
     def backward(self) -> None:
         sends = self.reduction.begin()
         while (branch := self._run(sends)) is Branch.AGAIN:
-            sends = self.reduction.begin_again().sends
+            sends = self.reduction.agree().sends
         assert (branch is Branch.APPLY) == (self.reduction.step.state is StepState.REDUCED)
 
     def _run(self, sends: bool) -> Branch:

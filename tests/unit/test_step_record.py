@@ -52,8 +52,12 @@ def test_a_row_ends_with_the_parts_of_the_last_switch() -> None:
     assert FIELDS[-len(PARTS) :] == PARTS
     row = replace(ROW, **vars(times)).encode()
     assert row[0, -len(PARTS) :].tolist() == [1, *[0] * (len(PARTS) - 2), 2_500_000]
-    told = times.parts("old").seconds()
-    assert (told["detect_s"], told["roll_call_s"], told["median_step_s"]) == (1e-6, 0.0, 2.5)
+    seconds = times.parts("old").seconds()
+    assert (seconds["detect_s"], seconds["roll_call_s"], seconds["median_step_s"]) == (
+        1e-6,
+        0.0,
+        2.5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,8 +75,8 @@ def test_what_went_before_a_rebuild(
 ) -> None:
     """It waited from 8.0 and knew at 10.0 that the ring is broken."""
     times = repair_times(8.0, 10.0, led_since, heard)
-    told = times.parts("old").seconds()
-    assert (told["detect_s"], told["election_s"], told["roll_call_s"]) == parts
+    seconds = times.parts("old").seconds()
+    assert (seconds["detect_s"], seconds["election_s"], seconds["roll_call_s"]) == parts
 
 
 def test_a_table_is_read_in_rank_order() -> None:

@@ -55,8 +55,8 @@ def test_what_is_not_in_the_table_raises(state: StepState, event: StepEvent) -> 
     before = Step(7, state, (StepEvent.SEND, StepEvent.BREAK))
     with pytest.raises(IllegalTransition) as raised:
         before.after(event)
-    told = f"step 7 of this worker is {state.value}, which allows no event {event.value!r}. "
-    assert str(raised.value).startswith(told + "What happened to it: send, break. ")
+    message = f"step 7 of this worker is {state.value}, which allows no event {event.value!r}. "
+    assert str(raised.value).startswith(message + "What happened to it: send, break. ")
 
 
 def test_a_history_is_that_of_one_step() -> None:

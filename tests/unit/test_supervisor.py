@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made import make_job
+from made import make_job, wanted
 
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
@@ -27,20 +27,21 @@ class Store:
 
     def __init__(self) -> None:
         self.session = SimpleNamespace(connected=True, epoch=1, add_listener=lambda f: None)
-        self.now = Snapshot(JOB, plan={"a": 1}, generation=RING, leader=Leader(1, 9))
+        self.now = Snapshot(JOB, **wanted({"a": 1}), generation=RING, leader=Leader(1, 9))
         self.written: list[Event] = []
         self.states: list[JobState] = []
         self.fails: Exception | None = None
+        self.events = SimpleNamespace(add=self._add, read=self._read)
 
     def snapshot(self, wake: Callable[[], None]) -> Snapshot:
         self._fail()
         return self.now
 
-    def add_event(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
         self._fail()
         self.written.append(event)
 
-    def events(self, after: int = -1) -> list[tuple[int, Event]]:
+    def _read(self, after: int = -1) -> list[tuple[int, Event]]:
         return [(n, event) for n, event in enumerate(self.written) if n > after]
 
     def set_job_state(self, state: JobState, *words: Any, **more: Any) -> bool:
@@ -135,7 +136,7 @@ def launcher(store: Store, workers: Workers) -> Launcher:
     return Launcher(store, workers)
 
 
-def test_what_ends_is_told_once_and_started_again_after_its_back_off(
+def test_what_ends_is_logged_once_and_started_again_after_its_back_off(
     store: Store, workers: Workers, launcher: Launcher
 ) -> None:
     assert launcher.turn(100.0) is None
@@ -151,7 +152,7 @@ def test_what_ends_is_told_once_and_started_again_after_its_back_off(
     assert (event.details.exit_code, event.details.last_line) == (3, "Boom")
 
 
-def test_an_end_that_could_not_be_told_is_told_in_the_next_turn(
+def test_an_end_that_could_not_be_logged_is_logged_in_the_next_turn(
     store: Store, workers: Workers, launcher: Launcher
 ) -> None:
     launcher.turn(100.0)

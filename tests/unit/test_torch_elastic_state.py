@@ -119,10 +119,10 @@ def test_a_derived_class_may_save_what_its_constructor_makes_later() -> None:
 
 def test_callbacks_run_with_each_reset() -> None:
     state = TorchState()
-    told: list[str] = []
-    state.register_reset_callbacks([lambda: told.append("a"), lambda: told.append("b")])
+    called: list[str] = []
+    state.register_reset_callbacks([lambda: called.append("a"), lambda: called.append("b")])
     state.on_reset()
-    assert told == ["a", "b"]
+    assert called == ["a", "b"]
 
 
 def test_a_script_that_keeps_its_place_counts_its_saves() -> None:

@@ -20,13 +20,13 @@ class Listener:
 
     def __init__(self) -> None:
         self.source: Source | None = None
-        self.told: list[Details] = []
+        self.logged: list[Details] = []
 
     def attach_source(self, source: Source) -> None:
         self.source = source
 
-    def tell(self, details: Details, reason: str) -> None:
-        self.told.append(details)
+    def log_event(self, details: Details, reason: str) -> None:
+        self.logged.append(details)
 
 
 def attached(dataset: Any) -> Listener:
@@ -35,7 +35,7 @@ def attached(dataset: Any) -> Listener:
     return worker
 
 
-def test_damage_is_told_and_the_fingerprint_attached(
+def test_damage_is_logged_and_the_fingerprint_attached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -44,10 +44,10 @@ def test_damage_is_told_and_the_fingerprint_attached(
     dataset = edl.data.tfrecord(path, on_error="skip")
     worker = attached(dataset)
     assert worker.source == Source(1, 2, False, 0, 0, dataset.fingerprint)
-    assert worker.told == [DataSkippedDetails(file=str(path), offset=19, bytes=9)]
+    assert worker.logged == [DataSkippedDetails(file=str(path), offset=19, bytes=9)]
 
 
-def test_other_data_sets_have_nothing_to_tell() -> None:
+def test_other_data_sets_have_nothing_to_log() -> None:
     worker = attached([1.0, 2.0, 3.0])
     assert worker.source == Source(3, 2, False, 0, 0, "")
-    assert worker.told == []
+    assert worker.logged == []

@@ -1,15 +1,15 @@
 """What the agent of one host does next with its worker processes, and what has become of the job.
 
-An agent keeps as many workers on its host as the plan says. Its rules, in order:
+An agent keeps as many workers on its host as it is assigned. Its rules, in order:
 
 1. The end of the job, and a job that cannot go on: :mod:`edl.core.host.job_end`.
 2. Who cannot stay in the job is ended, by the rules of :mod:`edl.core.host.upkeep`; so is one that
    has not joined yet when its host leaves the job.
-3. What the plan lacks is started, each slot with a back-off that grows with its failures; not
-   while nobody of the ring is in ZooKeeper who could give it the state. A slot that fails more
-   often than that is given up: the plan is lowered by its worker, and the job goes on with the
-   others. Below ``min_np`` another free slot takes its place; without one the job has FAILED.
-   Whoever raises the plan again lets such a slot begin anew, after all others.
+3. Who is lacking is started, each slot with a back-off that grows with its failures; not while
+   nobody of the ring is in ZooKeeper who could give it the state. A slot that fails more often than
+   that is given up: a worker fewer is wanted, and the job goes on with the others. Below ``min_np``
+   another free slot takes its place; without one the job has FAILED. Whoever asks for more again
+   lets such a slot begin anew, after all others.
 
 An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
 """
@@ -58,8 +58,8 @@ def decide(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
 
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
-    """Keep as many workers as the plan says."""
-    wanted = snapshot.plan.get(own.host, 0)
+    """Keep as many workers as are assigned."""
+    wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
     here = [m for m in others if m.stage not in (Stage.LEAVING, Stage.FINISHED)]
     counted = sum(fills_its_place(p, own.limits, now) for p in own.processes) + len(here)
@@ -75,11 +75,11 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     failing = next((p for _, p in places if p is not None and p.uses_up(limit)), None)
     if failing is not None:
         used_up = {p.slot for p in own.processes if p.used_up} | {failing.slot}
-        plan = without_slot(snapshot, own.host, used_up)
-        return give_up(failing, snapshot, own, plan, "--max-restarts")
+        desired = without_slot(snapshot, own.host, used_up)
+        return give_up(failing, snapshot, own, desired, "--max-restarts")
     return Decision(
         f"{counted} of {wanted} workers run on {own.host}",
-        starts(places, own, "the plan wants a worker", now),
+        starts(places, own, "a worker is wanted", now),
         end_each(to_end, own.limits, now),
         warnings=without_init(own, now),
         exit_code=0 if own.draining and wanted == 0 and not own.living else None,

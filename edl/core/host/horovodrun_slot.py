@@ -6,8 +6,8 @@ host blacklisted, and one that succeeds ends the job. So the driver sees an end 
 one. The rules, in order:
 
 1. The end of the job: :mod:`edl.core.host.job_end`. When nothing is left to do this process ends.
-2. The driver has taken the slot back, or this process was told to end: the worker leaves, and
-   nothing is started again. Who was told gives up one slot of its host; the driver takes back the
+2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and
+   nothing is started again. Who was asked gives up one slot of its host; the driver takes back the
    highest, so another one may go, and then this one starts again. A worker whose slot was taken
    back is taken out of the ring by the leader; who is in none, or was given up, is ended here.
    A process whose ssh has ended is a dead one to the driver: its worker leaves, and it ends too.
@@ -27,7 +27,7 @@ such slots and :func:`after_loss` says what is best.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,7 +44,8 @@ from edl.core.host.upkeep import (
     with_lingering,
     without_init,
 )
-from edl.core.records import Job, JobState, Snapshot
+from edl.core.job.placement import Placement
+from edl.core.records import Assigned, Desired, Job, JobState, Snapshot
 from edl.core.sizes import Sizes
 
 Slots = Collection[tuple[str, int]]  # (host, number)
@@ -54,12 +55,12 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 class SlotLimits(SupervisorLimits):
     """Those of an `edl-worker`."""
 
-    release_s: float = 30.0  # for the driver to take the slot back from one that was told to end
+    release_s: float = 30.0  # for the driver to take the slot back from one that was asked to end
     barred_s: float = 3.0  # of the 5 s that the driver leaves to the processes of a host it bars
     unseen_s: float = 10.0  # for one whose ssh ended with horovodrun to see the end of that
     removal_s: float = 30.0  # for a removal to be complete before the driver may decide again
     freed_s: float = 1.0  # after that, for the driver to see the process of the slot end
-    wish_s: float = 15.0  # a wish that the driver has not carried out by then may have escaped it
+    follow_s: float = 15.0  # what the driver has not carried out by then may have escaped it
     move_s: float = 10.0  # for the edl-workers that the driver starts on other hosts to say so
     round_s: float = 60.0  # for the driver to answer who has asked, once the job is over
     shutdown_s: float = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
@@ -77,8 +78,8 @@ class SlotState(SupervisorState):
     limits: SlotLimits = SlotLimits()
     slot: int = 0
     removed: bool = False  # the driver has taken the slot back
-    told: float | None = None  # since when this process has been told to end
-    given_up: bool = False  # it was the driver itself that told it
+    ending_since: float | None = None  # since when this process was asked to end
+    given_up: bool = False  # it was the driver itself that asked
     unread: bool = False  # its ssh has ended: the driver takes that for the end of this process
 
     @property
@@ -90,7 +91,7 @@ class SlotState(SupervisorState):
 def decide(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
     """The next act for one slot, or none, with the reason. ``now``: as the times in ``own``."""
     decision = as_the_job_ends(snapshot, own, now)
-    if decision is None and (own.removed or own.unread or own.told is not None):
+    if decision is None and (own.removed or own.unread or own.ending_since is not None):
         decision = _leave(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
     return with_lingering(decision or _keep(snapshot, own, now), own, now)
@@ -104,14 +105,14 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
         known = all(p.seated and p.worker not in snapshot.evicted for p in own.living)
         if own.removed and not known:
             return Decision(reason, endings=end(own.living, own.limits, now, reason))
-        if own.told is None:  # the leader takes it out of the ring: its slot is beyond the plan
+        if own.ending_since is None:  # the leader takes it out: its slot is not assigned
             return Decision(reason)
         barred = own.removed and own.given_up
         patience_s = own.limits.barred_s if barred else own.limits.release_s
         return Decision(reason, endings=end(own.living, own.limits, now, reason, patience_s))
     if own.removed:
         return Decision(reason, exit_code=0)
-    if own.told is not None and now - own.told >= own.limits.release_s:
+    if own.ending_since is not None and now - own.ending_since >= own.limits.release_s:
         return Decision(f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1)
     return Decision(f"{reason}; waiting for the driver to take back slot {own.slot}")
 
@@ -147,9 +148,10 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
         return Decision("nobody of the ring is in ZooKeeper")
     if last is not None and last.uses_up(snapshot.job.spec.settings.max_restarts):
         unused = {(one.host, one.slot) for one in snapshot.slots if one.given_up}
-        enough = snapshot.job.sizes.enough(len(planned(snapshot) - unused) - 1)
-        # The driver keeps the slot, so the plan has it; no worker is started there any more.
-        return give_up(last, snapshot, own, snapshot.plan if enough else None, "EDL_MAX_RESTARTS")
+        enough = snapshot.job.sizes.enough(len(assigned_slots(snapshot) - unused) - 1)
+        # The driver keeps the slot assigned; no worker is started there any more.
+        left = snapshot.assigned.hosts if enough else None
+        return give_up(last, snapshot, own, left, "EDL_MAX_RESTARTS")
     if last is not None and fills_its_place(last, own.limits, now):
         return Decision(f"{last.name} {how(last.exit_code or 0)}; a pause before the next start")
     found = starts([(own.slot, last)], own, "the driver wants a worker", now)
@@ -163,55 +165,54 @@ def removal_pending(snapshot: Snapshot) -> bool:
     and take the end of the first one for the end of the second.
     """
     used = {(one.host, one.slot) for one in snapshot.members}
-    return bool((used | kept(snapshot)) - planned(snapshot))
+    return bool((used | kept(snapshot)) - assigned_slots(snapshot))
 
 
-def assigned(
-    plan: Mapping[str, int], host: str, slot: int, local_size: int | None
+def with_answer(
+    assigned: Placement, host: str, slot: int, local_size: int | None
 ) -> dict[str, int]:
-    """The plan as the driver has it now: ``local_size`` slots of ``host``; None: not this one.
+    """What the driver assigns now: ``local_size`` slots of ``host``; None: not this one.
 
     A host that has lost all its slots has lost slot 0, too, whose process then says so.
     """
-    workers = min(plan.get(host, 0), slot) if local_size is None else local_size
-    return {**plan, host: workers}
+    workers = min(assigned.get(host, 0), slot) if local_size is None else local_size
+    return {**assigned, host: workers}
 
 
-def awaits_others(
-    plan: Mapping[str, int], lowered: Mapping[str, int], wish: Mapping[str, int]
-) -> bool:
+def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
     """Whether ``lowered`` lacks workers that the driver is about to start on other hosts.
 
-    The ``wish`` has as many as before: they move. Their edl-workers say so in a moment, and only
-    with them in the plan do those who go wait for those who come.
+    As many are desired as before: they move. Their edl-workers say so in a moment, and only when
+    they are assigned do those who go wait for those who come.
     """
-    return sum(lowered.values()) < min(sum(plan.values()), sum(wish.values()))
+    return sum(lowered.values()) < min(assigned.np, desired.np)
 
 
 def forgotten(
-    plan: Mapping[str, int],
-    wish: Mapping[str, int],
+    assigned: Placement,
+    desired: Placement,
     barred: Collection[str],
-    wished: float,
+    asked: float,
     answered: float,
     now: float,
-    wish_s: float,
+    follow_s: float,
 ) -> bool:
-    """Whether the driver has missed the ``wish``, and has to be asked to place the slots anew.
+    """Whether the driver has missed what is desired, and has to be asked to place the slots anew.
 
     It may when its rank 0 starts just then. It has not, when it placed the slots later and gave
     others all the same: each further round would give these, and count for `--reset-limit`.
 
     Args:
-        barred: hosts that it cannot use, whatever is wished.
-        wished: since when this is the wish. Times by one clock, in seconds.
+        barred: hosts that it cannot use, whatever is desired.
+        asked: since when this is desired. Times by one clock, in seconds.
         answered: when it last placed the slots.
-        wish_s: how long it may take to carry a wish out.
+        follow_s: how long it may take to carry that out.
     """
     lacks = any(
-        plan.get(host, 0) != wish.get(host, 0) for host in {*plan, *wish}.difference(barred)
+        assigned.get(host, 0) != desired.get(host, 0)
+        for host in {*assigned, *desired}.difference(barred)
     )
-    return bool(wish) and lacks and answered - wished < wish_s <= now - wished
+    return bool(desired) and lacks and answered - asked < follow_s <= now - asked
 
 
 class AfterLoss(Enum):
@@ -224,13 +225,14 @@ class AfterLoss(Enum):
 
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """The slots of the plan whose edl-worker is gone. Who was never ``seen`` is to start yet."""
-    return frozenset((planned(snapshot) & set(seen)) - kept(snapshot))
+    """The assigned slots whose edl-worker is gone. Who was never ``seen`` is to start yet."""
+    return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
-def planned(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """The slots that the plan has."""
-    return frozenset((host, n) for host, workers in snapshot.plan.items() for n in range(workers))
+def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
+    """The slots that the driver uses."""
+    hosts = snapshot.assigned.hosts
+    return frozenset((host, n) for host, workers in hosts.items() for n in range(workers))
 
 
 def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
@@ -238,7 +240,7 @@ def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
-def after_loss(plan: Mapping[str, int], sizes: Sizes, lost: Slots) -> AfterLoss:
+def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
     """Whether the driver should place the slots anew, when the edl-workers of ``lost`` have died.
 
     It bars their hosts. So it should when enough slots are left on the others, or when too few
@@ -248,8 +250,8 @@ def after_loss(plan: Mapping[str, int], sizes: Sizes, lost: Slots) -> AfterLoss:
     if not lost:
         return AfterLoss.NOTHING
     barred = {host for host, _ in lost}
-    left = sum(workers for host, workers in plan.items() if host not in barred)
-    working = sum(plan.values()) - len(lost)
+    left = sum(workers for host, workers in assigned.hosts.items() if host not in barred)
+    working = assigned.np - len(lost)
     if sizes.enough(left) or not sizes.enough(working):
         return AfterLoss.PLACE_ANEW
     return AfterLoss.WAIT if left else AfterLoss.HOLD
@@ -266,33 +268,33 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 
 
 def would_end_the_job(
-    best: AfterLoss, wish: Mapping[str, int], barred: Collection[str], sizes: Sizes
+    best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
 ) -> bool:
     """Whether the driver would end a job that trains, if it were asked to place the slots anew.
 
     It bars the hosts of lost slots, and then waits for ``min_np`` slots on others, with all who
-    have asked. Without a ``wish`` nobody knows here what it would find.
+    have asked. Where nobody says what is ``desired`` nobody knows here what it would find.
     """
-    if best is AfterLoss.WAIT and wish:
-        return not sizes.enough(sum(n for host, n in wish.items() if host not in barred))
+    if best is AfterLoss.WAIT and desired:
+        return not sizes.enough(sum(n for host, n in desired.items() if host not in barred))
     return best is AfterLoss.HOLD
 
 
-def without_barred(plan: Mapping[str, int], lost: Slots, size: int) -> dict[str, int]:
-    """The plan without the hosts that have only ``lost`` slots and which the driver has barred.
+def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
+    """What is assigned, without hosts that have only ``lost`` slots and that the driver has barred.
 
     ``size``: how many slots it uses. The others have that many, or the hosts may still be used.
     """
-    gone = {h for h, n in plan.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
-    rest = {host: workers for host, workers in plan.items() if host not in gone}
-    return rest if sum(rest.values()) >= size else dict(plan)
+    gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
+    rest = {host: workers for host, workers in assigned.items() if host not in gone}
+    return rest if sum(rest.values()) >= size else dict(assigned)
 
 
-def released(wish: Mapping[str, int], host: str, sizes: Sizes) -> dict[str, int]:
-    """The wish with a worker less on ``host``, if the job may have that many."""
-    if not wish.get(host) or not sizes.allows(sum(wish.values()) - 1):
-        return dict(wish)
-    return {**wish, host: wish[host] - 1}
+def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
+    """A worker less on ``host``, if the job may have that many."""
+    if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
+        return dict(desired)
+    return {**desired, host: desired[host] - 1}
 
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Decision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from edl.core.job.placement import place
-from edl.core.records import Host
+from edl.core.records import as_hosts
 from edl.errors import UsageError
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
@@ -26,22 +26,17 @@ def parse(words: Iterable[str]) -> dict[str, int]:
     return hosts
 
 
-def first_wish(offer: Mapping[str, int], np: int) -> dict[str, int]:
+def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
     """The workers on each host at the start of a job.
 
-    When ``np`` are more than are offered, all, and the driver waits for more.
+    When ``np`` are more than the discovered slots, all, and the driver waits for more.
     """
-    if np >= sum(offer.values()):
-        return dict(offer)
-    return {h: n for h, n in place("", np, {}, as_hosts(offer)).items() if n}
+    if np >= sum(discovered.values()):
+        return dict(discovered)
+    return {h: n for h, n in place("", np, {}, as_hosts(discovered)).items() if n}
 
 
-def as_hosts(offer: Mapping[str, int]) -> tuple[Host, ...]:
-    """The same for :func:`edl.core.job.placement.place`."""
-    return tuple(Host(name, slots, "") for name, slots in sorted(offer.items()))
-
-
-def lines(wish: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
+def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
     """What the script prints.
 
     Horovod looks for a network interface that two hosts have in common, and waits for a second
@@ -49,7 +44,7 @@ def lines(wish: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
     named twice, the second time without a slot. ``local``: of each host, whether it is that
     machine.
     """
-    used = {host: slots for host, slots in wish.items() if slots}
+    used = {host: slots for host, slots in desired.items() if slots}
     if len(used) == 1 and all(local[host] for host in used):
         second = next(name for name in LOCAL_NAMES if name not in used)
         used[second] = 0

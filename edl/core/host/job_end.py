@@ -137,7 +137,9 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outco
     processes = own.processes
     if snapshot.generation is not None or not processes:
         return None
-    mute = [p for p in processes if p.exit_code == 0 and p.worker is None and p.told is None]
+    mute = [
+        p for p in processes if p.exit_code == 0 and p.worker is None and p.ending_since is None
+    ]
     if mute:
         return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
     refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
@@ -150,7 +152,7 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outco
     if failed and first_died and not foreign(snapshot, own):
         died, several = failed[0], len(processes) > 1
         who = f"all {len(processes)} workers" if several else "the only worker"
-        who = who if several or snapshot.planned == 1 else own.script
+        who = who if several or snapshot.assigned.np == 1 else own.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
         return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     return _too_few_came_up(snapshot, own, now)
@@ -220,8 +222,8 @@ def _others_are_dead(
 ) -> bool:
     """Whether the workers of other launchers are dead, too, when all of ours in the ring are.
 
-    Their launchers have told so, or the leader had proof of it. Or they have been out of ZooKeeper
-    for so long: who only lost its session trains on, and is soon back.
+    Their launchers have logged it, or the leader had proof of it. Or they have been out of
+    ZooKeeper for so long: who only lost its session trains on, and is soon back.
     """
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
     if {p.worker for p in own.processes} | own.ended | gone >= {*generation.members}:

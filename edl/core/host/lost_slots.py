@@ -7,8 +7,8 @@ from edl.core.host.horovodrun_slot import (
     SlotLimits,
     abandoned,
     after_loss,
+    assigned_slots,
     kept,
-    planned,
 )
 from edl.core.records import Snapshot
 
@@ -25,7 +25,7 @@ class LostSlots:
         self.best = AfterLoss.NOTHING
         self.barred: frozenset[str] = frozenset()
         self._own, self._limits = (host, slot), limits
-        self._planned: dict[tuple[str, int], float] = {}  # slots of the plan, since when
+        self._assigned: dict[tuple[str, int], float] = {}  # slots, since when
         self._seen: frozenset[tuple[str, int]] = frozenset()  # that an edl-worker has kept, or none
         self._missing: frozenset[tuple[str, int]] = frozenset()  # of these, without one now
         self._missing_since = 0.0
@@ -34,12 +34,15 @@ class LostSlots:
     def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
         """Look again; whether the driver is to be asked to place the slots anew, by us and now.
 
-        ``answered``: when the driver last did so; the plan needs a moment to follow.
+        ``answered``: when the driver last did so; what is assigned needs a moment to follow.
         """
-        # A slot that the plan has again is another edl-worker's, which may be on its way.
-        self._planned = {slot: self._planned.get(slot, now) for slot in planned(snapshot)}
-        overdue = {s for s, since in self._planned.items() if now - since >= self._limits.overdue_s}
-        self._seen = planned(snapshot) & (self._seen | kept(snapshot) | overdue)
+        # A slot that is assigned again is another edl-worker's, which may be on its way.
+        slots = assigned_slots(snapshot)
+        self._assigned = {slot: self._assigned.get(slot, now) for slot in slots}
+        overdue = {
+            s for s, since in self._assigned.items() if now - since >= self._limits.overdue_s
+        }
+        self._seen = slots & (self._seen | kept(snapshot) | overdue)
         missing = abandoned(snapshot, self._seen)
         if missing != self._missing:
             self._missing, self._missing_since = missing, now
@@ -47,9 +50,9 @@ class LostSlots:
         self.lost = missing if waited >= self._limits.abandoned_s else self.lost & missing
         if not self.lost:
             self._asked_for = self.lost  # the same slots may be lost again
-        back = {one.host for one in snapshot.slots if one.slot < snapshot.plan.get(one.host, 0)}
+        back = {one.host for one in snapshot.slots if (one.host, one.slot) in slots}
         self.barred = (self.barred - back) | {host for host, _ in self.lost}
-        self.best = after_loss(snapshot.plan, snapshot.job.sizes, self.lost)
+        self.best = after_loss(snapshot.assigned, snapshot.job.sizes, self.lost)
         ask = self.best is AfterLoss.PLACE_ANEW and self.lost != self._asked_for
         turn_s = self.turn(snapshot) * self._limits.turn_s
         if not ask or waited < self._limits.abandoned_s + turn_s:

@@ -1,6 +1,6 @@
 """One start of one worker process, as its launcher sees it: how it ended, and by whose doing.
 
-Every end is told once, as an event. It is a *failure* when the process ended with an error, or
+Every end is logged once, as an event. It is a *failure* when the process ended with an error, or
 without ever joining, by itself. It is not when the launcher ended it, or when it obeyed the leader
 that gave it up. Of the proof that a process is gone the leader learns first, often while that
 process is still on its way out: so to be given up for that is no explanation of an end, and such a
@@ -44,7 +44,7 @@ class Process:
     mute: float | None = None  # since when it has not answered its agent, which had reason to ask
     evicted: str = ""  # why the leader has given it up, other than for being gone
     gone: float | None = None  # since when the leader has proof that it is gone
-    told: float | None = None  # since when it is being ended by its launcher
+    ending_since: float | None = None  # by its launcher
     why: str = ""  # it is
     ended: float | None = None  # since when its script has ended: only the interpreter is left
     ended_code: int = 0  # what it then said that its exit code would be
@@ -70,14 +70,14 @@ class Process:
         if self.exit_code is None:
             return False
         if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
-            return self.exit_code == UNKNOWN_EXIT and self._told_before
-        return self._told_before or (bool(self.evicted) and self.exit_code <= 1)
+            return self.exit_code == UNKNOWN_EXIT and self._asked_before
+        return self._asked_before or (bool(self.evicted) and self.exit_code <= 1)
 
     @property
-    def _told_before(self) -> bool:
-        """It was told to end before its script, or it, had ended."""
+    def _asked_before(self) -> bool:
+        """It was asked to end before its script, or it, had ended."""
         end = self.exited if self.ended is None else self.ended
-        return self.told is not None and (end is None or self.told < end)
+        return self.ending_since is not None and (end is None or self.ending_since < end)
 
     def failed_late(self, finished: float) -> bool:
         """It ended with an error after the job had ``finished``, or was about to.
@@ -116,7 +116,7 @@ class Process:
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
             return what + (f"; its last line: {self.last_line}" if self.last_line else "")
-        if self.told is not None:
+        if self.ending_since is not None:
             return f"{what}: it was ended by its launcher: {self.why}"
         if self.evicted:
             return f"{what}: the leader had given it up: {self.evicted}"
@@ -139,7 +139,9 @@ def exited(process: Process, code: int, now: float, last_line: str, job_finished
     One that its launcher had to kill because the interpreter did not end counts as what its script
     came to: an error if it said so, and success if it was about to end.
     """
-    lingered = process.ended is not None and process.told is not None and not process._told_before
+    lingered = (
+        process.ended is not None and process.ending_since is not None and not process._asked_before
+    )
     if code == -signal.SIGKILL and lingered:
         ends_well = job_finished or process.departing is not None
         code = process.ended_code or (0 if ends_well else code)
@@ -182,7 +184,7 @@ def _leaves(
     without_seat: bool,
     evicted: str,
 ) -> bool:
-    """Whether it is to end because it left, has finished, or was taken out, by plan or by eviction.
+    """Whether it is to end because it left, has finished, or was taken out, by a switch or evicted.
 
     Who has no seat after the repair of a broken ring was not taken out: it went as the ring broke.
     """
@@ -190,10 +192,10 @@ def _leaves(
         return True
     if generation is None or not without_seat or stage is Stage.READY:
         return False
-    by_plan = process.departing is not None or (
+    by_switch = process.departing is not None or (
         process.worker is not None and generation.knows(process.worker)
     )
-    return by_plan or bool(evicted)
+    return by_switch or bool(evicted)
 
 
 def exit_status(code: int) -> int:
@@ -218,8 +220,8 @@ def how(code: int) -> str:
 def how_all(processes: Sequence[Process], several: bool) -> str:
     """How they ended, in words, each code once; ``several``: said of more than one."""
     codes = sorted({p.exit_code or 0 for p in processes})
-    told = " or ".join(how(code) for code in codes)
-    return told.replace("was killed", "were killed") if several else told
+    text = " or ".join(how(code) for code in codes)
+    return text.replace("was killed", "were killed") if several else text
 
 
 def last_words(process: Process) -> str:

@@ -8,11 +8,12 @@ the job) and :mod:`edl.core.host.upkeep` (of one process); what each adds is in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 from edl.core.host.process import BACKOFF_MAX_S, Process, seen
+from edl.core.job.placement import Placement
 from edl.core.records import Job, JobState, Member, Snapshot
 
 
@@ -108,11 +109,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Give up a slot after the end of the process ``launch``; the plan without it is ``plan``."""
+    """Give up a slot after the end of the process ``launch``; ``desired``: what is wanted then."""
 
     launch: str
     slot: int
-    plan: Mapping[str, int]
+    desired: Placement
     reason: str
 
 

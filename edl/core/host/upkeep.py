@@ -25,6 +25,7 @@ from edl.core.host.supervision import (
     SupervisorLimits,
     SupervisorState,
 )
+from edl.core.job.placement import Placement
 from edl.core.plural import verb, workers
 from edl.core.records import JobState, Snapshot
 
@@ -78,9 +79,9 @@ def _ending_of(
         why = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
         late = now - process.gone >= limits.gone_s
         return Ending(process.launch, True, why) if late else None
-    if process.told is None:
+    if process.ending_since is None:
         return Ending(process.launch, False, reason)
-    if now - process.told >= patience_s:
+    if now - process.ending_since >= patience_s:
         return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
     return None
 
@@ -126,17 +127,17 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
     return tuple(
         f"{own.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
         for p in own.living
-        if p.worker is None and p.told is None and p.started + limit_s <= now
+        if p.worker is None and p.ending_since is None and p.started + limit_s <= now
     )
 
 
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
     """Whether no other worker is to be started in place of this one.
 
-    Whoever scales in lowers the plan in the same moment in which a worker leaves, and the two are
+    Whoever scales in wants fewer in the same moment in which a worker leaves, and the two are
     not read in one: so only a lasting lack of workers is filled again.
     """
-    if process.told is not None or process.failed:
+    if process.ending_since is not None or process.failed:
         return False
     if process.alive:
         return process.departing is None or now - process.departing < limits.settle_s
@@ -144,21 +145,21 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 
 
 def starts(
-    places: Sequence[tuple[int, Process | None]], own: SupervisorState, wish: str, now: float
+    places: Sequence[tuple[int, Process | None]], own: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
     """Fill places: slots, each with its last process. A failed one waits for its back-off.
 
-    ``wish``: who wants a worker there, as a clause.
+    ``why``: who wants a worker there, as a clause.
     """
     found = []
     for slot, before in places:
         if before is None or before.used_up:
             again = " again" if before is not None else ""
-            found.append(Start(slot, 0, f"{wish}{again}"))
+            found.append(Start(slot, 0, f"{why}{again}"))
         elif before.alive:
-            found.append(Start(slot, 0, f"{before.name} leaves and {wish}"))
+            found.append(Start(slot, 0, f"{before.name} leaves and {why}"))
         elif now >= (before.exited or 0.0) + before.pause_s(own.limits.backoff_max_s):
-            reason = f"{before.name} {how(before.exit_code or 0)} and {wish}"
+            reason = f"{before.name} {how(before.exit_code or 0)} and {why}"
             found.append(Start(slot, before.failures_now, reason))
     return tuple(found)
 
@@ -167,13 +168,13 @@ def give_up(
     process: Process,
     snapshot: Snapshot,
     own: SupervisorState,
-    plan: Mapping[str, int] | None,
+    desired: Placement | None,
     setting: str,
 ) -> Decision:
     """Go on without the slot of ``process``, or end the job that cannot.
 
     Args:
-        plan: that of the job without it; None: fewer than min_np workers would be left.
+        desired: without it; None: fewer than min_np workers would be left.
         setting: by which `max_restarts` is set.
     """
     job = snapshot.job
@@ -182,11 +183,12 @@ def give_up(
         f"({setting} is {job.spec.settings.max_restarts})"
     )
     last = f"{process.name} {how(process.exit_code or 0)}; {last_words(process)}"
-    if plan is None:
+    if desired is None:
         reason = f"{what}, and without it fewer than {job.sizes.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)
         return Decision(reason, outcome=Outcome(JobState.FAILED, reason, code))
-    count = sum(plan.values())
-    lowered = f"; {workers(count)} {verb(count)} wanted now" if plan != snapshot.plan else ""
+    count = sum(desired.values())
+    fewer = desired != snapshot.assigned.hosts
+    lowered = f"; {workers(count)} {verb(count)} wanted now" if fewer else ""
     reason = f"{what} and is given up{lowered}; {last}"
-    return Decision(reason, give_up=GiveUp(process.launch, process.slot, plan, reason))
+    return Decision(reason, give_up=GiveUp(process.launch, process.slot, desired, reason))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edl.core.job.desired import Change
 from edl.core.records import Generation, Member, Request, Seat, Snapshot, Stage
 
 
@@ -37,13 +38,13 @@ class Decision:
 
     reason: str
     generation: Generation | None = None
-    plan: Mapping[str, int] | None = None
+    change: Change | None = None  # of what is wanted
     evict: Mapping[int, str] = field(default_factory=dict)
     answers: tuple[Request, ...] = ()
 
     @property
     def acts(self) -> bool:
-        return bool(self.generation or self.plan is not None or self.evict or self.answers)
+        return bool(self.generation or self.change or self.evict or self.answers)
 
 
 def end(now: Snapshot, term: int, reason: str) -> Decision:

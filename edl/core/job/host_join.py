@@ -1,4 +1,4 @@
-"""What a host that comes to a running job adds to the plan, when it brings workers of its own.
+"""What a host that comes to a running job makes desired, when it brings workers of its own.
 
 Hosts of a cluster come and go under ever new names. So the share of a host that is gone is free
 for those that come, and the sizes of the job are not eaten up by the dead.
@@ -6,41 +6,50 @@ for those that come, and the sizes of the job are not eaten up by the dead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from edl.core.job.placement import Placement
 from edl.core.records import Snapshot
 
 
 def arrive(
     snapshot: Snapshot,
-    plan: Mapping[str, int],
+    desired: Placement,
     host: str,
     np: int,
     got: int | None = None,
     late: bool = False,
 ) -> dict[str, int]:
-    """The plan with ``np`` workers on ``host``, or as many as the sizes of the job leave room for.
+    """The placement with ``np`` workers on ``host``, or as many as the job's sizes leave room for.
 
     What ``host`` had already, it keeps. Who asks again only gets what is taken from hosts that are
     gone: what somebody has given up on purpose (`edl scale`, `edl drain`) is not for the asking.
+    Where it does not get all, hosts that wait likewise get theirs with it, if the job may have as
+    many as all of them together bring: 1 and 1 more, of 2 workers and `--sizes 2,4`.
 
     Args:
-        plan: newer than that of ``snapshot``, perhaps.
-        got: workers that the plan had for ``host`` when it asked before; None: it never did.
+        desired: newer than that of ``snapshot``, perhaps.
+        got: workers that were wanted on ``host`` when it asked before; None: it never did.
         late: all have had the time to register, also the one that has just created the job. Before
             the first ring the others are not gone until then.
     """
-    has = plan.get(host, 0)
+    has = desired.get(host, 0)
     if withdrawn(has, got):
-        return dict(plan)
+        return dict(desired)
     starting = snapshot.generation is None and not late
-    there = snapshot.present_in(plan) | {host} | (set(plan) if starting else set())
-    kept = {name: count for name, count in sorted(plan.items()) if name in there}
-    gone = {name: count for name, count in sorted(plan.items()) if name not in there}
+    there = snapshot.present_in(desired) | {host} | (set(desired) if starting else set())
+    new = {name: count if name in there else 0 for name, count in sorted(desired.items())}
     if got is not None:
-        np = min(np, has + sum(gone.values()))
-    room = snapshot.job.sizes.room(sum(kept.values()) - has, np, has)
-    return {**dict.fromkeys(gone, 0), **kept, host: room}
+        np = min(np, has + sum(desired.values()) - sum(new.values()))
+    sizes, others = snapshot.job.sizes, sum(new.values()) - has
+    new[host] = sizes.room(others, np, has)
+    if new[host] < np:
+        asked = {one.name: one.brings for one in snapshot.hosts} | {host: np}
+        wait = {name: max(0, n - new.get(name, 0)) for name, n in asked.items()}
+        more = sizes.room(sum(new.values()), sum(wait.values()))
+        for name in (host, *sorted(wait)):
+            added = min(more, wait.pop(name, 0))
+            new[name] = new.get(name, 0) + added
+            more -= added
+    return new
 
 
 def withdrawn(has: int, got: int | None) -> bool:
@@ -49,6 +58,6 @@ def withdrawn(has: int, got: int | None) -> bool:
 
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
-    """Whether the plan wants no worker on any other host than ``host`` that is there."""
+    """Whether no worker is wanted on any other host than ``host`` that is there."""
     others = snapshot.present - {host}
-    return not any(count for name, count in snapshot.plan.items() if name in others)
+    return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

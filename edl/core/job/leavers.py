@@ -1,8 +1,9 @@
 """Who may leave a ring that trains, and why; and what is wanted when they have left.
 
-Whom a signal asks to leave and whom a request does is wanted no longer, so the plan is lowered with
-the switch in which they leave; not where the plan wants them elsewhere anyway, nor where the job
-may not have that many: then somebody has to take their places.
+Whom a signal asks to leave and whom a request does is wanted no longer, so fewer are desired with
+the switch in which they leave; not where they are wanted elsewhere anyway, nor where the job may
+not have that many: then somebody has to take their places. A launcher that assigns by slot puts
+another one in the place of each, so nothing changes in what it has assigned.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edl.core.job.decision import Ages, Limits
+from edl.core.job.placement import Placement
 from edl.core.plural import verb, workers_train
 from edl.core.records import Member, Request, Seat, Snapshot, Stage
 
@@ -22,7 +24,7 @@ class Why(Enum):
 
     SIGNAL = "it was sent SIGTERM"
     DRAIN = "its drain was accepted"
-    PLAN = "the plan does not want it where it is"
+    UNASSIGNED = "no worker is assigned to where it is"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Leaver:
     """A worker that may leave.
 
     Attributes:
-        share: how many workers fewer the plan wants on ``host`` once it has left.
+        share: how many workers fewer are wanted on ``host`` once it has left.
         must: it goes now, whatever size that makes.
         refilled: the launcher starts another in its slot when it has left, and not before.
     """
@@ -45,7 +47,7 @@ class Leaver:
     @property
     def moves(self) -> bool:
         """Somebody wants a worker in another place instead: it waits for that one."""
-        return self.why is Why.PLAN or (self.why is Why.DRAIN and self.share == 0)
+        return self.why is Why.UNASSIGNED or (self.why is Why.DRAIN and self.share == 0)
 
 
 def leavers_of(
@@ -56,12 +58,12 @@ def leavers_of(
     limits: Limits,
 ) -> tuple[tuple[Request, ...], tuple[Leaver, ...]]:
     """The answers to the open requests, and all who may leave: first who should go first."""
-    by_slot = bool(now.job.driver)
+    by_slot = now.assigned.by_slot
     answers, drained = _drained(now, active)
     gone = {one.id for one in drained}
-    plan = without(now.plan, drained)
+    assigned = without(now.assigned.hosts, drained)
     asked = [s for s in active if alive[s.id].stage is Stage.LEAVING and s.id not in gone]
-    shares = {} if by_slot else _shares(now, plan, active, asked, gone)
+    shares = {} if by_slot else _shares(now, assigned, active, asked, gone)
     signalled = tuple(
         Leaver(
             *(s.id, s.host, Why.SIGNAL, shares.get(s.id, 0)),
@@ -71,13 +73,13 @@ def leavers_of(
         for s in asked
     )
     leavers = (*signalled, *drained)
-    plan = without(plan, signalled)
-    return answers, (*leavers, *_unwanted(active, {one.id for one in leavers}, plan, by_slot))
+    assigned = without(assigned, signalled)
+    return answers, (*leavers, *_unassigned(active, {one.id for one in leavers}, assigned, by_slot))
 
 
-def without(plan: Mapping[str, int], leavers: Collection[Leaver]) -> dict[str, int]:
-    """The plan when they have left."""
-    lowered = dict(plan)
+def without(assigned: Placement, leavers: Collection[Leaver]) -> dict[str, int]:
+    """What is assigned when they have left."""
+    lowered = dict(assigned)
     for one in leavers:
         if one.share:
             lowered[one.host] = lowered.get(one.host, 0) - one.share
@@ -87,11 +89,11 @@ def without(plan: Mapping[str, int], leavers: Collection[Leaver]) -> dict[str, i
 def _drained(
     now: Snapshot, active: Sequence[Seat]
 ) -> tuple[tuple[Request, ...], tuple[Leaver, ...]]:
-    """Answer the open requests; each accepted drain lowers the plan of its host by one.
+    """Answer the open requests; each accepted drain leaves its host one worker fewer.
 
     Not where nobody is wanted on that host anyway.
     """
-    plan = dict(now.plan)
+    assigned = dict(now.assigned.hosts)
     answers: list[Request] = []
     drained: dict[int, Leaver] = {}
     for request in now.requests:
@@ -100,64 +102,64 @@ def _drained(
         if request.kind != "drain":
             accepted = False
             outcome = f"this leader does not know requests of kind {request.kind!r}"
-        elif now.job.driver:
+        elif now.assigned.by_slot:
             accepted = False
             outcome = (
-                f"cannot drain w{request.worker}: horovodrun would start a worker in its place; "
-                "use `edl scale`"
+                f"cannot drain w{request.worker}: its launcher, horovodrun, would start another in "
+                "its slot; use `edl scale`"
             )
         elif seat is None or seat.id in drained:
             accepted, outcome = False, f"w{request.worker} is not training in this job"
-        elif why := _why_not(now, seat, plan, left):
+        elif why := _why_not(now, seat, assigned, left):
             accepted, outcome = False, f"cannot drain w{seat.id}: {why}"
         else:
             accepted, outcome = True, f"w{seat.id} leaves with the next switch"
-            share = min(1, plan.get(seat.host, 0))
+            share = min(1, assigned.get(seat.host, 0))
             drained[seat.id] = Leaver(seat.id, seat.host, Why.DRAIN, share)
-            plan[seat.host] = plan.get(seat.host, 0) - share
+            assigned[seat.host] = assigned.get(seat.host, 0) - share
         answers.append(
             Request(request.kind, request.worker, request.number, True, accepted, outcome)
         )
     return tuple(answers), tuple(drained.values())
 
 
-def attainable_size(now: Snapshot, active: Sequence[Seat], plan: Mapping[str, int]) -> int:
-    """How many workers the plan wants that are there, or that somebody can start.
+def attainable_size(now: Snapshot, active: Sequence[Seat], assigned: Placement) -> int:
+    """How many of the ``assigned`` workers are there, or can be started by somebody.
 
-    Nobody can on a host without an agent: perhaps it has died, and its share stays in the plan.
+    Nobody can on a host without an agent: perhaps it has died, and its workers are still wanted.
     """
-    if now.job.driver:
-        return sum(plan.values())
+    if now.assigned.by_slot:
+        return sum(assigned.values())
     agents, here = {host.name for host in now.hosts}, Counter(seat.host for seat in active)
-    return sum(n if host in agents else min(n, here[host]) for host, n in plan.items())
+    return sum(n if host in agents else min(n, here[host]) for host, n in assigned.items())
 
 
-def _why_not(now: Snapshot, seat: Seat, plan: Mapping[str, int], left: int) -> str:
+def _why_not(now: Snapshot, seat: Seat, assigned: Placement, left: int) -> str:
     """Why a worker of the ``left`` ones cannot leave for good; empty: it can."""
-    sizes, planned = now.job.sizes, sum(plan.values())
-    wanted = f"{workers_train(left)}, {planned} {verb(planned)} wanted"
-    if not sizes.enough(min(planned, left) - 1):
+    sizes, np = now.job.sizes, sum(assigned.values())
+    wanted = f"{workers_train(left)}, {np} {verb(np)} wanted"
+    if not sizes.enough(min(np, left) - 1):
         return f"{wanted} and min_np is {sizes.min_np}; scale out first"
-    if plan.get(seat.host, 0) and not sizes.allows(planned - 1):
-        return f"{wanted}; without it {planned - 1} would be, and {sizes.refusal(planned - 1)}"
+    if assigned.get(seat.host, 0) and not sizes.allows(np - 1):
+        return f"{wanted}; without it {np - 1} would be, and {sizes.refusal(np - 1)}"
     return ""
 
 
 def _shares(
     now: Snapshot,
-    plan: Mapping[str, int],
+    assigned: Placement,
     active: Sequence[Seat],
     asked: Sequence[Seat],
     drained: Collection[int],
 ) -> dict[int, int]:
-    """By how much each who was ``asked`` to leave by a signal lowers the plan of its host.
+    """How many workers fewer are wanted on its host for each who was ``asked`` by a signal.
 
-    By one, unless the plan wants fewer on that host anyway, or the job may not have that many: then
-    a replacement is needed. As many lower it as may.
+    One, unless fewer are wanted there anyway, or the job may not have that many: then a replacement
+    is needed. One fewer for as many of them as may be.
     """
     sizes = now.job.sizes
     for most in range(len(asked), 0, -1):
-        lower, shares = dict(plan), dict.fromkeys((seat.id for seat in asked), 0)
+        lower, shares = dict(assigned), dict.fromkeys((seat.id for seat in asked), 0)
         staying = Counter(seat.host for seat in active if seat.id not in drained)
         for seat in asked:
             host = seat.host
@@ -172,16 +174,16 @@ def _shares(
     return {}
 
 
-def _unwanted(
-    active: Sequence[Seat], leaving: Collection[int], plan: Mapping[str, int], by_slot: bool
+def _unassigned(
+    active: Sequence[Seat], leaving: Collection[int], assigned: Placement, by_slot: bool
 ) -> tuple[Leaver, ...]:
-    """Whom the plan no longer wants: the highest ranks of each host, or whose slot is beyond."""
+    """Who is more than are assigned: the highest ranks of a host, or whose slot is beyond."""
     unwanted: list[Seat] = []
     for host in sorted({seat.host for seat in active}):
         here = [s for s in active if s.host == host and s.id not in leaving]
-        wanted = plan.get(host, 0)
+        wanted = assigned.get(host, 0)
         unwanted += [s for s in here if s.slot >= wanted] if by_slot else here[wanted:]
-    return tuple(Leaver(seat.id, seat.host, Why.PLAN) for seat in unwanted)
+    return tuple(Leaver(seat.id, seat.host, Why.UNASSIGNED) for seat in unwanted)
 
 
 def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:

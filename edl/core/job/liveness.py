@@ -44,7 +44,7 @@ USUAL = LivenessLimits()
 
 
 class Liveness(StrEnum):
-    """What a worker's port tells about its process."""
+    """What a worker's port shows of its process."""
 
     ALIVE = "alive"  # it answered
     REFUSED = "refused"  # nobody listens: the process is gone, its machine is up
@@ -63,14 +63,14 @@ class ProbeResult:
 class RingIdle:
     """How long the ring has completed no step, and what steps usually take, in seconds.
 
-    ``usual_s`` is 0 before the first one. ``told``: what the leader saw, for the reason. To have
-    heard of no step for ``least_s`` says something: long, for who is not in the ring and has never
-    heard of it, for it may be the one that is cut off. None: as ``limits`` say.
+    ``usual_s`` is 0 before the first one. ``observed``: what the leader saw, for the reason. To
+    have heard of no step for ``least_s`` says something: long, for who is not in the ring and has
+    never heard of it, for it may be the one that is cut off. None: as ``limits`` say.
     """
 
     quiet_s: float
     usual_s: float
-    told: str = ""
+    observed: str = ""
     least_s: float | None = None
     limits: LivenessLimits = USUAL
 
@@ -109,8 +109,8 @@ def proof(
 
     ``place``: where it was asked.
     """
-    if (told := gone(worker, place, answer)) is not None:
-        return told
+    if (reason := gone(worker, place, answer)) is not None:
+        return reason
     if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in now.members):
         return None
     if _enters(worker, now):
@@ -122,7 +122,7 @@ def proof(
         return None
     return (
         f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper, {place} does not "
-        f"answer and no step completes for {idle.quiet_s:.1f} s{idle.told}"
+        f"answer and no step completes for {idle.quiet_s:.1f} s{idle.observed}"
     )
 
 

@@ -15,7 +15,7 @@ applies decides:
    lost. Leavers whose replacement died stay. At a start and after a break there is no ring to go
    on meanwhile: then the others fail to build theirs, and report it.
 5. A ring that runs is changed as planned (:mod:`edl.core.job.resize`). Workers that are asked to
-   leave, that the plan no longer wants, or that are ready, change places in one switch. Newcomers
+   leave, that are more than are assigned, or that are ready, change places in one switch. Newcomers
    that come up together are waited for, briefly; those that take the places of others until the
    last of them is ready, for meanwhile the ring lacks nobody (a migration of several workers is
    one switch). Nobody is dropped for being absent from ZooKeeper: either it comes back, or the
@@ -23,13 +23,13 @@ applies decides:
    before: so one that is stuck spoils one switch at most, and is given up when it does not come
    round.
 
-In a job that horovodrun started, its driver says which slots of a host are used: those below the
-number in the plan. There the plan is never lowered from here, a worker in a slot beyond it leaves,
-and the place of one that was asked to leave is filled again.
+A ring follows what is :class:`~edl.core.records.Assigned`. Where that is by slot, as the driver of
+horovodrun does it, it is never lowered from here: a worker in a slot beyond it leaves, and the
+place of one that was asked to leave is filled again.
 
 Whatever is decided: a generation's number grows by one, old members keep their relative rank
 order, newcomers follow by id (those of a start host by host), nobody is both in and out, and the
-ring never shrinks below what the plan and ``min_np`` ask for by our own decision. A generation with
+ring never shrinks below what is wanted and ``min_np`` by our own decision. A generation with
 newcomers keeps an old member to send them the state; if all old ones are to go, one of them goes
 with the next switch.
 """
@@ -176,7 +176,7 @@ def _restart(
             f"all of {names([seat.id for seat in ring])} left ZooKeeper and {names(absent)} "
             "may be training; no change until they come back or are proven dead"
         )
-    wanted = now.job.sizes.fit(now.planned)
+    wanted = now.job.sizes.fit(now.assigned.np)
     hosts = [seat.host for seat in ring]
     start = _start(now, wanted, alive, term, ages, limits, before=hosts)
     lost = f"all {len(ring)} workers of generation {current.number} died"
@@ -259,7 +259,7 @@ def _replace_newcomers(
     """The generation again, without the newcomers that died, and with leavers in their stead."""
     joined = tuple(worker for worker in current.joined if worker not in lost)
     old = [seat.id for seat in current.seats if seat.id not in current.joined]
-    floor = min(len(current.previous), now.job.sizes.fit(now.planned))
+    floor = min(len(current.previous), now.job.sizes.fit(now.assigned.np))
     short = min(len(lost), floor - len(old) - len(joined))
     leavers = [s.id for s in current.previous if s.id in current.left and s.id in alive]
     leavers.sort(key=lambda w: alive[w].stage is Stage.LEAVING)

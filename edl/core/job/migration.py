@@ -1,6 +1,6 @@
 """How far a migration is, and what it was: from what ZooKeeper says of the job, nothing else.
 
-The plan is what carries a migration out: the target's agent starts newcomers, the leader holds
+What is desired carries a migration out: the target's agent starts newcomers, the leader holds
 those who leave the source until the newcomers are ready, and lets all change places in one switch
 (:mod:`edl.core.job.membership`). So whoever asked may go away, and nothing here decides about
 members.
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.core.events import Event, GenerationDetails, SwitchDetails
+from edl.core.job.placement import Placement
 from edl.core.plural import workers
 from edl.core.records import Generation, Snapshot, Stage
 
@@ -25,7 +26,7 @@ class Move:
     source: str
     target: str
     np: int
-    plan: Mapping[str, int]  # as it was written
+    desired: Placement  # as it was written
     since: int  # generation
 
     def __str__(self) -> str:
@@ -38,9 +39,9 @@ class Standing:
 
     done: bool
     there: int
-    changed: bool  # somebody has changed the plan of the two hosts since
+    changed: bool  # somebody has asked for others on the two hosts since
     arrived: Mapping[str, int]  # host -> workers there, in the ring or on their way into it
-    told: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Migration:
         return f"moved {self.move} in {how} {numbers}){still}"
 
 
-def standing(move: Move, now: Snapshot, plan: Mapping[str, int]) -> Standing:
-    """``plan``: what is wanted on each host now (the wish, in a job of horovodrun)."""
-    generation = now.generation
+def standing(move: Move, now: Snapshot) -> Standing:
+    """How far it is ``now``."""
+    generation, desired = now.generation, now.desired.hosts
     seats = generation.seats if generation is not None else ()
     number = generation.number if generation is not None else 0
     ring = Counter(seat.host for seat in seats)
@@ -79,9 +80,9 @@ def standing(move: Move, now: Snapshot, plan: Mapping[str, int]) -> Standing:
     seated = {seat.id for seat in seats}
     coming = [m for m in now.members if m.generation == 0 and m.id not in {*seated, *now.evicted}]
     arrived = ring + Counter(m.host for m in coming)
-    target, source = plan.get(move.target, 0), plan.get(move.source, 0)
+    target, source = desired.get(move.target, 0), desired.get(move.source, 0)
     lacking = target - ring[move.target]
-    asked = move.plan.get(move.target, 0)
+    asked = move.desired.get(move.target, 0)
     new = max(0, min(move.np, move.np - asked + ring[move.target]))
     on_way = [m for m in coming if m.host == move.target]
     absent = max(0, lacking - len(on_way))
@@ -91,9 +92,9 @@ def standing(move: Move, now: Snapshot, plan: Mapping[str, int]) -> Standing:
     return Standing(
         done=lacking <= 0 and ring[move.source] <= source and seated <= adopted,
         there=new,
-        changed=any(plan.get(h, 0) != move.plan.get(h, 0) for h in (move.source, move.target)),
+        changed=(source, target) != (move.desired.get(move.source, 0), asked),
         arrived=arrived,
-        told=f"{new} of {move.np} moved" + (f"; {', '.join(parts)}" if parts else ""),
+        text=f"{new} of {move.np} moved" + (f"; {', '.join(parts)}" if parts else ""),
     )
 
 
@@ -109,7 +110,7 @@ def outcome(
     Args:
         hosts: worker ("w3") -> its host.
         last: the generation in which the migration was done.
-        seen: generations; the log lacks one whose leader died before it could tell.
+        seen: generations; the log lacks one whose leader died before it could log it.
     """
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}

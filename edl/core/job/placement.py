@@ -16,14 +16,14 @@ from edl.core.plural import counted, verb, workers
 from edl.core.records import Host, Job, Snapshot
 from edl.errors import UsageError
 
-Plan = Mapping[str, int]  # workers by host
+Placement = Mapping[str, int]  # workers by host
 
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
     """A number of workers that a program gives, as an int: NumPy's integers are whole, 2.0 is not.
 
     Raises:
-        UsageError: it is not whole (in the job's plan it would end every agent), or below least.
+        UsageError: it is not whole (if it were desired, every agent would end), or below least.
     """
     try:
         count = operator.index(number)
@@ -34,23 +34,25 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
     return count
 
 
-def place(job: str, np: int, plan: Mapping[str, int], hosts: Sequence[Host]) -> dict[str, int]:
-    """The plan for ``np`` workers that differs least from ``plan``.
+def place(
+    job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
+) -> dict[str, int]:
+    """The placement of ``np`` workers that differs least from ``desired``.
 
-    A host without an agent keeps the workers it has, but gets no new one; when the number
+    A host that is not available keeps the workers it has, but gets no new one; when the number
     falls, such hosts lose theirs first, then the last by name.
 
     Args:
-        job: name of the job, for the message.
+        job: name of the job, for the message, as is ``by_slot``.
         np: workers wanted, at least 0.
-        plan: host -> workers now wanted there.
-        hosts: the hosts that have an agent.
+        desired: host -> workers now wanted there.
+        hosts: those that are available.
 
     Raises:
         UsageError: the hosts have fewer than ``np`` slots together.
     """
     slots = {host.name: host.slots for host in hosts}
-    new = {name: max(0, wanted) for name, wanted in sorted(plan.items())}
+    new = {name: max(0, wanted) for name, wanted in sorted(desired.items())}
     lacking = np - sum(new.values())
     for name in sorted(slots):
         added = min(max(0, lacking), max(0, slots[name] - new.get(name, 0)))
@@ -58,7 +60,7 @@ def place(job: str, np: int, plan: Mapping[str, int], hosts: Sequence[Host]) -> 
             new[name] = new.get(name, 0) + added
         lacking -= added
     if lacking > 0:
-        raise UsageError(_too_few(job, np, plan, slots))
+        raise UsageError(_too_few(job, np, desired, slots, by_slot))
     for name in sorted(new, key=lambda name: (name not in slots, name), reverse=True):
         taken = min(max(0, -lacking), new[name])
         new[name] -= taken
@@ -67,78 +69,66 @@ def place(job: str, np: int, plan: Mapping[str, int], hosts: Sequence[Host]) -> 
 
 
 def move(
-    job: str,
-    np: int | None,
-    source: str,
-    target: str,
-    plan: Mapping[str, int],
-    slots: int | None,
-    driver: bool = False,
+    now: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
-    """The plan with ``np`` workers of ``source`` (None: all) on ``target`` in its stead.
+    """The placement with ``np`` workers of ``source`` (None: all) on ``target`` in its stead.
 
     Args:
-        job: name of the job, for the message.
-        plan: host -> workers now wanted there.
-        slots: of ``target``; None: nobody offers it.
-        driver: hosts are offered by `edl-discover`, to the driver of horovodrun.
+        desired: host -> workers now wanted there; newer than that of ``now``, perhaps.
 
     Raises:
         UsageError: the hosts are one, ``source`` has not that many workers or none, ``target`` is
-            not known or has not that many free slots.
+            not available or has not that many free slots; or the launcher assigns slots and would
+            lose all of its hosts, of which it wants to keep one.
     """
-    there, here = plan.get(target, 0), plan.get(source, 0)
+    job, by_slot = now.job.name, now.assigned.by_slot
+    there, here = desired.get(target, 0), desired.get(source, 0)
     np = here if np is None else np
     refusal = f"cannot move {workers(np)} of job {job} from host {source} to host {target}"
     if source == target:
         raise UsageError(f"cannot move workers of job {job} from host {source} to itself")
     if here == 0:
-        used = ", ".join(f"{host}: {wanted}" for host, wanted in sorted(plan.items()) if wanted)
+        used = ", ".join(f"{host}: {wanted}" for host, wanted in sorted(desired.items()) if wanted)
         raise UsageError(
             f"cannot move workers of job {job} from host {source}: it has none; the job's workers "
             f"are on {used or 'no host'}"
         )
     if not 1 <= np <= here:
         raise UsageError(f"{refusal}: --np must lie between 1 and {here}, which {source} has")
-    if slots is None and driver:
-        raise UsageError(f"{refusal}: edl-discover does not offer {target} to horovodrun")
+    slots = next((host.slots for host in now.available if host.name == target), None)
     if slots is None:
-        raise UsageError(
-            f"{refusal}: no agent offers {target}; start one there with "
-            f"`edl join --job {job} --host {target}`"
-        )
+        raise UsageError(f"{refusal}: nobody offers {target}; {to_add(job, by_slot, target)}")
     if there + np > slots:
         raise UsageError(
             f"{refusal}: {target} has {counted(slots, 'slot')} and {there} of them "
             f"{verb(there)} taken; choose a lower --np, or another host"
         )
-    return {**plan, source: here - np, target: there + np}
-
-
-def keep_a_host(job: str, now: Mapping[str, int], wish: Mapping[str, int]) -> None:
-    """Refuse to take all its hosts from the driver of horovodrun: it wants to keep one.
-
-    ``now``: host -> workers that it has there; ``wish``: that it shall have.
-
-    Raises:
-        UsageError: no host of ``now`` is left.
-    """
-    if not any(wish.get(host, 0) for host, count in now.items() if count):
+    new = {**desired, source: here - np, target: there + np}
+    if by_slot and not any(new.get(host, 0) for host, n in now.assigned.hosts.items() if n):
         raise UsageError(
             f"cannot move all workers of job {job} from the hosts that it is on: the driver of "
             "horovodrun wants to keep one of them; leave a worker there with a lower --np"
         )
+    return new
 
 
-def give_back(plan: Mapping[str, int], host: str, here: Mapping[str, int]) -> dict[str, int]:
-    """The plan in which who was to move to ``host`` and is not there stays on its own host.
+def to_add(job: str, by_slot: bool, host: str = "") -> str:
+    """How to let a job use a host (empty: any other), by the kind of its launcher."""
+    if by_slot:
+        return f"let edl-discover offer {host or 'another host'} to horovodrun"
+    named = f" --host {host}" if host else ""
+    return f"add {host or 'a host'} with `edl join --job {job}{named}`"
+
+
+def give_back(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
+    """The placement in which who was to move to ``host`` and is not there stays on its own host.
 
     Args:
-        plan: host -> workers wanted there.
-        here: host -> workers that are there. Hosts that have more than the plan wants keep them
-            until their replacements are ready.
+        desired: host -> workers wanted there.
+        here: host -> workers that are there. Hosts that have more than are wanted keep them until
+            their replacements are ready.
     """
-    new = dict(plan)
+    new = dict(desired)
     for name in sorted({*here} - {host}):
         lacking = max(0, new.get(host, 0) - here.get(host, 0))
         kept = min(lacking, max(0, here[name] - new.get(name, 0)))
@@ -147,28 +137,28 @@ def give_back(plan: Mapping[str, int], host: str, here: Mapping[str, int]) -> di
     return new
 
 
-def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, int]:
-    """The plan without workers on ``host``, and without those on hosts that are gone.
+def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
+    """The placement without workers on ``host``, and without those on hosts that are gone.
 
     Else the others would wait for workers of the dead to take over from those who leave. Who was to
     move to one of these hosts, and is not there, stays. Where the job may not have as many as are
     left, others are wanted on free slots; without such the job has the next smaller size.
 
     Args:
-        plan: newer than that of ``now``, perhaps.
+        desired: newer than that of ``now``, perhaps.
 
     Raises:
         UsageError: fewer than min_np would be left, or than the smallest size.
     """
     job = now.job
     here = Counter(seat.host for seat in (now.generation.seats if now.generation else ()))
-    new = dict(plan)
-    for name in (*sorted(set(plan) - now.present_in(plan) - {host}), host):
+    new = dict(desired)
+    for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
         new = {**give_back(new, name, here), name: 0}
     left = sum(new.values())
     others = [one for one in now.hosts if one.name != host]
     enough = job.sizes.enough(left)
-    settled = _settled(job, sum(plan.values()), new, others) if enough else None
+    settled = _settled(job, sum(desired.values()), new, others) if enough else None
     if settled is None:
         raise UsageError(
             f"host {host} cannot leave job {job.name}: {workers(left)} would be left and "
@@ -179,7 +169,7 @@ def drain_host(now: Snapshot, host: str, plan: Mapping[str, int]) -> dict[str, i
 
 
 def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[str, int] | None:
-    """The plan when a slot of ``host`` is given up; None: too few would be left.
+    """The placement when a slot of ``host`` is given up; None: too few would be left.
 
     It has a worker less there. Where the job may not have that many, one is wanted in a free slot,
     here or on another host; without one, the job has the next smaller size.
@@ -187,38 +177,40 @@ def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[st
     Args:
         given_up: all such slots of ``host``, the new one included.
     """
-    job, wanted = now.job, sum(now.plan.values())
-    plan = {**now.plan, host: max(0, now.plan.get(host, 0) - 1)}
+    job, desired = now.job, now.desired.hosts
+    fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
     usable = [
         replace(one, slots=one.slots - len(given_up if one.name == host else one.given_up))
         for one in now.hosts
     ]
-    return _settled(job, wanted, plan, usable)
+    return _settled(job, now.desired.np, fewer, usable)
 
 
 def _settled(
-    job: Job, wanted: int, plan: dict[str, int], hosts: Sequence[Host]
+    job: Job, wanted: int, desired: dict[str, int], hosts: Sequence[Host]
 ) -> dict[str, int] | None:
-    """``plan`` if the job may have that many; else with as many as were ``wanted``, on free slots.
+    """``desired`` if the job may have that many; else as many as were ``wanted``, on free slots.
 
     Without such slots the next smaller size; None: there is none.
     """
-    left = sum(plan.values())
+    left = sum(desired.values())
     if job.sizes.allows(left):
-        return plan
+        return desired
     for size in (wanted, job.sizes.below(left)):
         with suppress(UsageError):
             if size is not None and job.sizes.allows(size):
-                return place(job.name, size, plan, hosts)
+                return place(job.name, size, desired, hosts)
     return None
 
 
-def _too_few(job: str, np: int, plan: Mapping[str, int], slots: Mapping[str, int]) -> str:
+def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
     parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
-    parts += [f"{name}: {plan[name]} without an agent" for name in sorted(set(plan) - set(slots))]
-    capacity = sum(max(count, plan.get(name, 0)) for name, count in slots.items())
-    capacity += sum(count for name, count in plan.items() if name not in slots)
+    gone = sorted(set(desired) - set(slots))
+    missing = "no longer discovered" if by_slot else "without an agent"
+    parts += [f"{name}: {desired[name]} {missing}" for name in gone]
+    capacity = sum(max(count, desired.get(name, 0)) for name, count in slots.items())
+    capacity += sum(desired[name] for name in gone)
     return (
         f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
-        f"({', '.join(parts) or 'no host'}); add a host with `edl join --job {job}`"
+        f"({', '.join(parts) or 'no host'}); {to_add(job, by_slot)}"
     )

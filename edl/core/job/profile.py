@@ -7,7 +7,7 @@ throughput without any error but the noise of the steps themselves::
     speed-up(n)   = throughput(n) / throughput(n0)          n0: the smallest size of the curve
     efficiency(n) = speed-up(n) · n0 / n                    1: each worker adds all it has
 
-A script that keeps its own place in its data (a Horovod elastic state) tells no samples, but each
+A script that keeps its own place in its data (a Horovod elastic state) reports no samples, but each
 worker trains the same share between two commits: there the work is commits times workers.
 """
 
@@ -63,7 +63,7 @@ class Curve(Record):
         """The speed-up for each of the workers, relative to the smallest size."""
         return self.speedup(point) * self.points[0].np / point.np
 
-    def told(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """All figures, for programs."""
         return {
             "job": self.job,

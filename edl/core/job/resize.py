@@ -2,8 +2,8 @@
 
 The steps, each a function below:
 
-1. Who may leave, and why: whom a signal or a request asks to, and whom the plan no longer wants.
-2. Who is ready: on each host as many newcomers as the plan lacks there; the others are given up.
+1. Who may leave, and why: whom a signal or a request asks to, and who is more than are assigned.
+2. Who is ready: on each host as many newcomers as are lacking there; the others are given up.
 3. The target: one size for the ring after the switch, and who stays for its sake.
 4. The pairs: who joins and who leaves, or who they wait for. Newcomers wait for others that come
    up with them, briefly, or until the last one is ready when they take the places of others.
@@ -18,9 +18,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.desired import desire
 from edl.core.job.leavers import Leaver, Why, attainable_size, leavers_of, without
+from edl.core.job.placement import Placement
 from edl.core.plural import names, verb, workers, workers_train
-from edl.core.records import Generation, Member, Seat, Snapshot, Stage
+from edl.core.records import Asker, Generation, Member, Seat, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ def change(
     ]
     answers, leavers = leavers_of(now, active, alive, ages, limits)
     signalled = sum(one.why is Why.SIGNAL for one in leavers)
-    if now.job.driver and signalled == len(active) and not newcomers:
+    if now.assigned.by_slot and signalled == len(active) and not newcomers:
         return end(now, term, "all workers were asked to leave, as when horovodrun ends")
-    plan = without(now.plan, leavers)
+    assigned = without(now.assigned.hosts, leavers)
     evict, ready, coming = _newcomers(
-        newcomers, now, active, leavers, plan, current.number, silent, ages, limits
+        newcomers, now, active, leavers, assigned, current.number, silent, ages, limits
     )
     refused = tuple(answer for answer in answers if not answer.accepted)
     ready_s = max((ages.stage_s.get(w, 0.0) for w in ready), default=0.0)
@@ -63,10 +65,10 @@ def change(
 
     target = _target(now, active, leavers, ready)
     # Who takes the places of others waits for the last one, unless somebody is in a hurry.
-    absent = _absent(now, active, leavers, plan, [alive[w].host for w in (*ready, *coming)])
+    absent = _absent(now, active, leavers, assigned, [alive[w].host for w in (*ready, *coming)])
     rest = [*(f"w{worker}" for worker in coming), *absent]
     hurry = any(alive[seat.id].stage is Stage.LEAVING for seat in active)
-    hurry |= len(active) < attainable_size(now, active, plan) or ready_s >= limits.prepare_s
+    hurry |= len(active) < attainable_size(now, active, assigned) or ready_s >= limits.prepare_s
     together = list(target.joining) if target.held and rest and not hurry else []
     if together:
         target = _target(now, active, leavers, [])
@@ -75,15 +77,16 @@ def change(
         if together:
             reason = f"{names(together)} are ready and move together with {', '.join(rest)}"
         return Decision(reason, None, None, evict, refused)
-    # The plan is lowered when those leave who lower it, and not before: else they would lower it
-    # once more with each look. So the drain of who is held stays open, too.
+    # Fewer are wanted when those leave who are wanted no more, and not before: else it would be
+    # one fewer with each look. So the drain of who is held stays open, too.
     held = {one.id for one in target.held}
     answers = tuple(one for one in answers if not (one.accepted and one.worker in held))
-    plan = without(now.plan, target.leaving)
+    lowered = without(now.assigned.hosts, target.leaving)
     leaving = [one.id for one in target.leaving]
-    new = _generation(current, alive, term, sum(plan.values()), target.joining, leaving)
-    changed_plan = plan if plan != dict(now.plan) else None
-    return Decision(new.reason, new, changed_plan, evict, answers)
+    new = _generation(current, alive, term, sum(lowered.values()), target.joining, leaving)
+    why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
+    changed = desire(now.desired, now.assigned, lowered, Asker.LEADER, why)
+    return Decision(new.reason, new, changed or None, evict, answers)
 
 
 # --- 2. who is ready
@@ -94,7 +97,7 @@ def _newcomers(
     now: Snapshot,
     active: Sequence[Seat],
     leavers: Sequence[Leaver],
-    plan: Mapping[str, int],
+    assigned: Placement,
     generation: int,
     silent: Collection[int],
     ages: Ages,
@@ -106,9 +109,10 @@ def _newcomers(
     who builds a ring with it would wait in vain.
     """
     behind = {m.id for m in newcomers if m.newest_generation < generation}
-    misplaced = {m.id for m in newcomers if now.job.driver and m.slot >= plan.get(m.host, 0)}
+    by_slot = now.assigned.by_slot
+    misplaced = {m.id for m in newcomers if by_slot and m.slot >= assigned.get(m.host, 0)}
     newcomers = [m for m in newcomers if m.id not in misplaced]
-    evict = dict.fromkeys(sorted(misplaced), "the driver of horovodrun has taken back its slot")
+    evict = dict.fromkeys(sorted(misplaced), "its launcher has taken back its slot")
     joining: list[int] = []
     coming: list[int] = []
     leaving = {one.id for one in leavers}
@@ -116,12 +120,12 @@ def _newcomers(
     able = ready.difference(behind, silent)
     for host in sorted({m.host for m in newcomers}):
         staying = sum(seat.host == host and seat.id not in leaving for seat in active)
-        lacking = max(0, plan.get(host, 0) - staying)
+        lacking = max(0, assigned.get(host, 0) - staying)
         here = (m for m in newcomers if m.host == host)
         for member in sorted(here, key=lambda m: (m.id not in able, m.id)):
             if lacking == 0:
-                wanted = plan.get(host, 0)
-                evict[member.id] = f"host {host} is planned for {workers(wanted)} and has them"
+                wanted = assigned.get(host, 0)
+                evict[member.id] = f"host {host} has the {workers(wanted)} wanted there"
                 continue
             lacking -= 1
             if is_stuck(member, ages, limits):
@@ -148,7 +152,7 @@ def _target(
 ) -> Target:
     """The size of the ring after the switch: that for which the fewest of ``leavers`` are held.
 
-    It is judged by the plan as it is written with that switch: who is held lowers it no more.
+    It is judged by what is assigned with that switch: who is held still counts there.
     """
     order = _hold_order(active, leavers)
     # Somebody has to bring the state into a new ring; that one goes with the next switch.
@@ -174,11 +178,11 @@ def _target(
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Leaver]) -> bool:
     """Whether a ring of so many ``train`` on with ``size`` workers, by the sizes of the job.
 
-    It may shrink to what is planned in any case, and to refill a slot.
+    It may shrink to what is assigned in any case, and to refill a slot.
     """
-    planned = sum(without(now.plan, leaving).values())
+    assigned = sum(without(now.assigned.hosts, leaving).values())
     refilled = any(one.refilled for one in leaving)
-    return now.job.sizes.keeps(size, train) or refilled or (size == planned < train)
+    return now.job.sizes.keeps(size, train) or refilled or (size == assigned < train)
 
 
 def _hold_order(active: Sequence[Seat], leavers: Sequence[Leaver]) -> list[Leaver]:
@@ -199,20 +203,20 @@ def _hold_order(active: Sequence[Seat], leavers: Sequence[Leaver]) -> list[Leave
 def _floor(now: Snapshot, active: Sequence[Seat], leaving: Sequence[Leaver]) -> int:
     """The smallest ring that may be left, when these leave.
 
-    Who moves stays as far as the ring would become smaller than planned, also where nobody can
+    Who moves stays as far as the ring would become smaller than wanted, also where nobody can
     start workers now: whoever asked for the migration gives it up. Who was asked to leave waits
     only for workers that can come. Who must go, goes.
     """
-    plan = without(now.plan, leaving)
+    assigned = without(now.assigned.hosts, leaving)
     refilled = sum(one.refilled for one in leaving)
 
     def at_least(wanted: int) -> int:
         return min(len(active), max(now.job.sizes.fit(wanted) - refilled, now.job.sizes.min_np))
 
     if any(one.moves for one in leaving):
-        return at_least(sum(plan.values()))
+        return at_least(sum(assigned.values()))
     if any(not one.must for one in leaving):
-        return at_least(attainable_size(now, active, plan))
+        return at_least(attainable_size(now, active, assigned))
     return 0
 
 
@@ -223,7 +227,7 @@ def _absent(
     now: Snapshot,
     active: Sequence[Seat],
     leavers: Sequence[Leaver],
-    plan: Mapping[str, int],
+    assigned: Placement,
     arrived: Sequence[str],
 ) -> list[str]:
     """Workers that are about to start, told by host. ``arrived``: hosts of newcomers.
@@ -233,7 +237,7 @@ def _absent(
     leaving = {one.id for one in leavers}
     here = Counter([*(seat.host for seat in active if seat.id not in leaving), *arrived])
     starting = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
-    lacking = {host: plan.get(host, 0) - here[host] for host in starting}
+    lacking = {host: assigned.get(host, 0) - here[host] for host in starting}
     return [f"{count} more of {host}" for host, count in sorted(lacking.items()) if count > 0]
 
 
@@ -245,7 +249,7 @@ def _standstill(
     alive: Mapping[int, Member],
 ) -> str:
     """Why there is nothing to change now."""
-    train, wanted = target.size, now.planned
+    train, wanted = target.size, now.assigned.np
     held = sorted(one.id for one in target.held)
     if held:
         when = verb(

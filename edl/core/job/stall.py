@@ -68,7 +68,7 @@ class Report:
     def name(self) -> str:
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
-    def told(self) -> str:
+    def describe(self) -> str:
         if self.activity is None:
             return f"{self.name} does not answer"
         here, since = self.activity, f"since {self.activity.since_s:.0f} s"
@@ -131,7 +131,7 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLim
         return Stall(f"{head}: nobody waits for anybody, {_list(culprits)}", (), {})
     limit_s = limits.give_up_s
     give_up = {
-        r.worker: f"{r.told()} in step {step + 1}; the stall limit is {limit_s:g} s"
+        r.worker: f"{r.describe()} in step {step + 1}; the stall limit is {limit_s:g} s"
         for r in culprits
         if limit_s is not None and r.activity and r.activity.since_s >= limit_s
     }
@@ -158,5 +158,5 @@ def _names(reports: Sequence[Report]) -> str:
 
 
 def _list(reports: Sequence[Report]) -> str:
-    told = ", ".join(r.told() for r in reports[:SPOKEN_OF])
-    return told if len(reports) <= SPOKEN_OF else f"{told} and {len(reports) - SPOKEN_OF} more"
+    text = ", ".join(r.describe() for r in reports[:SPOKEN_OF])
+    return text if len(reports) <= SPOKEN_OF else f"{text} and {len(reports) - SPOKEN_OF} more"

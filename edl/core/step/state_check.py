@@ -2,7 +2,7 @@
 
 Each worker makes a digest of every part of what all must hold alike, and folds them into one
 number that rides on its step record. All then see from the same table whether they agree. Only
-if they do not, they tell each other the digests of the parts.
+if they do not, they exchange the digests of the parts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def due(step: int, begins_epoch: bool, every: int) -> bool:
 
 def fold(digests: Digests) -> int:
     """One number for a whole state: positive, below 2**63, whatever the order of its parts."""
-    told = json.dumps(sorted(digests.items())).encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "big") % (2**63 - 1) + 1
+    encoded = json.dumps(sorted(digests.items())).encode()
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") % (2**63 - 1) + 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The step record: what the workers of a ring tell each other once a step, and what follows.
+"""The step record: what the workers of a ring exchange once a step, and what follows.
 
 Each worker contributes one row of int64 to a small allgather that starts when the batch is
 handed out and is awaited before the update is applied. All workers then hold the same table of
@@ -36,7 +36,7 @@ class SwitchTimes:
     A repair: the worker waits in a call that will fail (``detect``; a bound from above, for a part
     of it would have been waited in a whole ring too), then learns of a new leader, if the old one
     is gone (``election``), then of the generation of the survivors (``roll_call``). When several
-    failures followed each other, these three tell of the last. ``wait`` is from the first failure
+    failures followed each other, these three are of the last. ``wait`` is from the first failure
     known until the last rebuild begins: election, roll-call, closing the old ring beside them, and
     rebuilds that failed. ``stall`` does not include ``detect``.
 
@@ -158,9 +158,9 @@ def check(records: Sequence[StepRecord]) -> None:
 def _check_equal(records: Sequence[StepRecord], name: str) -> None:
     values = {record.worker: getattr(record, name) for record in records}
     if len(set(values.values())) > 1:
-        told = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values.items()))
+        text = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values.items()))
         raise RingError(
-            f"workers disagree about the {name} of step {records[0].step} ({told}); every "
+            f"workers disagree about the {name} of step {records[0].step} ({text}); every "
             "worker must run the same script on the same data and hand out the same batches"
         )
 
@@ -181,14 +181,14 @@ def check_together(records: Sequence[StepRecord]) -> None:
     others = [record for record in records if not ahead(record)]
     if others:
         raise RingError(
-            f"{_told(left)} left epoch {others[0].epoch} before its end, after {others[0].step} "
-            f"steps of the job, and {_told([record.worker for record in others])} did not; leave "
+            f"{_joined(left)} left epoch {others[0].epoch} before its end, after {others[0].step} "
+            f"steps of the job, and {_joined([record.worker for record in others])} did not; leave "
             "a loop after the same step on all workers, or on none: a `break` must not depend on "
             "what one worker sees"
         )
 
 
-def _told(ids: Sequence[int]) -> str:
+def _joined(ids: Sequence[int]) -> str:
     return " and ".join(f"w{worker}" for worker in sorted(ids))
 
 
@@ -197,7 +197,7 @@ def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
     if not wanting:
         return False, "no worker wants to stop training"
     verb = "wants" if len(wanting) == 1 else "want"
-    return True, f"{_told(wanting)} {verb} to stop training"
+    return True, f"{_joined(wanting)} {verb} to stop training"
 
 
 def wanting_to_stop(records: Sequence[StepRecord]) -> list[int]:

@@ -1,8 +1,8 @@
 """What `edl-discover` prints: how many workers horovodrun shall start on which host, now.
 
-Horovod's driver calls it once a second. The wish is the job's, in ZooKeeper; before there is a
-job, it is what horovodrun was started with. Whatever cannot be asked now is answered as before:
-the last answer is kept in a file, one a driver.
+Horovod's driver calls it once a second. They are what is desired of the job, in ZooKeeper; before
+there is a job, what horovodrun was started with. Whatever cannot be asked now is answered as
+before: the last answer is kept in a file, one a driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 
 from edl.config import Config
 from edl.coordination.secrets import keep
-from edl.core.host.host_discovery import first_wish
+from edl.core.host.host_discovery import first_desired
 from edl.errors import UsageError
 from edl.launch.horovodrun.launcher import Launcher, find_launcher
 
@@ -31,7 +31,7 @@ KEPT = 20  # files of earlier drivers
 class Memory:
     """What one call leaves to the next."""
 
-    wish: Mapping[str, int]
+    desired: Mapping[str, int]
     np: int  # as horovodrun was started, as the next two
     min_np: int
     max_np: int | None
@@ -40,7 +40,7 @@ class Memory:
     zookeeper: str = ""
 
 
-def wish(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
+def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
     """The workers wanted on each host, of those ``offered`` (empty: as many here as -np may be).
 
     Raises:
@@ -63,7 +63,7 @@ def wish(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[s
     if memory.job:
         memory = _ask(memory, offered, settings)
     _write(file, memory)
-    return memory.wish
+    return memory.desired
 
 
 def is_local(host: str) -> bool:
@@ -93,11 +93,11 @@ def _first(offered: Mapping[str, int], launcher: Launcher) -> Memory:
     limits = launcher.limits()
     if limits is None:
         raise UsageError(f"the options of {' '.join(launcher.command)} cannot be read")
-    offer = _offer(offered, limits.max_np or limits.np)
-    return Memory(first_wish(offer, limits.np), limits.np, limits.min_np, limits.max_np)
+    discovered = _discovered(offered, limits.max_np or limits.np)
+    return Memory(first_desired(discovered, limits.np), limits.np, limits.min_np, limits.max_np)
 
 
-def _offer(offered: Mapping[str, int], slots: int) -> dict[str, int]:
+def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
     return dict(offered) or {"localhost": slots}
 
 
@@ -112,13 +112,12 @@ def _ask(memory: Memory, offered: Mapping[str, int], settings: Config) -> Memory
     limit = min(settings.connect_timeout_s, CONNECT_S)
     try:
         with Session(memory.zookeeper, settings.session_timeout_s, limit, access) as session:
-            offer = _offer(offered, memory.max_np or memory.np)
-            job = JobStore(session, memory.job).offer(
-                offer, memory.wish, memory.min_np, memory.max_np
-            )
+            slots = _discovered(offered, memory.max_np or memory.np)
+            store = JobStore(session, memory.job)
+            desired = store.discover(slots, memory.desired, memory.min_np, memory.max_np)
     except (CoordinationError, UnknownJob):
         return memory
-    return replace(memory, wish=job.wish)
+    return replace(memory, desired=desired.hosts)
 
 
 def _file(state: Path, launcher: Launcher) -> Path:

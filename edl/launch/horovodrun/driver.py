@@ -5,7 +5,7 @@ until every slot has asked it for its new rank: only after the last one has aske
 the slots anew, start processes in new ones, and answer. Stock Horovod stops training for that.
 Here it is a thread's business, of processes that do not train.
 
-Whoever was told puts a key into the driver's own key-value store, where all others look. The
+Whoever was called puts a key into the driver's own key-value store, where all others look. The
 driver empties that store whenever it places the slots anew, so the key means this round and no
 other, for those that were started meanwhile, too. A slot must ask exactly once a round: the
 driver would count a second question as another slot's. (horovod/runner/elastic/driver.py,
@@ -45,7 +45,7 @@ class DriverLimits:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class Answer:
     """The driver's answer: our rank among ``size`` slots.
 
     ``local_size``: slots of this host that it uses; None: not this one.
@@ -63,18 +63,18 @@ class Driver:
         self._slot = slot
         self._limits = limits or DriverLimits()
         self._wake: Callable[[], None] = lambda: None
-        self._told = threading.Event()  # the hosts have changed
+        self._hosts_changed = threading.Event()  # rank 0 was called for that
         self._may_ask = threading.Event()
-        self._begins = threading.Event()  # a round, when told
+        self._begins = threading.Event()  # a round, when called for
         self._begins.set()
         self._answering = threading.Lock()  # the newest answer, and whether to ask again after it
-        self._untold = threading.Event()  # the driver's store may not have the identity
+        self._identity_due = threading.Event()  # the driver's store may not have the identity
         self._stop = threading.Event()
         self._identity: dict[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
         self._refused_since: float | None = None
         self.answers = True  # it has not left a question of ours without an answer
-        self.newest = Assigned(slot.rank, slot.local_size, slot.size)
+        self.newest = Answer(slot.rank, slot.local_size, slot.size)
         self.asking = False  # the driver owes an answer, and counts on this process until then
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -104,13 +104,13 @@ class Driver:
 
     def ask(self) -> None:
         """Let all slots ask the driver for a new placement."""
-        self._told.set()
+        self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
         """Tell nobody to ask any more. A round that has begun goes on."""
         self._begins.clear()
 
-    def allow(self, allowed: bool, answer: Assigned) -> None:
+    def allow(self, allowed: bool, answer: Answer) -> None:
         """Whether a question may be asked now: what the last answer said must be done first.
 
         ``answer``: the one that this was decided for; nothing is allowed if it is not the newest.
@@ -134,8 +134,8 @@ class Driver:
     def identify(self, identity: Mapping[str, str]) -> None:
         """Let all other processes of this driver know the job; again and again until it has it."""
         self._identity = dict(identity)
-        self._untold.set()
-        self._tell()
+        self._identity_due.set()
+        self._publish_identity()
 
     def refuse(self, reason: str) -> None:
         """There will be no job: let nobody wait for it."""
@@ -147,18 +147,18 @@ class Driver:
             time.sleep(self._limits.poll_s)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
-        """What :meth:`identify` was told in another process; None: nothing in time.
+        """What :meth:`identify` was given in another process; None: nothing in time.
 
         Raises:
             EdlError: :meth:`refuse` was called.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            told = _told(self._slot.address, self._slot.port)
-            if "refused" in told:
-                raise EdlError(f"this driver has no job: {told['refused']}")
-            if _is_identity(told):
-                return told
+            identity = _fetched(self._slot.address, self._slot.port)
+            if "refused" in identity:
+                raise EdlError(f"this driver has no job: {identity['refused']}")
+            if _is_identity(identity):
+                return identity
             if time.monotonic() >= deadline:
                 return None
             time.sleep(self._limits.poll_s)
@@ -168,19 +168,19 @@ class Driver:
     def _run(self) -> None:
         limits = self._limits
         while not self._stop.wait(max(limits.poll_s, self._slot.size / limits.polls_per_s)):
-            if not self._tell():
+            if not self._publish_identity():
                 continue  # who cannot find the job does not ask: no question would be answered
-            if self._told.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
-                self._told.clear()
+            if self._hosts_changed.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
+                self._hosts_changed.clear()
             asked = self._get(ASKED) is not None
             if asked and self._may_ask.is_set() and self.answers:
                 self.answers = self._ask()  # to ask again would count twice
 
-    def _tell(self) -> bool:
+    def _publish_identity(self) -> bool:
         """Put the identity into the driver's store unless it is there; whether it is."""
-        if self._untold.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
-            self._untold.clear()
-        return not self._untold.is_set()
+        if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
+            self._identity_due.clear()
+        return not self._identity_due.is_set()
 
     def _ask(self) -> bool:
         slot = self._slot
@@ -198,7 +198,7 @@ class Driver:
             self.asking = False
         with self._answering:
             self._may_ask.clear()
-            self.newest = Assigned(rank, local_size if rank >= 0 else None, size)
+            self.newest = Answer(rank, local_size if rank >= 0 else None, size)
         if self._identity is not None:
             self.identify(self._identity)
         self._wake()
@@ -226,19 +226,19 @@ class Driver:
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
     """Which job the driver at that port has; None: it has none yet, or is no driver."""
-    told = _told(address, port)
-    return told if _is_identity(told) else None
+    identity = _fetched(address, port)
+    return identity if _is_identity(identity) else None
 
 
-def _is_identity(told: Mapping[str, str]) -> bool:
-    return {"job", "secret", "zookeeper"} <= set(told)
+def _is_identity(identity: Mapping[str, str]) -> bool:
+    return {"job", "secret", "zookeeper"} <= set(identity)
 
 
-def _told(address: str, port: int) -> dict[str, str]:
+def _fetched(address: str, port: int) -> dict[str, str]:
     """What stands under IDENTITY; empty when nothing does."""
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)
-        told = json.loads(body) if status == 200 else None
+        identity = json.loads(body) if status == 200 else None
     except (EdlError, OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return identity if isinstance(identity, dict) else {}

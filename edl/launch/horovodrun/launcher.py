@@ -51,8 +51,8 @@ class Launcher:
         except psutil.Error:
             return None
         ports = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
-        told = (read_identity("127.0.0.1", port) for port in sorted(ports))
-        return next((identity for identity in told if identity is not None), None)
+        found = (read_identity("127.0.0.1", port) for port in sorted(ports))
+        return next((identity for identity in found if identity is not None), None)
 
 
 def find_launcher() -> Launcher | None:

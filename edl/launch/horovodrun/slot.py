@@ -12,14 +12,13 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edl.coordination.job_store import JobStore
 from edl.core.host.horovodrun_slot import (
     SlotLimits,
     SlotState,
-    assigned,
     awaits_others,
     decide,
     forgotten,
@@ -27,15 +26,17 @@ from edl.core.host.horovodrun_slot import (
     may_ask,
     released,
     removal_pending,
+    with_answer,
     without_barred,
     would_end_the_job,
 )
 from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
 from edl.core.host.supervision import Decision, Ending, GiveUp, Start, dead_ring
-from edl.core.records import JobState, KeptSlot, Snapshot
+from edl.core.job.placement import Placement
+from edl.core.records import Asker, JobState, KeptSlot, Snapshot
 from edl.launch.command import title
-from edl.launch.horovodrun.driver import Assigned, Driver
+from edl.launch.horovodrun.driver import Answer, Driver
 from edl.launch.horovodrun.workers import SlotWorkers
 from edl.launch.parent import is_unread
 from edl.launch.supervisor import Supervisor
@@ -50,7 +51,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     Args:
         store: the job; its session is open.
-        driver: the plan says what it has last said.
+        driver: what it has said last is assigned.
         command: of the training process, which ``workers`` start.
         stack_signal: makes a worker write down where its threads are; 0: none does.
     """
@@ -75,17 +76,17 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._host = host
         self._slot = slot
         self._slot_given_up = ""  # why no worker is started any more
-        self._said = driver.newest  # the driver's latest, which the plan need not say yet
+        self._said = driver.newest  # the driver's latest, which need not be assigned yet
         self._said_since = 0.0
-        self._word = driver.newest  # what of the driver's the plan says
+        self._word = driver.newest  # what of the driver's is assigned
         self._word_since = 0.0
         self._answered = -limits.given_up_s  # when the driver last did
-        self._wish: Mapping[str, int] = {}
-        self._wish_since = 0.0  # since when it is that one
-        self._reminded = False  # the driver, of this wish
+        self._desired: Placement = {}
+        self._desired_since = 0.0  # since when it is that
+        self._reminded = False  # the driver, of it
         self._lost_slots = LostSlots(host, slot, limits)
         self._pending_at = -limits.freed_s  # when a slot that was taken back was last seen in use
-        self._released = False  # the wish is lowered for a signal
+        self._released = False  # fewer are desired, for a signal
         self._unread_since: float | None = None  # nobody reads our output any more
         self._waits_since: float | None = None  # for the driver, with nothing else to do
         self._waits_said = False
@@ -107,7 +108,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _put_slot(self, given_up: str) -> None:
         self._slot_given_up = given_up or self._slot_given_up
         one = KeptSlot(self._host, self._slot, os.getpid(), self._slot_given_up)
-        self._store.put_slot(one)
+        self._store.slots.put(one)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
         super()._look(snapshot, now)
@@ -129,26 +130,26 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the driver
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Write what the driver has said into the plan; let it decide again when that is done."""
+        """Assign what the driver has said; let it decide again when that is done."""
         said = self._driver.newest
         if said is not self._word:
             if self._moves(said, snapshot, now):
                 return
-            self._store.change_plan(
-                lambda plan: assigned(plan, self._host, self._slot, said.local_size)
+            self._store.assign(
+                lambda now: with_answer(now, self._host, self._slot, said.local_size)
             )
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since, self._answered = said, now, now
             ended = len(self._workers) == 0
             if said.local_size is not None and ended and not self._own.given_up:
                 # The driver has taken back another slot for this one.
-                self._own = replace(self._own, told=None)
+                self._own = replace(self._own, ending_since=None)
             self._changed.set()
             return
         if removal_pending(snapshot) and now - self._word_since < self._own.limits.removal_s:
             self._pending_at = now
-        job, lost_slots = snapshot.job, self._lost_slots
-        fatal = would_end_the_job(lost_slots.best, job.wish, lost_slots.barred, job.sizes)
+        job, lost_slots, desired = snapshot.job, self._lost_slots, snapshot.desired.hosts
+        fatal = would_end_the_job(lost_slots.best, desired, lost_slots.barred, job.sizes)
         done = now - self._pending_at >= self._own.limits.freed_s
         runs = len(self._workers) > 0
         self._driver.allow(self._counts and may_ask(job.state, runs, done, fatal), said)
@@ -157,12 +158,13 @@ class SlotSupervisor(Supervisor[SlotState]):
         elif not fatal:
             self._remind_driver(snapshot, now)
 
-    def _moves(self, said: Assigned, snapshot: Snapshot, now: float) -> bool:
-        """Whether workers of this host move to others, whose places are not in the plan yet."""
+    def _moves(self, said: Answer, snapshot: Snapshot, now: float) -> bool:
+        """Whether workers of this host move to others, whose places are not assigned yet."""
         if said is not self._said:
             self._said, self._said_since = said, now
-        lowered = assigned(snapshot.plan, self._host, self._slot, said.local_size)
-        waits = awaits_others(snapshot.plan, lowered, snapshot.job.wish)
+        assigned = snapshot.assigned
+        lowered = with_answer(assigned.hosts, self._host, self._slot, said.local_size)
+        waits = awaits_others(assigned, lowered, snapshot.desired)
         return waits and now - self._said_since < self._own.limits.move_s
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
@@ -174,14 +176,14 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """The driver forgets a change of hosts that it finds while its rank 0 starts."""
-        wish = {host: workers for host, workers in snapshot.job.wish.items() if workers}
-        if wish != self._wish:
-            self._wish, self._wish_since, self._reminded = wish, now, False
+        desired = {host: workers for host, workers in snapshot.desired.hosts.items() if workers}
+        if desired != self._desired:
+            self._desired, self._desired_since, self._reminded = desired, now, False
         if self._reminded or self._lost_slots.turn(snapshot) != 0:
             return
-        barred, wish_s = self._lost_slots.barred, self._own.limits.wish_s
-        times = (self._wish_since, self._said_since, now, wish_s)
-        if forgotten(snapshot.plan, wish, barred, *times):
+        barred, follow_s = self._lost_slots.barred, self._own.limits.follow_s
+        times = (self._desired_since, self._said_since, now, follow_s)
+        if forgotten(snapshot.assigned.hosts, desired, barred, *times):
             self._reminded = True
             self._driver.ask()
 
@@ -195,8 +197,9 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._driver.ask()
         if lost_slots.lost and lost_slots.best is not before and lost_slots.turn(snapshot) == 0:
             self._say(f"edl-worker died in {lost_slots}: {lost_slots.best.value}")
-        if without_barred(snapshot.plan, lost_slots.lost, size) != dict(snapshot.plan):
-            self._store.change_plan(lambda plan: without_barred(plan, lost_slots.lost, size))
+        assigned = snapshot.assigned.hosts
+        if without_barred(assigned, lost_slots.lost, size) != assigned:
+            self._store.assign(lambda now: without_barred(now, lost_slots.lost, size))
             self._changed.set()
 
     # --- signals
@@ -207,19 +210,19 @@ class SlotSupervisor(Supervisor[SlotState]):
         The latter not at once: a horovodrun that is about to end would place the slots anew.
         """
         own, limits = self._own, self._own.limits
-        if self._signals and own.told is None:
+        if self._signals and own.ending_since is None:
             self._released = False
             # The driver ends the processes of a host that it bars, and all when it gives up.
             answers = self._driver.asking or self._driver.newest is not self._word
             given_up = answers or now - self._answered < limits.given_up_s
-            self._own = own = replace(own, told=now, given_up=given_up)
+            self._own = own = replace(own, ending_since=now, given_up=given_up)
         self._signals.clear()
-        done = own.told is None or self._released or own.given_up
-        if done or now - (own.told or 0.0) < limits.shutdown_s:
+        done = own.ending_since is None or self._released or own.given_up
+        if done or now - (own.ending_since or 0.0) < limits.shutdown_s:
             return
-        if snapshot is not None and snapshot.job.wish:
-            sizes = snapshot.job.sizes
-            self._store.change_wish(lambda wish: released(wish, self._host, sizes))
+        if snapshot is not None and snapshot.desired.hosts:
+            sizes, why = snapshot.job.sizes, f"SIGTERM to slot {self._slot} of host {self._host}"
+            self._store.desire(lambda now: released(now, self._host, sizes), Asker.LAUNCHER, why)
             self._released = True
 
     def _look_who_reads(self, now: float) -> None:
@@ -238,7 +241,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _alone(self, now: float) -> int | None:
         for process in self._own.living:
-            if self._own.told is not None and process.told is None:
+            if self._own.ending_since is not None and process.ending_since is None:
                 self._end(Ending(process.launch, False, "edl-worker is to end"), now)
         return super()._alone(now)
 

@@ -2,5 +2,5 @@
 
 :class:`edl.tensorflow.fit.KerasCallback` ties them to the job. One concern a module: ``order`` has
 the list of callbacks, ``memory`` their states and ``values`` what these are made of, ``writers``
-those that write files, ``agreement`` what the workers tell each other at the end of an epoch.
+those that write files, ``agreement`` what the workers exchange at the end of an epoch.
 """

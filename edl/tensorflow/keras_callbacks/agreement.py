@@ -1,4 +1,4 @@
-"""What the workers tell each other at the end of an epoch: rows of floats, equally long."""
+"""What the workers exchange at the end of an epoch: rows of floats, equally long."""
 
 from __future__ import annotations
 

@@ -40,23 +40,23 @@ class _Memory:
         self._first: dict[str, Any] = {}  # but for large ones
         self._prints: dict[str, Any] = {}
         self._objects: dict[str, Any] = {}  # what is no data
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         if not isinstance(callback, Stateful):
             for name, value in self._attributes():
                 self._objects[name] = value
-                if (told := self._taken(name, value)) is _MISSING:
+                if (stored := self._taken(name, value)) is _MISSING:
                     continue
-                self._prints[name] = fingerprint(told)
-                if is_small(told):
-                    self._first[name] = told
+                self._prints[name] = fingerprint(stored)
+                if is_small(stored):
+                    self._first[name] = stored
 
     def state(self) -> Any:
         if isinstance(self.callback, Stateful):
             return self.callback.state_dict()
-        told = {name: self._taken(name, value) for name, value in self._attributes()}
+        stored = {name: self._taken(name, value) for name, value in self._attributes()}
         return {
             name: value
-            for name, value in told.items()
+            for name, value in stored.items()
             if value is not _MISSING and fingerprint(value) != self._prints.get(name, _MISSING)
         }
 
@@ -64,13 +64,13 @@ class _Memory:
         if isinstance(self.callback, Stateful):
             self.callback.load_state_dict(state)
             return
-        for name, told in {**self._first, **state}.items():
+        for name, stored in {**self._first, **state}.items():
             if (
-                not isinstance(told, dict)
-                or "variables" not in told
+                not isinstance(stored, dict)
+                or "variables" not in stored
                 or hasattr(self.callback, name)
             ):
-                setattr(self.callback, name, self._put(name, told))
+                setattr(self.callback, name, self._put(name, stored))
 
     def _attributes(self) -> list[tuple[str, Any]]:
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
@@ -83,11 +83,11 @@ class _Memory:
         try:
             return taken(value)
         except NoData as what:
-            self._tell_apart(name, value, what)
+            self._warn_once(name, value, what)
             return _MISSING
 
-    def _put(self, name: str, told: Any) -> Any:
-        mine = put(told, getattr(self.callback, name, None))
+    def _put(self, name: str, stored: Any) -> Any:
+        mine = put(stored, getattr(self.callback, name, None))
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             return -mine if self.callback.monitor_op is keras.ops.less else mine
         return mine
@@ -101,12 +101,12 @@ class _Memory:
         found = variables_of(plain(value))
         return bool(found) and self._models.issuperset(id(plain(each)) for each in found or [])
 
-    def _tell_apart(self, name: str, value: Any, what: NoData) -> None:
+    def _warn_once(self, name: str, value: Any, what: NoData) -> None:
         """Log once that something is left as it is, if it came up in the training."""
-        silent = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
-        if silent or name in self._told or self._objects.get(name, _MISSING) is value:
+        expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
+        if expected or name in self._warned or self._objects.get(name, _MISSING) is value:
             return
-        self._told.add(name)
+        self._warned.add(name)
         logger.warning(
             "%s.%s is of type %s and does not follow the job: each worker has its own; if that is "
             "wrong, give the class state_dict() and load_state_dict()",

@@ -1,6 +1,6 @@
 """The list of callbacks of a ``fit``, as edl needs it: in order, complete, with nothing refused.
 
-Keras makes that list inside of ``fit``, and tells nobody of it. So its class is changed once, for
+Keras makes that list inside of ``fit``, and hands it to nobody. So its class is changed once, for
 the process: a list that has a ``KerasCallback`` is put in order before its callbacks hear of the
 model. Other lists are left alone.
 """

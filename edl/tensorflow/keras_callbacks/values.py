@@ -54,14 +54,14 @@ def taken(value: Any) -> Any:
     return {"variables": [np.asarray(plain(each).numpy()) for each in variables]}
 
 
-def put(told: Any, mine: Any) -> Any:
-    """The inverse: what :func:`taken` has told, in the place of ``mine``.
+def put(stored: Any, mine: Any) -> Any:
+    """The inverse: what :func:`taken` has made, in the place of ``mine``.
 
     Containers and variables of ``mine`` stay the same objects where they can.
     """
-    if not isinstance(told, dict):
-        return told.copy() if isinstance(told, np.ndarray) else told
-    ((kind, items),) = told.items()
+    if not isinstance(stored, dict):
+        return stored.copy() if isinstance(stored, np.ndarray) else stored
+    ((kind, items),) = stored.items()
     if kind == "scalar":
         return np.asarray(items)[()]
     if kind == "tensor":
@@ -95,24 +95,26 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
     return mine
 
 
-def fingerprint(told: Any) -> Any:
+def fingerprint(stored: Any) -> Any:
     """What is equal for two values of :func:`taken` when they are; with no array in it."""
-    if isinstance(told, np.ndarray):
-        return ("array", told.dtype.name, told.shape, zlib.crc32(bytes_of(told).data))
-    if isinstance(told, dict):
-        return {kind: fingerprint(items) for kind, items in told.items()}
-    if isinstance(told, list):
-        return [fingerprint(item) for item in told]
-    return repr(told)  # nan is equal to itself here
+    if isinstance(stored, np.ndarray):
+        return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
+    if isinstance(stored, dict):
+        return {kind: fingerprint(items) for kind, items in stored.items()}
+    if isinstance(stored, list):
+        return [fingerprint(item) for item in stored]
+    return repr(stored)  # nan is equal to itself here
 
 
-def is_small(told: Any) -> bool:
+def is_small(stored: Any) -> bool:
     """Whether it costs little to keep it."""
-    return sum(array.nbytes for array in _arrays(told)) <= SMALL_BYTES
+    return sum(array.nbytes for array in _arrays(stored)) <= SMALL_BYTES
 
 
-def _arrays(told: Any) -> list[np.ndarray[Any, Any]]:
-    if isinstance(told, np.ndarray):
-        return [told]
-    items = told.values() if isinstance(told, dict) else told if isinstance(told, list) else ()
+def _arrays(stored: Any) -> list[np.ndarray[Any, Any]]:
+    if isinstance(stored, np.ndarray):
+        return [stored]
+    if isinstance(stored, dict):
+        stored = list(stored.values())
+    items = stored if isinstance(stored, list) else ()
     return [array for item in items for array in _arrays(item)]

@@ -14,7 +14,7 @@ A group is armed when all groups before it have struck. A fault:
             (after and size are asked of workers in the ring only)
     signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
             does; or MISS, with the point "averaged": it has not got the averages that the others
-            have, as if the ring had broken just then; or with "told", the answer of an exchange
+            have, as if the ring had broken just then; or with "answered", the answer of an exchange
             between two steps
 
 Otherwise hooks only look and kill: what a worker does is not changed.
@@ -103,16 +103,16 @@ def watch_exchanges():
     exchange = Ring.exchange
 
     def exchange_and_strike(self, values):
-        told = exchange(self, values)
-        strike("told")
-        return told
+        answer = exchange(self, values)
+        strike("answered")
+        return answer
 
     Ring.exchange = exchange_and_strike
 
 
 logging.basicConfig(level=os.environ.get("EDL_LOG", "WARNING"), format=FORMAT)
 failpoints.subscribe(strike)
-if any(fault["point"] == "told" for group in GROUPS for fault in group):
+if any(fault["point"] == "answered" for group in GROUPS for fault in group):
     watch_exchanges()
 sys.argv[0] = str(COUNTING)
 sys.path.insert(0, str(SCRIPTS))

@@ -146,7 +146,7 @@ callbacks = [
 history = model.fit(
     dataset, epochs=args.epochs, callbacks=callbacks, verbose=2 if edl.rank() == 0 else 0
 )
-told = {
+end = {
     "rank": edl.rank(),
     "steps": edl.step(),
     "rate": float(model.optimizer.learning_rate),
@@ -159,4 +159,4 @@ told = {
     "mean": [float(faults.mean.numpy()), int(faults.late.numpy())],
     "ended": faults.ended,
 }
-(args.out / f"{os.getpid()}.json").write_text(json.dumps(told))
+(args.out / f"{os.getpid()}.json").write_text(json.dumps(end))

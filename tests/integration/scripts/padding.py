@@ -51,7 +51,7 @@ else:
         return tf.reduce_mean(tf.cast(batch, tf.float64))
 
 
-told = []
+rounds = []
 for _ in data.epochs(EPOCHS):
     total = seen = batches = 0
     steps = []
@@ -62,5 +62,5 @@ for _ in data.epochs(EPOCHS):
         seen += edl.batch_weight()
         batches += 1
     mean = edl.mean({"value": total / max(seen, 1)}, weight=seen)["value"]
-    told.append({"batches": batches, "seen": seen, "mean": mean, "steps": steps})
-(args.out / f"{os.getpid()}.json").write_text(json.dumps(told))
+    rounds.append({"batches": batches, "seen": seen, "mean": mean, "steps": steps})
+(args.out / f"{os.getpid()}.json").write_text(json.dumps(rounds))

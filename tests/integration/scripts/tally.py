@@ -138,7 +138,7 @@ class Diary:
             self._scene.end_epoch(epoch, edl.rank(), edl.size(), edl.generation())
 
     def report(self, w, count, steps, **more):
-        told = {
+        report = {
             "pid": os.getpid(),
             "rank": edl.rank(),
             "w_sha256": hashlib.sha256(w.tobytes()).hexdigest(),
@@ -152,5 +152,5 @@ class Diary:
             **more,
         }
         fresh = self.args.out / f"{os.getpid()}.new"
-        fresh.write_text(json.dumps(told))
+        fresh.write_text(json.dumps(report))
         fresh.rename(self.args.out / f"{os.getpid()}.json")

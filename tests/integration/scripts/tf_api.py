@@ -39,7 +39,7 @@ sgd = edl.Optimizer(tf.keras.optimizers.SGD(schedule), net)
 log = (args.out / f"{os.getpid()}.jsonl").open("w")
 
 
-def tell(**what):
+def report(**what):
     log.write(json.dumps(what) + "\n")
     log.flush()
 
@@ -68,9 +68,9 @@ for epoch in dataset.epochs(args.epochs):
         throttle.step()
         if not edl.is_warming_up():
             trained = indices.numpy().tolist()[:counted]
-            tell(step=step, epoch=epoch, rate=rate, indices=trained)
+            report(step=step, epoch=epoch, rate=rate, indices=trained)
 
 final = {
     variable.name: tf.cast(variable, tf.float64).numpy().tolist() for variable in net.variables
 }
-tell(final=final, steps=edl.step(), traces=train.experimental_get_tracing_count())
+report(final=final, steps=edl.step(), traces=train.experimental_get_tracing_count())

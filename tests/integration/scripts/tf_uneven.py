@@ -35,7 +35,7 @@ sgd = tf.keras.optimizers.SGD(1.0)
 log = (args.out / f"{os.getpid()}.jsonl").open("w")
 
 
-def tell(**what):
+def report(**what):
     log.write(json.dumps(what) + "\n")
     log.flush()
 
@@ -78,6 +78,6 @@ for _ in dataset.epochs(4):
         throttle.step()
         if not edl.is_warming_up():
             counted = indices.numpy()[: edl.current_worker().loader.samples]
-            tell(step=step, scale=before, bad=bool((counted == BAD).any()))
+            report(step=step, scale=before, bad=bool((counted == BAD).any()))
 
-tell(final=net.w.numpy().tolist(), scale=scale())
+report(final=net.w.numpy().tolist(), scale=scale())

@@ -68,7 +68,7 @@ edl.on_resize(lambda old, new: resizes.append([old, new]))
 log = (args.out / f"{os.getpid()}.jsonl").open("w")
 
 
-def tell(**what):
+def report(**what):
     log.write(json.dumps(what) + "\n")
     log.flush()
 
@@ -84,9 +84,9 @@ for epoch in loader.epochs(args.epochs):
         counted = edl.current_worker().loader.samples
         optimizer.step()
         if not edl.is_warming_up():
-            tell(step=step, epoch=epoch, rate=rate, norm=norm, indices=indices.tolist()[:counted])
+            report(step=step, epoch=epoch, rate=rate, norm=norm, indices=indices.tolist()[:counted])
         by_batch.step()
     by_epoch.step()
 
 weights = {name: value.double().tolist() for name, value in net.named_parameters()}
-tell(final=weights, rank=edl.rank(), resizes=resizes, steps=edl.step())
+report(final=weights, rank=edl.rank(), resizes=resizes, steps=edl.step())

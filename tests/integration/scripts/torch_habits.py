@@ -107,7 +107,7 @@ def main():
     training = Training(edl.Optimizer, edl.step)
     log = (args.out / f"{os.getpid()}.jsonl").open("w")
 
-    def tell(**what):
+    def report(**what):
         log.write(json.dumps(what) + "\n")
         log.flush()
 
@@ -117,13 +117,13 @@ def main():
             if edl.is_warming_up():
                 training.train(indices, epoch)
                 continue
-            tell(begun=step, worker=worker.id, indices=indices.tolist())
-            told = training.train(indices, epoch)
-            if told["before_update"] == step:  # else the others have completed it without us
-                told["counted"] = [[r.worker, r.samples] for r in worker.loader.records()]
+            report(begun=step, worker=worker.id, indices=indices.tolist())
+            trained = training.train(indices, epoch)
+            if trained["before_update"] == step:  # else the others have completed it without us
+                trained["counted"] = [[r.worker, r.samples] for r in worker.loader.records()]
             throttle.step()
-            tell(step=step, epoch=epoch, **told)
-    tell(final=training.weights(), steps=edl.step())
+            report(step=step, epoch=epoch, **trained)
+    report(final=training.weights(), steps=edl.step())
 
 
 if __name__ == "__main__":

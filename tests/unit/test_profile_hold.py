@@ -1,16 +1,16 @@
-"""The plan of a job that is profiled: whose it is, and what it shall be afterwards."""
+"""What is desired of a job that is profiled: who asked, and what it shall be afterwards."""
 
 from collections.abc import Mapping
 
 import pytest
 from made import make_job
 
-from edl.core.job.plan_hold import Fate, Held, PlanHold
+from edl.core.job.profile_hold import Fate, Held, ProfileHold
 
 JOB = make_job(command=("python",), max_np=5)
-MINE = PlanHold("mine", "process 7 on a", {"a": 2})
-ASKED = PlanHold("mine", "process 7 on a", {"a": 2}, asked=True)
-OTHER = PlanHold("other", "process 8 on b", {"a": 2})
+MINE = ProfileHold("mine", "process 7 on a", {"a": 2})
+ASKED = ProfileHold("mine", "process 7 on a", {"a": 2}, asked=True)
+OTHER = ProfileHold("other", "process 8 on b", {"a": 2})
 SLOTS = {"a": 2, "b": 2, "c": 2}
 OURS, FOREIGN = {"a": 1}, {"a": 1, "c": 1}
 
@@ -21,7 +21,7 @@ def held(before: Mapping[str, int], last: Mapping[str, int] | None) -> Held:
 
 
 @pytest.mark.parametrize(
-    ("plan", "hold", "fate"),
+    ("desired", "hold", "fate"),
     [
         (OURS, MINE, Fate.OURS),
         (OURS, ASKED, Fate.ASKED),
@@ -33,11 +33,11 @@ def held(before: Mapping[str, int], last: Mapping[str, int] | None) -> Held:
         (FOREIGN, None, Fate.ASKED),  # perhaps: nobody can know any more
     ],
 )
-def test_whose_the_plan_is(plan: Mapping[str, int], hold: PlanHold | None, fate: Fate) -> None:
-    assert held({"a": 2}, last=OURS).fate_of(plan, hold) is fate
+def test_who_has_asked(desired: Mapping[str, int], hold: ProfileHold | None, fate: Fate) -> None:
+    assert held({"a": 2}, last=OURS).fate_of(desired, hold) is fate
 
 
-def test_a_plan_that_was_changed_against_an_unknown_one_stays() -> None:
+def test_what_was_changed_against_an_unknown_size_stays() -> None:
     """ZooKeeper did not answer the last time that the profile wrote it."""
     assert held({"a": 2}, last=None).fate_of(FOREIGN, MINE) is Fate.ASKED
     assert held({"a": 2}, last=None).fate_of(OURS, MINE) is Fate.OURS
@@ -96,9 +96,9 @@ GIVEN_BACK = {
 
 @pytest.mark.parametrize("case", GIVEN_BACK)
 def test_what_a_profile_took_is_given_back_to_whoever_is_there(case: str) -> None:
-    plan, before, last, after = GIVEN_BACK[case]
-    assert held(before, last).given_back(plan, Fate.MOVED, SLOTS, JOB) == after
+    desired, before, last, after = GIVEN_BACK[case]
+    assert held(before, last).given_back(desired, Fate.MOVED, SLOTS, JOB) == after
 
 
 def test_a_hold_survives_its_storage() -> None:
-    assert PlanHold.from_json(ASKED.to_json()) == ASKED
+    assert ProfileHold.from_json(ASKED.to_json()) == ASKED

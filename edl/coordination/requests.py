@@ -1,0 +1,77 @@
+"""What people ask of the leader, each request once, with the leader's answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NoNodeError
+
+from edl.coordination.nodes import ATTEMPTS, JobNodes
+from edl.coordination.paths import sequence
+from edl.coordination.reads import get
+from edl.coordination.wire import decode, encode
+from edl.core.records import Request
+from edl.errors import CoordinationError
+
+
+class RequestNodes:
+    """The requests of a job, numbered from 0."""
+
+    def __init__(self, nodes: JobNodes) -> None:
+        self._nodes = nodes
+
+    def add(self, request: Request) -> int:
+        """Ask something of the leader; the number under which it answers."""
+        data = encode(replace(request, number=-1).to_json())
+        parent = self._nodes.paths.requests
+        try:
+            path: str = self._nodes.session.call(
+                "write a request",
+                lambda c: c.create_async(f"{parent}/r-", data, sequence=True),
+            )
+        except NoNodeError:
+            raise self._nodes.unknown() from None
+        return sequence(path)
+
+    def get(self, number: int) -> Request:
+        """A request, answered (``done``) or not.
+
+        Raises:
+            CoordinationError: there is none of that number.
+        """
+        request, _ = self._read(number)
+        if request is None:
+            raise CoordinationError(f"job {self._nodes.paths.name} has no request number {number}")
+        return request
+
+    def withdraw(self, number: int) -> Request | None:
+        """Take a request back: then nobody acts on it. Else its answer, which came before."""
+        path = self._nodes.paths.request(number)
+        for _ in range(ATTEMPTS):
+            request, version = self._read(number)
+            if request is None or request.done:
+                return request
+            issue = partial(_delete, path=path, version=version)
+            try:
+                self._nodes.session.call("withdraw a request", issue)
+            except BadVersionError:
+                continue
+            except NoNodeError:
+                pass
+            return None
+        raise self._nodes.changed_too_often(path)
+
+    def _read(self, number: int) -> tuple[Request | None, int]:
+        """A request and the version of its node."""
+        path = self._nodes.paths.request(number)
+        answer = self._nodes.session.read_all("read a request", [get(path)])[0]
+        if answer is None:
+            return None, -1
+        request = Request.from_json(decode(path, answer[0]))
+        return replace(request, number=number), answer[1].version
+
+
+def _delete(client: Any, path: str, version: int) -> Any:
+    return client.delete_async(path, version)

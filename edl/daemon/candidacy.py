@@ -1,0 +1,93 @@
+"""A worker as a candidate for the lead, and its term while it leads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from edl.coordination.election import Election, Leadership
+from edl.core.job.liveness import gone
+from edl.core.records import Generation, Member, Seat, Stage
+from edl.errors import Deposed
+from edl.http.client import ask
+from edl.leader.leader import LeaderTerm
+
+logger = logging.getLogger(__name__)
+
+
+class Candidacy:
+    """One worker's part in the election. Only the daemon thread calls it, except :meth:`stand`.
+
+    Args:
+        begin: starts a term of this worker.
+        probe_timeout_s: for the port of another candidate to answer.
+    """
+
+    def __init__(self, begin: Callable[[Leadership], LeaderTerm], probe_timeout_s: float) -> None:
+        self._begin = begin
+        self._probe_timeout_s = probe_timeout_s
+        self._lock = threading.Lock()
+        self._election: Election | None = None
+        self._term: LeaderTerm | None = None
+
+    def stand(self, make: Callable[[], Election]) -> None:
+        """Become a candidate, unless this worker is one; from now on it may lead."""
+        with self._lock:
+            if self._election is None:
+                self._election = make()
+
+    def end_term(self) -> None:
+        """Lead no more for now: the session is another one, or there is nothing left to decide."""
+        self._term = None
+
+    def resign(self) -> None:
+        """Stand for election no more."""
+        with self._lock:
+            election, self._election, self._term = self._election, None, None
+        if election is not None:
+            election.leave()
+
+    def turn(self, wake: Callable[[], None]) -> None:
+        """Lead, if it is this worker's turn. ``wake`` is called when that may have changed."""
+        if self._election is None:
+            return
+        self._election.enter()
+        leadership = self._election.leads(wake)
+        if leadership is None:
+            self._term = None
+            return
+        if self._term is None or self._term.term != leadership.term:
+            self._term = self._begin(leadership)
+        try:
+            self._term.turn(wake)
+        except Deposed as error:
+            logger.info("%s", error)
+            self._term = None
+
+    def depose_dead(self, own: Member, generation: Generation | None, is_building: bool) -> bool:
+        """When our ring is broken, do not wait for the sessions of dead candidates before us.
+
+        Returns:
+            Whether a candidate before us holds up the repair: it leads, or its session ends soon.
+        """
+        election = self._election
+        if generation is None or election is None:
+            return False
+        stuck = own.broken is not None and own.broken.generation >= generation.number
+        stuck |= is_building
+        if not stuck and own.stage is not Stage.READY:  # a newcomer has no ring to go on with
+            return False
+        seats = {seat.id: seat for seat in (*generation.seats, *generation.previous)}
+        for worker in election.ahead():
+            seat = seats.get(worker)
+            if seat is None or worker == own.id or not self._is_gone(seat):
+                return stuck
+            logger.info("the candidate w%d is gone: port %d is not its own", worker, seat.port)
+            election.depose(worker)
+        return False
+
+    def _is_gone(self, seat: Seat) -> bool:
+        """Whether the process of a worker is gone: nobody, or another worker, has its port."""
+        answer = ask(seat.address, seat.port, self._probe_timeout_s).answer
+        return gone(seat.id, f"port {seat.port}", answer) is not None
