@@ -29,7 +29,6 @@ carry the same ACL, see ``access``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from edl.errors import ConfigError
 
@@ -58,94 +57,31 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-@dataclass(frozen=True)
 class JobPaths:
     """The nodes of one job. Raises ConfigError for a name that cannot be one."""
 
-    name: str
-
-    def __post_init__(self) -> None:
-        check_name("job", self.name)
-
-    @property
-    def root(self) -> str:
-        return f"{JOBS}/{self.name}"
-
-    @property
-    def job(self) -> str:
-        return f"{self.root}/job"
-
-    @property
-    def desired(self) -> str:
-        return f"{self.root}/desired"
-
-    @property
-    def assigned(self) -> str:
-        return f"{self.root}/assigned"
-
-    @property
-    def discovered(self) -> str:
-        return f"{self.root}/discovered"
-
-    @property
-    def generation(self) -> str:
-        return f"{self.root}/generation"
-
-    @property
-    def leader(self) -> str:
-        return f"{self.root}/leader"
-
-    @property
-    def status(self) -> str:
-        return f"{self.root}/status"
-
-    @property
-    def profile(self) -> str:
-        return f"{self.root}/profile"
-
-    @property
-    def profile_hold(self) -> str:
-        return f"{self.profile}/hold"
-
-    @property
-    def hosts(self) -> str:
-        return f"{self.root}/hosts"
-
-    @property
-    def slots(self) -> str:
-        return f"{self.root}/slots"
-
-    @property
-    def members(self) -> str:
-        return f"{self.root}/members"
-
-    @property
-    def election(self) -> str:
-        return f"{self.root}/election"
-
-    @property
-    def requests(self) -> str:
-        return f"{self.root}/requests"
-
-    @property
-    def evicted(self) -> str:
-        return f"{self.root}/evicted"
-
-    @property
-    def events(self) -> str:
-        return f"{self.root}/events"
-
-    @property
-    def ids(self) -> str:
-        return f"{self.root}/ids"
-
-    @property
-    def run(self) -> str:
-        return f"{self.root}/run"
-
-    @property
-    def creator(self) -> str:
-        return f"{self.run}/creator"
+    def __init__(self, name: str) -> None:
+        self.name = check_name("job", name)
+        self.root = f"{JOBS}/{self.name}"
+        self.job = f"{self.root}/job"
+        self.desired = f"{self.root}/desired"
+        self.assigned = f"{self.root}/assigned"
+        self.discovered = f"{self.root}/discovered"
+        self.generation = f"{self.root}/generation"
+        self.leader = f"{self.root}/leader"
+        self.status = f"{self.root}/status"
+        self.profile = f"{self.root}/profile"
+        self.profile_hold = f"{self.profile}/hold"
+        self.hosts = f"{self.root}/hosts"
+        self.slots = f"{self.root}/slots"
+        self.members = f"{self.root}/members"
+        self.election = f"{self.root}/election"
+        self.requests = f"{self.root}/requests"
+        self.evicted = f"{self.root}/evicted"
+        self.events = f"{self.root}/events"
+        self.ids = f"{self.root}/ids"
+        self.run = f"{self.root}/run"
+        self.creator = f"{self.run}/creator"
 
     def host(self, name: str) -> str:
         return f"{self.hosts}/{check_name('host', name)}"
