@@ -23,6 +23,7 @@ from edl.cli import (
     events,
     join,
     leader,
+    logs,
     migrate,
     profile,
     run,
@@ -55,6 +56,7 @@ app.command("migrate")(migrate.migrate)
 app.command("profile")(profile.profile)
 app.command("stop")(stop.stop)
 app.command("events")(events.events)
+app.command("logs")(logs.logs)
 app.command("leader")(leader.leader)
 app.command("chaos")(chaos.chaos)
 app.add_typer(checkpoint.app, name="checkpoint")

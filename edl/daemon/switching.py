@@ -357,17 +357,19 @@ class Switching:
 
     def _drop_ring(self, generation: int, error: RingError) -> None:
         """Leave a ring that failed, let all others in it fail too, and report it."""
-        logger.warning("w%d: %s", self.worker, error)
+        text = getattr(error, "detail", str(error))
+        name = f"w{self.worker}"
+        logger.warning("%s: ring %d is broken: %s", name, generation, short_error(text))
+        logger.debug("%s: %s", name, text)
         failpoints.reached("broken")
         self._ring.break_()
         step = self.progress.step if self.progress.has_state else NO_STATE
-        self._coordinator.report_broken(self._failure(generation, step, error))
+        self._coordinator.report_broken(self._failure(generation, step, text))
         self._ring.close()
         failpoints.reached("reported")
 
-    def _failure(self, generation: int, step: int, error: RingError) -> RingFailure:
+    def _failure(self, generation: int, step: int, text: str) -> RingFailure:
         """The report that the ring of ``generation`` failed."""
-        text = getattr(error, "detail", str(error))
         current = self.generation
         seats = current.seats if current is not None and current.number == generation else ()
         blamed = blamed_rank(text, seats, self._ring.place.rank)

@@ -177,6 +177,7 @@ class Agent(Supervisor[AgentState]):
         for process in self._own.living:
             if process.worker is not None:
                 self._output.name(process.launch, process.name)
+                self._workers.name(process.launch, process.name)
         if self._on_snapshot is not None:
             self._on_snapshot(snapshot)
 

@@ -1,7 +1,8 @@
 """What an agent shows: its workers' output line by line with a prefix, and its own notes.
 
 A worker writes to a log file, not to a pipe: it must be able to go on when the agent is gone.
-The agent follows the files. Nothing here raises when the terminal or the pipe is gone.
+The agent follows the files, and leaves out Horovod's errors of rings that broke. Nothing here
+raises when the terminal or the pipe is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edl.core.host.last_line import KEPT, best
+from edl.core.host.last_line import KEPT, best, is_of_horovod
 
 _POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16
@@ -139,7 +140,8 @@ class Output:
                 for tail in self._tails.values():
                     self._show(tail, tail.lines(finish=False))
 
-    def _show(self, tail: _Tail, lines: list[str]) -> None:
+    def _show(self, tail: _Tail, found: list[str]) -> None:
+        lines = [line for line in found if not is_of_horovod(line)]
         if not lines:
             return
         if not self._console.is_terminal:

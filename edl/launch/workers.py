@@ -78,6 +78,13 @@ class Workers:
     def log_of(self, launch: str) -> Path:
         return self._logs / f"{launch}.log"
 
+    def name(self, launch: str, name: str) -> None:
+        """Let people find its log under the name of its worker."""
+        link = self._logs / f"{name}.log"
+        if not link.is_symlink():
+            with contextlib.suppress(OSError):  # somebody tidies up; the log has its own name, too
+                link.symlink_to(self.log_of(launch).name)
+
     def stacks_of(self, launch: str) -> Path:
         """Where a worker that does not answer writes where its threads are."""
         return self._logs / f"{launch}.stacks"
@@ -150,7 +157,7 @@ def _remove_if_empty(path: Path) -> None:
 
 def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
     def newest(directory: Path) -> float:
-        times = [path.stat().st_mtime for path in (directory, *directory.glob("logs/*.log"))]
+        times = [path.lstat().st_mtime for path in (directory, *directory.glob("logs/*.log"))]
         return max(times)
 
     aged = sorted(((newest(path), path) for path in jobs.glob("*") if path.is_dir()), reverse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.host.last_line import AFTER, best, is_noise
+from edl.core.host.last_line import AFTER, best, is_noise, is_of_horovod
 
 TRACEBACK = """\
 step 4
@@ -104,3 +104,10 @@ def test_colours_are_not_part_of_it() -> None:
 
 def test_nothing_to_show() -> None:
     assert best([]) == best(NOISE) == ""
+
+
+def test_which_lines_an_agent_leaves_out() -> None:
+    error = "/build/horovod-0.28.1/horovod/common/operations.cc:597] [1]: Horovod background loop"
+    assert is_of_horovod(f"[2026-11-21 19:21:26.287211: E {error} uncaught exception: [/pair.cc:1]")
+    assert not is_of_horovod(f"[2026-11-21 19:21:26.287211: D {error}: somebody has asked for it")
+    assert not is_of_horovod("loss 0.5 with horovod/common")

@@ -21,6 +21,8 @@ def test_an_error_is_one_line_without_source_files() -> None:
     assert short_error(CLOSED) == (
         "Horovod has been shut down: Connection closed by peer [10.0.0.2]:31427"
     )
+    everybody = "Horovod has been shut down. This was caused by an exception on one of the ranks"
+    assert short_error(everybody) == "another worker has left it"
     assert short_error("") == ""
     assert len(short_error("x" * 1000)) == MAX_CHARS
 

@@ -17,6 +17,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
 
+# An error or a warning of Horovod's C++, with the path of its source: "[DATE TIME: E /...".
+_OF_HOROVOD = re.compile(r"^\[\d{4}-\d\d-\d\d[ ][\d:.]+:?\s*[EWF]\b.*horovod/")
 _NOISE = re.compile(
     r"""
     \d+%\s?\||━|\[=+[>.=]*\]|\d[\d.]*\s?(?:it/s|s/it|ms/step|s/step|s/epoch)   # progress bars
@@ -63,6 +65,11 @@ def best(lines: Iterable[str]) -> str:
     if error is not None and len(weighty) - error <= AFTER:
         return weighty[error]
     return weighty[-1] if weighty else ""
+
+
+def is_of_horovod(line: str) -> bool:
+    """Horovod's own words on a ring that broke: the events say it shorter, the log file has it."""
+    return _OF_HOROVOD.search(line) is not None
 
 
 def is_noise(text: str) -> bool:

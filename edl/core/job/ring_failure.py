@@ -15,13 +15,15 @@ from edl.core.records import Seat
 
 MAX_CHARS = 200
 _SOURCE = re.compile(r"\[[^\]\s]*\.(?:cc|h):\d+\]\s*")
+# What Horovod tells every worker of a ring that somebody has left, in 300 characters.
+_SHUT_DOWN = "Horovod has been shut down. "
 _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def short_error(text: str) -> str:
     """The first line of ``text`` without source files, at most ``MAX_CHARS`` long."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    line = _SOURCE.sub("", line)
+    line = "another worker has left it" if line.startswith(_SHUT_DOWN) else _SOURCE.sub("", line)
     return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…"
 
 

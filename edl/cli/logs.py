@@ -1,0 +1,100 @@
+"""`edl logs`: what the workers of a job on this host have written, every line of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl import config
+from edl.cli.common import FOLLOW_S, ZooKeeperOption, choose_job, connected
+from edl.errors import UsageError, first
+
+_WORKER = re.compile(r"w\d+")
+
+
+def logs(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show what workers on this host have written, also those that ended; Horovod's lines included.
+
+    Without WORKER those of all, each line with its worker. Without JOB the newest that ran here.
+    """
+    named = list(words or ())
+    worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
+    if len(named) > 1:
+        raise UsageError("edl logs takes a job and a worker, as `edl logs digits w3`")
+    jobs = config.state_dir() / "jobs"
+    job = named[0] if named else _newest(jobs)
+    files = _Files(jobs / job / "logs", job, worker)
+    if follow:
+        with connected(zookeeper) as session:
+            store = choose_job(session, job)
+            while not store.snapshot().job.state.over:
+                files.show(finish=False)
+                time.sleep(FOLLOW_S)
+    files.show(finish=True)
+
+
+class _Files:
+    """The logs in a directory, and how far they were shown. ``worker``: of that one only.
+
+    Raises:
+        UsageError: there is none.
+    """
+
+    def __init__(self, directory: Path, job: str, worker: str | None) -> None:
+        self._directory = directory
+        self._worker = worker
+        self._shown: dict[Path, int] = {}
+        named = _named(directory)
+        if not named:
+            raise UsageError(
+                f"no worker of job {job} has written anything on this host; logs are on the host "
+                "of the worker, for the user of `edl run` or `edl join` (under horovodrun its own "
+                "output has all)"
+            )
+        if worker is not None and worker not in named:
+            here = first(sorted(named))
+            raise UsageError(f"{worker} of job {job} did not run on this host; here: {here}")
+
+    def show(self, finish: bool) -> None:
+        """Write what has come since the last call: whole lines; with ``finish`` the rest, too."""
+        for name, path in _named(self._directory).items():
+            if self._worker not in (None, name):
+                continue
+            begin = self._shown.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(begin)
+                text = file.read()
+            text = text if finish else text[: text.rfind(b"\n") + 1]
+            self._shown[path] = begin + len(text)
+            for line in text.splitlines():
+                shown = line.decode(errors="replace")
+                typer.echo(shown if self._worker else f"[{name}] {shown}")
+
+
+def _named(directory: Path) -> dict[str, Path]:
+    """Logs by worker; of a process that never became one, by its launch."""
+    links = {path.resolve(): path.stem for path in directory.glob("*.log") if path.is_symlink()}
+    found = [path for path in directory.glob("*.log") if not path.is_symlink()]
+    named = {links.get(path.resolve(), path.stem): path for path in found}
+    return {name: named[name] for name in sorted(named, key=lambda name: (len(name), name))}
+
+
+def _newest(jobs: Path) -> str:
+    """The job whose workers have written here last."""
+    written = [(log.stat().st_mtime, log.parent.parent.name) for log in jobs.glob("*/logs/*.log")]
+    if not written:
+        raise UsageError("no job has run on this host for this user, or its logs are gone")
+    return max(written)[1]
