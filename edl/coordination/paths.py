@@ -58,11 +58,39 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+class _Child:
+    """The node below the root that has the name of the attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: JobPaths, owner: type) -> str:
+        return f"{paths.root}/{self._name}"
+
+
 @dataclass(frozen=True)
 class JobPaths:
     """The nodes of one job. Raises ConfigError for a name that cannot be one."""
 
     name: str
+
+    job = _Child()
+    desired = _Child()
+    assigned = _Child()
+    discovered = _Child()
+    generation = _Child()
+    leader = _Child()
+    status = _Child()
+    profile = _Child()
+    hosts = _Child()
+    slots = _Child()
+    members = _Child()
+    election = _Child()
+    requests = _Child()
+    evicted = _Child()
+    events = _Child()
+    ids = _Child()
+    run = _Child()
 
     def __post_init__(self) -> None:
         check_name("job", self.name)
@@ -72,76 +100,8 @@ class JobPaths:
         return f"{JOBS}/{self.name}"
 
     @property
-    def job(self) -> str:
-        return f"{self.root}/job"
-
-    @property
-    def desired(self) -> str:
-        return f"{self.root}/desired"
-
-    @property
-    def assigned(self) -> str:
-        return f"{self.root}/assigned"
-
-    @property
-    def discovered(self) -> str:
-        return f"{self.root}/discovered"
-
-    @property
-    def generation(self) -> str:
-        return f"{self.root}/generation"
-
-    @property
-    def leader(self) -> str:
-        return f"{self.root}/leader"
-
-    @property
-    def status(self) -> str:
-        return f"{self.root}/status"
-
-    @property
-    def profile(self) -> str:
-        return f"{self.root}/profile"
-
-    @property
     def profile_hold(self) -> str:
         return f"{self.profile}/hold"
-
-    @property
-    def hosts(self) -> str:
-        return f"{self.root}/hosts"
-
-    @property
-    def slots(self) -> str:
-        return f"{self.root}/slots"
-
-    @property
-    def members(self) -> str:
-        return f"{self.root}/members"
-
-    @property
-    def election(self) -> str:
-        return f"{self.root}/election"
-
-    @property
-    def requests(self) -> str:
-        return f"{self.root}/requests"
-
-    @property
-    def evicted(self) -> str:
-        return f"{self.root}/evicted"
-
-    @property
-    def events(self) -> str:
-        return f"{self.root}/events"
-
-    @property
-    def ids(self) -> str:
-        return f"{self.root}/ids"
-
-    @property
-    def run(self) -> str:
-        return f"{self.root}/run"
 
     @property
     def creator(self) -> str:
