@@ -84,9 +84,9 @@ class JobStore:
         """Everything at about one time; a node that vanishes meanwhile is absent.
 
         ``wake`` is called when something of it changes, except status, events, what is discovered
-        and what is desired but not assigned: once for each change of a node that was read, from kazoo's watch thread, so it must not block.
-        All watches are gone after they fired and after a loss of the connection (which fires
-        them): read again then.
+        and what is desired but not assigned: once for each change of a node that was read, from
+        kazoo's watch thread, so it must not block. All watches are gone after they fired and after
+        a loss of the connection (which fires them): read again then.
         """
         p = self.paths
         listed = self._read(
