@@ -939,6 +939,25 @@ def test_a_ring_with_another_size_goes_on_and_has_an_allowed_one_with_the_next_c
     assert made(decided(scaled)).members == (0, 1)
 
 
+def test_a_size_that_nobody_can_make_allowed_again_becomes_the_next_smaller() -> None:
+    """Host b has died with one of four workers; sizes 1, 2 and 4."""
+    now = job_of(A, B, C, job=FEW, hosts=HERE)
+    now = replace(now, **wanted({"a": 3, "b": 1}))
+    soon, late = Ages(generation_s=119), Ages(generation_s=120)
+    assert decided(now, soon).generation is None, "it may come back"
+    decision = decided(now, late)
+    assert (made(decision).members, lowered(decision)) == ((0, 1), {"a": 2, "b": 0})
+    assert str(decision.change) == (
+        "nobody can start who is lacking, and the job may have 1, 2 or 4 workers: "
+        "4 -> 2 workers wanted (a: 3 -> 2, b: 1 -> 0)"
+    )
+    assert decided(replace(now, **wanted({"a": 4})), late).generation is None, "its agent is there"
+    by_slot = replace(now, **wanted({"a": 3, "b": 1}, by_slot=True))
+    assert decided(by_slot, late).generation is None, "its launcher fills each slot again"
+    two = job_of(A, B, job=FEW, hosts=HERE)
+    assert decided(replace(two, **wanted({"a": 2, "b": 2})), late).generation is None
+
+
 def test_a_drain_to_another_size_names_the_nearest() -> None:
     now = job_of(A, B, C, worker(3), requests=(drain(0, 3),), job=FEW)
     (answer,) = decided(now).answers
