@@ -198,28 +198,12 @@ def _replace(
 ) -> None:
     _delete(transaction, old)
     contents = {
-        paths.root: b"",
         paths.job: encode(job.to_json()),
         paths.desired: encode(desired.to_json()),
         paths.assigned: encode(assigned.to_json()),
-        paths.discovered: b"",
-        paths.generation: b"",
-        paths.leader: b"",
-        paths.status: b"",
-        paths.profile: b"",
-        paths.hosts: b"",
-        paths.slots: b"",
-        paths.members: b"",
-        paths.election: b"",
-        paths.requests: b"",
-        paths.evicted: b"",
-        paths.events: b"",
-        paths.ids: b"",
-        paths.run: b"",
-        f"{paths.run}/{token}": b"",
     }
-    for path, data in contents.items():
-        transaction.create(path, data)
+    for path in (paths.root, *paths.fixed, f"{paths.run}/{token}"):
+        transaction.create(path, contents.get(path, b""))
     transaction.create(paths.creator, b"", ephemeral=True)
 
 

@@ -96,6 +96,13 @@ class JobPaths:
         check_name("job", self.name)
 
     @property
+    def fixed(self) -> tuple[str, ...]:
+        """The nodes that a job has from its creation on, but for the root."""
+        return tuple(
+            f"{self.root}/{name}" for name, one in vars(JobPaths).items() if isinstance(one, _Child)
+        )
+
+    @property
     def root(self) -> str:
         return f"{JOBS}/{self.name}"
 
