@@ -31,7 +31,7 @@ def migrate(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Migration:
-    """See :meth:`edl.client.job.Job.migrate`. After a KeyboardInterrupt it goes on; a note says so."""
+    """See :meth:`edl.client.job.Job.migrate`. A KeyboardInterrupt has a note: it goes on."""
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     changed = store.desire(
         partial(move, now, np, source, target),
