@@ -801,6 +801,13 @@ def test_with_a_driver_a_leaver_lowers_nothing_for_its_slot_is_filled_again() ->
     assert lowered(decision) is None
 
 
+def test_with_a_driver_a_switch_leaves_what_is_desired_alone() -> None:
+    """Three are desired, and the driver has not assigned the third yet."""
+    now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}, by_slot=True))
+    decision = decided(replace(now, desired=Desired({"a": 2, "b": 1})))
+    assert (made(decision).members, lowered(decision)) == ((0, 1), None)
+
+
 def test_with_a_driver_a_slot_beyond_the_assigned_waits_for_the_one_that_lacks_a_worker() -> None:
     b, c, again = worker(1), worker(2), newcomer(5)
     now = job_of(b, c, **wanted({"a": 2}, by_slot=True))

@@ -47,9 +47,9 @@ def change(
 ) -> Decision:
     """The next generation of a ring whose members are all ``alive``; else why there is none now."""
     active = current.seats
-    settled = _settled(now, active, ages, limits)
+    before, settled = now.assigned, _settled(now, active, ages, limits)
     if settled is not None:
-        now = replace(now, assigned=replace(now.assigned, hosts=settled))
+        now = replace(now, assigned=replace(before, hosts=settled))
     newcomers = [
         m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
@@ -91,8 +91,10 @@ def change(
     why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
     if settled is not None:
         why = f"nobody can start who is lacking, and the job may have {now.job.sizes}"
-    changed = desire(now.desired, now.assigned, lowered, Asker.LEADER, why)
-    return Decision(new.reason, new, changed or None, evict, answers)
+    changed = None  # what is assigned by slot is not what is desired
+    if lowered != before.hosts:
+        changed = desire(now.desired, before, lowered, Asker.LEADER, why)
+    return Decision(new.reason, new, changed, evict, answers)
 
 
 def _settled(
