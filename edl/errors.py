@@ -34,6 +34,10 @@ Messages say what happened, with the numbers, and what to do next; the CLI print
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+FEW = 5  # names in one message
 REFUSED_EXIT = 78  # sysexits.h: of a script that no other start of the same command would help
 
 
@@ -53,11 +57,19 @@ class ConfigError(UsageError):
         self.setting = setting
 
 
+def first(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more
+
+
 class UnknownJob(UsageError):
     """There is no job of that name in ZooKeeper, or none any more: it is another one's now."""
 
     def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
-        hint = f"; known jobs: {', '.join(known)}" if known else "; start one with `edl run`"
+        near = get_close_matches(job, known, n=FEW, cutoff=0.0) if len(known) > FEW else known
+        which = f"the nearest of {len(known)}" if len(known) > FEW else "known jobs"
+        hint = f"; {which}: {', '.join(near)}" if known else "; start one with `edl run`"
         gone = f"job {job!r} is over, and a new one of that name has taken its place"
         super().__init__(gone if job in known else f"there is no job named {job!r}{hint}")
         self.job = job
@@ -75,10 +87,12 @@ class AccessDenied(UnknownJob):
 class JobExists(UsageError):
     """The name belongs to a job that is running."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, processes: Sequence[str], session_timeout_s: float) -> None:
         super().__init__(
-            f"a job named {job!r} is already running; choose another --job, "
-            f"or end it with `edl stop {job}`"
+            f"a job named {job!r} is already running ({first(processes)}); choose "
+            f"another --job, or end it with `edl stop {job}`. Processes that were killed count as "
+            f"alive until their ZooKeeper sessions end, about {session_timeout_s:g} s: if these "
+            "were, try again then"
         )
         self.job = job
 

@@ -11,25 +11,19 @@ Any tool that reads safetensors finds the tensors by their path in the state, su
 ``model.0.weight``. What the format has no words for is in its metadata: ``manifest`` (JSON: where
 the job was, the state's containers and plain values, what each tensor was) and two checksums:
 ``payload_sha256`` of the data, and ``sha256`` of LENGTH and header, which is computed with zeros in
-its own place. A type that safetensors does not know is stored as bytes, ``U8``.
+its own place. The container is :mod:`edl.checkpoint.safetensors`.
 
 No pickle is involved: whoever can write into the directory can at most spoil the numbers. The
 state is made of dicts, lists, tuples, text, bytes, numbers, None, numpy arrays and, for what a
 framework brings along, :class:`Blob`.
-
-The safetensors package is not used: it writes under a temporary name of its own choice, which
-nobody could remove after a kill, and reads either twice the memory or no bfloat16 (ADR 0013).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
-import struct
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,39 +31,23 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from edl.checkpoint.safetensors import (
+    LENGTH,
+    LONGEST_HEADER,
+    METADATA,
+    TYPES,
+    Blob,
+    Layout,
+    places_of,
+    write_whole,
+)
 from edl.errors import CheckpointError
 
 FORMAT = 1
-LONGEST_HEADER = 2**30  # other tools refuse one of more than 100 MB
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
-_LENGTH = struct.Struct("<Q")
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
 _CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')
 _ZEROS = "0" * 64
-# Types that safetensors has; torch, TensorFlow and numpy have the same names for them.
-_TYPES = {
-    "bool": "BOOL",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
-}
-
-
-@dataclass(frozen=True)
-class Blob:
-    """An array in plain bytes. ``kind`` says whose words ``dtype`` and ``device`` are."""
-
-    kind: str  # "numpy", "torch", ...
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview  # bytes, in C order
-    device: str = "cpu"  # where it lived: a device type
 
 
 @dataclass(frozen=True)
@@ -127,25 +105,12 @@ def pack(state: Any) -> Packed:
 
 
 def write(path: Path, manifest: Manifest, state: Packed) -> int:
-    """Write a checkpoint so that ``path`` is either as before or complete on the disk; its bytes.
-
-    A temporary file in the same directory is synced before it gets its name, and the directory
-    after that: a power cut at any moment leaves no half of it under that name.
+    """Write a checkpoint, whole or not at all; its bytes.
 
     Raises:
         OSError: the disk is full, the directory gone, ...
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            size = sum(file.write(chunk) for chunk in _serialized(manifest, state))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return size
+    return write_whole(path, _serialized(manifest, state))
 
 
 def prune(directory: Path, step: int, keep: int) -> None:
@@ -163,6 +128,16 @@ def remove_leftovers(directory: Path) -> None:
     """Remove temporary files of writers that were killed."""
     for path in directory.glob(".step-*.safetensors.*.tmp"):
         path.unlink(missing_ok=True)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether the file says that it is a checkpoint of edl, good or not.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    with _opened(path) as file:
+        return file.read(LENGTH.size + len(_OPENING))[LENGTH.size :] == _OPENING
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -211,18 +186,10 @@ def read(path: Path) -> Checkpoint:
 
 def _serialized(manifest: Manifest, state: Packed) -> list[bytes | memoryview]:
     """The header, LENGTH included, and the data behind it."""
-    # The largest items first, so that without gaps, too, each lies where its type may lie.
-    blobs = sorted(state.blobs.items(), key=lambda item: -_alignment(item[1]))
+    layout = Layout.of(state.blobs)
     digest = hashlib.sha256()
-    entries: dict[str, Any] = {}
-    offset = 0
-    for name, blob in blobs:
+    for _, blob in layout.blobs:
         digest.update(blob.data)
-        size, kind = blob.data.nbytes, _TYPES.get(blob.dtype)
-        shape = list(blob.shape) if kind else [size]
-        end = offset + size
-        entries[name] = {"dtype": kind or "U8", "shape": shape, "data_offsets": [offset, end]}
-        offset = end
     about = {
         **asdict(manifest),
         "state": state.tree,
@@ -233,7 +200,7 @@ def _serialized(manifest: Manifest, state: Packed) -> list[bytes | memoryview]:
                 "shape": blob.shape,
                 "device": blob.device,
             }
-            for name, blob in blobs
+            for name, blob in layout.blobs
         },
     }
     metadata = {
@@ -242,18 +209,10 @@ def _serialized(manifest: Manifest, state: Packed) -> list[bytes | memoryview]:
         "payload_sha256": digest.hexdigest(),
         "manifest": json.dumps(about, separators=(",", ":")),
     }
-    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH.size)  # the format's rule, and it aligns the data
-    header = _LENGTH.pack(len(text)) + text
+    header = layout.header(metadata)
     checksum = hashlib.sha256(header).hexdigest()
     header = header.replace(_ZEROS.encode(), checksum.encode(), 1)
-    return [header, *(blob.data for _, blob in blobs)]
-
-
-def _alignment(blob: Blob) -> int:
-    """The power of two at a multiple of which an array must begin."""
-    item = blob.data.nbytes // max(1, math.prod(blob.shape))
-    return item & -item
+    return [header, *(blob.data for _, blob in layout.blobs)]
 
 
 def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
@@ -275,12 +234,12 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
         return _encode(value.item(), path, blobs)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        plain = value.dtype.isbuiltin == 1 and value.dtype.name in _TYPES  # in our byte order
+        plain = value.dtype.isbuiltin == 1 and value.dtype.name in TYPES  # in our byte order
         dtype = value.dtype.name if plain else value.dtype.str
         value = Blob("numpy", dtype, value.shape, flat.data)
     if isinstance(value, Blob):
         name = wanted = ".".join(str(key) for key in path) or "state"
-        while name in blobs or name == "__metadata__":
+        while name in blobs or name == METADATA:
             name = f"{wanted}#{len(blobs)}"
         blobs[name] = value
         return {"tensor": name}
@@ -289,14 +248,6 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint "
         "cannot hold; state_dict() must be made of dicts, lists, numbers, text and arrays"
     )
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- reading
@@ -327,14 +278,14 @@ class _Header:
 
 def _read_header(path: Path, file: BinaryIO) -> _Header:
     size = os.fstat(file.fileno()).st_size
-    opening = file.read(_LENGTH.size + len(_OPENING))
-    length = _LENGTH.unpack_from(opening)[0] if len(opening) >= _LENGTH.size else 0
-    if length > LONGEST_HEADER or not _OPENING.startswith(opening[_LENGTH.size :]):
+    opening = file.read(LENGTH.size + len(_OPENING))
+    length = LENGTH.unpack_from(opening)[0] if len(opening) >= LENGTH.size else 0
+    if length > LONGEST_HEADER or not _OPENING.startswith(opening[LENGTH.size :]):
         raise CheckpointError(f"{path} is no checkpoint of edl")
-    text = opening + file.read(max(0, _LENGTH.size + length - len(opening)))
-    if len(text) < len(_OPENING) or len(text) < _LENGTH.size + length:
+    text = opening + file.read(max(0, LENGTH.size + length - len(opening)))
+    if len(text) < len(_OPENING) or len(text) < LENGTH.size + length:
         raise CheckpointError(f"{path} is torn: it has {size} bytes and ends in its header")
-    match = _CHECKSUM.match(text, _LENGTH.size)
+    match = _CHECKSUM.match(text, LENGTH.size)
     if match is None:
         raise CheckpointError(f"{path} is no checkpoint of edl")
     if int(match[1]) != FORMAT:
@@ -356,15 +307,15 @@ def _read_header(path: Path, file: BinaryIO) -> _Header:
 
 
 def _parsed(text: bytes) -> _Header:
-    tensors = json.loads(text[_LENGTH.size :])
-    metadata = tensors.pop("__metadata__")
+    tensors = json.loads(text[LENGTH.size :])
+    metadata = tensors.pop(METADATA)
     about = json.loads(metadata["manifest"])
     return _Header(
         length=len(text),
         state=about.pop("state"),
         tensors=about.pop("tensors"),
         manifest=Manifest(**about),
-        places={name: tuple(entry["data_offsets"]) for name, entry in tensors.items()},
+        places=places_of(tensors),
         payload_sha256=metadata["payload_sha256"],
     )
 

@@ -59,7 +59,8 @@ class Durable(Protocol):
 class CheckpointConfig:
     """Where a job keeps its checkpoints, and which of them this start of it may read.
 
-    ``resume_from``: a directory to continue from; None: not asked to.
+    ``resume_from``: a directory to continue from; None: not asked to. ``or_begin``: if there is a
+    checkpoint; else the job begins afresh.
     """
 
     directory: Path
@@ -68,6 +69,7 @@ class CheckpointConfig:
     job: str
     run: str
     resume_from: Path | None = None
+    or_begin: bool = False
 
 
 class Checkpoints:
@@ -160,7 +162,7 @@ class Checkpoints:
             if not config.resume_from.is_dir():
                 raise CheckpointError(f"cannot resume: there is no directory {config.resume_from}")
             found, refused, _ = self._newest(config.resume_from, own_only=False)
-        if found is None and config.resume_from is not None:
+        if found is None and config.resume_from is not None and not config.or_begin:
             why = f"; refused: {'; '.join(refused)}" if refused else ""
             raise CheckpointError(
                 f"cannot resume: there is no checkpoint in {config.resume_from}{why}; start "

@@ -18,6 +18,7 @@ import typer
 from edl import config
 from edl.cli import (
     chaos,
+    checkpoint,
     drain,
     events,
     join,
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 
 # What follows the first word that is not an option belongs to the user's command.
-app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
+app.command("run", cls=run.Run, context_settings={"allow_interspersed_args": False})(run.run)
 app.command("join")(join.join)
 app.command("status")(status.status)
 app.command("scale")(scale.scale)
@@ -56,6 +57,7 @@ app.command("stop")(stop.stop)
 app.command("events")(events.events)
 app.command("leader")(leader.leader)
 app.command("chaos")(chaos.chaos)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(zookeeper.app, name="zookeeper")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from edl import config
 from edl.cli.common import (
@@ -40,6 +41,8 @@ from edl.launch.command import check_command, title
 
 POLL_S = 0.5  # for the end of a job that stops
 LIMITS = SupervisorLimits()
+RESUME = "--resume"
+AUTO, AUTO_ALIAS = f"{RESUME}=auto", f"{RESUME}-auto"
 
 
 @with_settings
@@ -72,12 +75,16 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the script's newest checkpoint.")
     ] = False,
+    resume_auto: Annotated[
+        bool,
+        typer.Option(AUTO, AUTO_ALIAS, help="The same if there is a checkpoint, else begin."),
+    ] = False,
     resume_from: Annotated[
         Path | None,
         typer.Option(
             "--resume-from",
             metavar="DIR",
-            help="The same, from another directory than the script's.",
+            help="As --resume, from another directory than the script's.",
             show_default=False,
         ),
     ] = None,
@@ -94,12 +101,16 @@ def run(
         address=address,
         network_interface=network_interface,
         zookeeper=zookeeper,
-        resume=str(resume_from.absolute()) if resume_from else ("1" if resume else None),
+        resume=_resume(resume, resume_auto, resume_from),
         **given,
     )
-    if resume_from is not None and not resume_from.is_dir():
-        raise UsageError(f"cannot resume: there is no directory {resume_from}")
     most = settings.sizes.max_np or max(np, slots or 0)
+    least = settings.sizes.min_np
+    if settings.sizes.max_np is None and least > most >= 1:  # nobody has said that max
+        raise UsageError(
+            f"--min-np is {least} and -np is {np}; start with -np {least} or more, or with a lower "
+            "--min-np"
+        )
     slots = most if slots is None else slots
     sizes = replace(settings.sizes, max_np=most)
     sizes.check(np)
@@ -153,6 +164,36 @@ def run(
                 raise _finished(name) from None
         code = agent.run()
     raise typer.Exit(code)
+
+
+class Run(TyperCommand):
+    """Takes ``--resume`` and ``--resume=auto``; an option of typer has a value always or never."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Before the words of the user's command, which are its own."""
+        flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
+        options = {name for one in self.params for name in one.opts}
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] != "--":
+            end += 2 if args[end] in options - flags else 1
+        own = [AUTO_ALIAS if word == AUTO else word for word in args[:end]]
+        for word in own:
+            if word.startswith(f"{RESUME}="):
+                raise UsageError(
+                    f"{word} is not understood; write {RESUME}, {AUTO} or {RESUME}-from DIR"
+                )
+        return super().parse_args(ctx, [*own, *args[end:]])
+
+
+def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
+    """The setting ``resume``; None: as the environment says."""
+    if newest + auto + (directory is not None) > 1:
+        raise UsageError(f"give one of {RESUME}, {AUTO} and {RESUME}-from")
+    if directory is not None and not directory.is_dir():
+        raise UsageError(f"cannot resume: there is no directory {directory}")
+    if directory is not None:
+        return str(directory.absolute())
+    return "auto" if auto else "1" if newest else None
 
 
 def _is_finished(session: Session, own: Access) -> bool:

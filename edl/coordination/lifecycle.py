@@ -174,7 +174,11 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
     if answer is not None:
         old = Job.from_json(decode(paths.job, answer[0]))
         if not old.state.over and (creator or any(living)):
-            raise JobExists(paths.name)
+            hosts, slots, members = (sorted(names or ()) for names in living)
+            alive = [f"host {name}" for name in hosts] + [f"slot {name}" for name in slots]
+            alive += [f"w{name}" for name in members]
+            starts = ["its start is under way"]
+            raise JobExists(paths.name, alive or starts, session.session_timeout_s)
     return nodes
 
 
@@ -198,12 +202,28 @@ def _replace(
 ) -> None:
     _delete(transaction, old)
     contents = {
+        paths.root: b"",
         paths.job: encode(job.to_json()),
         paths.desired: encode(desired.to_json()),
         paths.assigned: encode(assigned.to_json()),
+        paths.discovered: b"",
+        paths.generation: b"",
+        paths.leader: b"",
+        paths.status: b"",
+        paths.profile: b"",
+        paths.hosts: b"",
+        paths.slots: b"",
+        paths.members: b"",
+        paths.election: b"",
+        paths.requests: b"",
+        paths.evicted: b"",
+        paths.events: b"",
+        paths.ids: b"",
+        paths.run: b"",
+        f"{paths.run}/{token}": b"",
     }
-    for path in (paths.root, *paths.fixed, f"{paths.run}/{token}"):
-        transaction.create(path, contents.get(path, b""))
+    for path, data in contents.items():
+        transaction.create(path, data)
     transaction.create(paths.creator, b"", ephemeral=True)
 
 

@@ -29,7 +29,6 @@ carry the same ACL, see ``access``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from edl.errors import ConfigError
 
@@ -58,61 +57,31 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-class _Child:
-    """The node below the root that has the name of the attribute."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, paths: JobPaths, owner: type) -> str:
-        return f"{paths.root}/{self._name}"
-
-
-@dataclass(frozen=True)
 class JobPaths:
     """The nodes of one job. Raises ConfigError for a name that cannot be one."""
 
-    name: str
-
-    job = _Child()
-    desired = _Child()
-    assigned = _Child()
-    discovered = _Child()
-    generation = _Child()
-    leader = _Child()
-    status = _Child()
-    profile = _Child()
-    hosts = _Child()
-    slots = _Child()
-    members = _Child()
-    election = _Child()
-    requests = _Child()
-    evicted = _Child()
-    events = _Child()
-    ids = _Child()
-    run = _Child()
-
-    def __post_init__(self) -> None:
-        check_name("job", self.name)
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """The nodes that a job has from its creation on, but for the root."""
-        return tuple(
-            f"{self.root}/{name}" for name, one in vars(JobPaths).items() if isinstance(one, _Child)
-        )
-
-    @property
-    def root(self) -> str:
-        return f"{JOBS}/{self.name}"
-
-    @property
-    def profile_hold(self) -> str:
-        return f"{self.profile}/hold"
-
-    @property
-    def creator(self) -> str:
-        return f"{self.run}/creator"
+    def __init__(self, name: str) -> None:
+        self.name = check_name("job", name)
+        self.root = f"{JOBS}/{self.name}"
+        self.job = f"{self.root}/job"
+        self.desired = f"{self.root}/desired"
+        self.assigned = f"{self.root}/assigned"
+        self.discovered = f"{self.root}/discovered"
+        self.generation = f"{self.root}/generation"
+        self.leader = f"{self.root}/leader"
+        self.status = f"{self.root}/status"
+        self.profile = f"{self.root}/profile"
+        self.profile_hold = f"{self.profile}/hold"
+        self.hosts = f"{self.root}/hosts"
+        self.slots = f"{self.root}/slots"
+        self.members = f"{self.root}/members"
+        self.election = f"{self.root}/election"
+        self.requests = f"{self.root}/requests"
+        self.evicted = f"{self.root}/evicted"
+        self.events = f"{self.root}/events"
+        self.ids = f"{self.root}/ids"
+        self.run = f"{self.root}/run"
+        self.creator = f"{self.run}/creator"
 
     def host(self, name: str) -> str:
         return f"{self.hosts}/{check_name('host', name)}"

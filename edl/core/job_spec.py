@@ -22,8 +22,9 @@ class JobSettings(Record):
 
     resume: str = setting(
         "",
-        "`1` (`edl run --resume`): continue from the script's checkpoints; a path "
-        "(`--resume-from`): from those there",
+        "`1` (`edl run --resume`): continue from the script's checkpoints; `auto` "
+        "(`--resume=auto`): if there are any, else begin; a path (`--resume-from`): from those "
+        "there",
     )
     start_timeout_s: float = setting(
         120.0, "for the first `np` workers to come up; then `min_np` are enough"

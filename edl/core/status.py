@@ -114,5 +114,6 @@ def _reason(snapshot: Snapshot) -> str:
     if not snapshot.members and job.driver:
         return f"none of its workers is alive now; the driver of horovodrun is at {job.driver}"
     if not snapshot.hosts and not snapshot.members:
-        return f"none of its processes is alive; `edl stop {job.name}` ends it"
+        none = "it starts" if snapshot.generation is None else "none of its processes is alive"
+        return f"{none}; `edl stop {job.name}` ends it"
     return snapshot.status.reason

@@ -31,6 +31,7 @@ FLUSH_S = 5.0  # for the last news to reach ZooKeeper
 ALONE = "alone"  # the job name of a script without a launcher
 _NO = ("", "0", "no", "false")
 _YES = ("1", "yes", "true")
+_AUTO = "auto"
 
 
 class Checkpointing:
@@ -84,6 +85,7 @@ class Checkpointing:
             job=self._config.job or ALONE,
             run=self._coordinator.run,
             resume_from=self._resume_from(resume, directory),
+            or_begin=resume.lower() == _AUTO,
         )
         checkpoints = Checkpoints(settings, self._log_event, self._coordinator.put_saved)
         checkpoints.check_directory()
@@ -93,7 +95,7 @@ class Checkpointing:
     def _resume_from(resume: str, directory: Path) -> Path | None:
         if resume.lower() in _NO:
             return None
-        if resume.lower() in _YES:
+        if resume.lower() in (*_YES, _AUTO):
             return directory
         return Path(resume).absolute()
 

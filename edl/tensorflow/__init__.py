@@ -50,6 +50,7 @@ from edl.tensorflow.session import (
     next_batch,
     notify_batch_end,
 )
+from edl.tensorflow.weights import load_weights
 
 __all__ = [
     "Dataset",
@@ -69,6 +70,7 @@ __all__ = [
     "is_leader",
     "is_warming_up",
     "leader",
+    "load_weights",
     "local_rank",
     "mean",
     "next_batch",

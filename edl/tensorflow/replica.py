@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.checkpoint.format import Blob
+from edl.checkpoint.safetensors import Blob
 from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import of_value

@@ -40,10 +40,13 @@ from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.core.status import job_status
 from edl.errors import CoordinationError, UnknownJob
+from edl.testing import throttle
+from edl.testing.throttle import Throttle
 
 EDL = Path(sys.executable).parent / "edl"
 MARK = "EDL_TEST_MARK"
 LOOK_S = 0.25  # between two looks at a job
+CYCLE_MS = "5"  # a ring that waits for its test need not be looked at each millisecond
 
 Status = dict[str, Any]
 
@@ -58,8 +61,11 @@ class Run:
         outside = {
             k: v for k, v in config.environment().items() if not k.startswith(("EDL_", "HOROVOD_"))
         }
+        self._throttled = directory / f"{self.name}.throttle"
         self.environment = outside | {
             MARK: self.name,
+            throttle.FILE: str(self._throttled),
+            "HOROVOD_CYCLE_TIME": CYCLE_MS,
             "EDL_ZOOKEEPER": zookeeper,
             "XDG_STATE_HOME": str(directory / "state"),
             "XDG_CACHE_HOME": str(directory / "cache"),
@@ -90,6 +96,14 @@ class Run:
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
         verb: list[str | Path] = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
         self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
+
+    def throttle(self, how: Throttle) -> None:
+        """Slow down, from now on, the steps of a script that asks :mod:`edl.testing.throttle`."""
+        how.put(self._throttled)
+
+    def hurry(self) -> None:
+        """No more of that: the rest of the training takes as long as it takes."""
+        self._throttled.unlink(missing_ok=True)
 
     def _begin(self, command: Sequence[str | Path]) -> None:
         """Run an agent, whose end is that of the job, and watch the job from now on."""
@@ -383,10 +397,16 @@ def started(
     min_np: int = 1,
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    throttled: Throttle | None = None,
 ) -> Iterator[Job]:
-    """A job that runs; killed at the end of the block if it still does."""
+    """A job that runs; killed at the end of the block if it still does.
+
+    ``throttled``: its steps are slow until :meth:`Job.hurry`, see :mod:`edl.testing.throttle`.
+    """
     job = Job(directory, zookeeper)
     job.environment |= environment or {}
+    if throttled is not None:
+        job.throttle(throttled)
     try:
         job.run(script, *arguments, np=np, min_np=min_np, max_np=max_np, options=options)
         yield job

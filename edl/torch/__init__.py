@@ -40,6 +40,7 @@ from edl.torch.api import init, notify_batch_end, track
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
 from edl.torch.optimizer import Optimizer
+from edl.torch.weights import load_weights
 
 __all__ = [
     "DataLoader",
@@ -54,6 +55,7 @@ __all__ = [
     "is_leader",
     "is_warming_up",
     "leader",
+    "load_weights",
     "local_rank",
     "mean",
     "notify_batch_end",

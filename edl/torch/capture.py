@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl.checkpoint.format import Blob
+from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError
 from edl.framework.state import few, map_leaves
 

@@ -25,6 +25,7 @@ from trial import Trial, trial
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import children
 from edl.coordination.session import Session
+from edl.testing.throttle import Throttle
 
 FAULTY = Path(__file__).resolve().parent / "scripts" / "faulty.py"
 GONE_S = 15.0  # for the ephemeral nodes of a killed process to go
@@ -45,13 +46,18 @@ def training(mode: str) -> dict[str, str]:
     return {"EDL_TEST_SCRIPT": "tf_counting.py", "EDL_TEST_MODE": mode}
 
 
+def even(step_s: float) -> Throttle:
+    """Steps that stay as they are, so that faults strike as often as they are meant to."""
+    return Throttle(step_s, later_s=step_s)
+
+
 class Ordeal(Trial):
     """A job of the counting model that strikes itself."""
 
     faults: Sequence[Sequence[Fault]] = ()
     samples = 1797
     epochs = 8
-    step_delay_s = 0.15
+    throttled = even(0.15)
     session_s = 3.0
     script = FAULTY
     more = ("--exchange", "2")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ordeal import START_S, Ordeal, ordeal, training
+from ordeal import START_S, Ordeal, even, ordeal, training
 from striker import Striker
 
 from edl.chaos.orders import Action
@@ -233,7 +233,7 @@ def main() -> None:
             hosts,
             np=WORKERS,
             max_np=WORKERS,
-            step_delay_s=0.12,
+            throttled=even(0.12),
             epochs=max(5, round(EPOCHS_A_MINUTE * args.minutes)),
             end_s=END_S,
             environment={"EDL_CHAOS": "1", **FRAMEWORKS[args.framework]},

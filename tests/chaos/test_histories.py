@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 from horovodrun import HorovodrunTrial
-from ordeal import START_S, training
+from ordeal import START_S, even, training
 from trial import Trial, trial
 
 pytestmark = [pytest.mark.chaos]
@@ -99,7 +99,7 @@ class RingFailure(Trial):
 
     samples = 500  # an epoch has 42 steps; the last one is uneven
     epochs = 3
-    step_delay_s = 0.0
+    throttled = even(0.0)
     script = SCRIPT
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from ordeal import START_S, ordeal, training
+from ordeal import START_S, even, ordeal, training
 from striker import Striker
 
 from edl.chaos.orders import Action
@@ -48,7 +48,7 @@ def test_random_instants(
     zk_hosts: str,
 ) -> None:
     epochs = EPOCHS // workers
-    settings = {"num_workers": num_workers, "epochs": epochs, "step_delay_s": 0.05}
+    settings = {"num_workers": num_workers, "epochs": epochs, "throttled": even(0.05)}
     endure(tmp_path, zk_hosts, seed, workers, freeze_s, FAULTS, settings)
 
 
@@ -56,13 +56,13 @@ def test_random_instants(
     ("seed", "mode"), [(11, "function"), (12, "fit"), (13, "graph")], ids=lambda value: f"{value}"
 )
 def test_random_instants_in_tensorflow(seed: int, mode: str, tmp_path: Path, zk_hosts: str) -> None:
-    settings = {"epochs": 8, "step_delay_s": 0.2, "end_s": 400.0}
+    settings = {"epochs": 8, "throttled": even(0.2), "end_s": 400.0}
     endure(tmp_path, zk_hosts, seed, 4, (0.1, 6.0), TENSORFLOW_FAULTS, settings, training(mode))
 
 
 @pytest.mark.chaos_short
 def test_a_few_random_instants(tmp_path: Path, zk_hosts: str) -> None:
-    endure(tmp_path, zk_hosts, 9, 3, (0.1, 2.0), 6, {"epochs": 6, "step_delay_s": 0.05})
+    endure(tmp_path, zk_hosts, 9, 3, (0.1, 2.0), 6, {"epochs": 6, "throttled": even(0.05)})
 
 
 def endure(

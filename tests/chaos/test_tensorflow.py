@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from ordeal import START_S, Fault, fault, ordeal, training
+from ordeal import START_S, Fault, even, fault, ordeal, training
 
 from edl import failpoints
 
@@ -120,7 +120,7 @@ def test_deaths(case: Case, mode: str, tmp_path: Path, zk_hosts: str) -> None:
         faults=case.faults,
         environment=training(mode),
         epochs=4,
-        step_delay_s=0.3,
+        throttled=even(0.3),
         end_s=400.0,
     ) as job:
         job.wait_for_step(3, START_S)

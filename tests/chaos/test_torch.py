@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from habits import prove_as_one_process
-from ordeal import Fault, fault, ordeal
+from ordeal import Fault, even, fault, ordeal
 
 pytestmark = [pytest.mark.chaos]
 
@@ -29,7 +29,7 @@ FAULTS: dict[str, Sequence[Sequence[Fault]]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_as_one_process(name: str, tmp_path: Path, zk_hosts: str) -> None:
-    settings = {"faults": FAULTS[name], "environment": SCRIPT, "step_delay_s": 0.4}
+    settings = {"faults": FAULTS[name], "environment": SCRIPT, "throttled": even(0.4)}
     with ordeal(tmp_path, zk_hosts, np=3, max_np=3, epochs=6, **settings) as job:
         job.wait_for_strikes()
         job.hurry()

@@ -18,28 +18,27 @@ from paths import SCRIPTS
 
 from edl.checkpoint import format as files
 from edl.testing.job import Job, started
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 COUNTING = SCRIPTS / "counting.py"
 SAMPLES, EPOCHS = 480, 3
+SLOW = Throttle(0.05, 140, 1.0)  # with one worker it has 360 steps
 
 
 class Trial:
-    """A counting job that saves into ``<directory>/saved``, slow as long as it is told to be."""
+    """A counting job that saves into ``<directory>/saved``."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.saved = directory / "saved"
         self.out = directory / "out"
         self.out.mkdir()
-        self.slow = directory / "slow"
-        self.slow.touch()
 
     def script(self, *more: str, samples: int = SAMPLES, epochs: int = EPOCHS) -> list[str]:
-        pace = ["--step-delay", "0.05", "--slow", str(self.slow)]
         size = ["--samples", str(samples), "--epochs", str(epochs)]
-        return [str(COUNTING), "--out", str(self.out), "--checkpoint", str(self.saved), *pace,
+        return [str(COUNTING), "--out", str(self.out), "--checkpoint", str(self.saved),
                 *size, *more]  # fmt: skip
 
     def prove(self, workers: int, story: str) -> list[dict[str, Any]]:
@@ -74,7 +73,7 @@ def wait_for_event(job: Job, kind: str, timeout_s: float = 90.0) -> dict[str, An
 
 def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
     script = trial.script("--every", "0.5")
-    with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
+    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
         job.wait_for_step(5 + random.Random("all at once").randrange(30))
         for pid in job.workers(COUNTING):
             os.kill(pid, signal.SIGKILL)
@@ -83,7 +82,7 @@ def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
             r"all 2 workers died; resumed from step \d+, at least \d+ steps? lost",
             resumed["reason"],
         )
-        trial.slow.unlink()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         assert resumed["reason"] in job.output()
         saves = job.events("checkpoint")
@@ -95,8 +94,8 @@ def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
 
 
 def test_without_a_checkpoint_the_job_has_failed(trial: Trial, zk_hosts: str) -> None:
-    script = [COUNTING, "--out", str(trial.out), "--step-delay", "0.05"]
-    with started(trial.directory, zk_hosts, *map(str, script), np=2, max_np=2) as job:
+    script = [COUNTING, "--out", str(trial.out)]
+    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
         job.wait_for_step(3)
         for pid in job.workers(COUNTING):
             os.kill(pid, signal.SIGKILL)
@@ -105,8 +104,10 @@ def test_without_a_checkpoint_the_job_has_failed(trial: Trial, zk_hosts: str) ->
 
 
 def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str) -> None:
-    script = trial.script("--num-workers", "2")
-    with started(trial.directory, zk_hosts, *script, np=1, max_np=1) as job:
+    """The first start finds nothing to resume, and may: ``--resume=auto``."""
+    script, auto = trial.script("--num-workers", "2"), ["--resume=auto"]
+    first = {"np": 1, "max_np": 1, "options": auto, "throttled": SLOW}
+    with started(trial.directory, zk_hosts, *script, **first) as job:
         job.wait_for_step(125)  # in the second epoch
         job.edl("stop")
         assert job.end() == 0, job.describe("it failed")
@@ -114,7 +115,6 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
     assert stopped.job == job.name
     assert stopped.step >= 125
     assert stopped.epoch in (1, 2), "on a busy machine it may be in the third by now"
-    trial.slow.unlink()
 
     with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
         assert job.end() == 1, job.describe("it overwrote another run's checkpoints")
@@ -122,8 +122,7 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
         assert "--resume" in job.output()
 
     other_size = [*script, "--batch-size", "5"]
-    resume = ["--resume"]
-    with started(trial.directory, zk_hosts, *other_size, np=2, max_np=2, options=resume) as job:
+    with started(trial.directory, zk_hosts, *other_size, np=2, max_np=2, options=auto) as job:
         assert job.end() == 0, job.describe("it failed")
         reports = trial.prove(2, job.describe("the counts are wrong"))
         assert job.events("resumed")[0]["step"] == stopped.step
@@ -147,16 +146,14 @@ def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(trial: Trial, zk_host
 
 def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str) -> None:
     script, limit = trial.script(), ["--elastic-timeout", "0.5"]
-    with started(
-        trial.directory, zk_hosts, *script, np=2, min_np=2, max_np=2, options=limit
-    ) as job:
+    limits: dict[str, Any] = {"np": 2, "min_np": 2, "max_np": 2, "options": limit}
+    with started(trial.directory, zk_hosts, *script, **limits, throttled=SLOW) as job:
         job.wait_for_step(10)
         os.kill(min(job.workers(COUNTING)), signal.SIGKILL)
         assert job.end() == 1, job.describe("it should have failed")
         assert "only 1 worker left, min_np is 2, and nobody joined within 0.5 s" in job.output()
     saved = trial.newest
     assert saved.step >= 10
-    trial.slow.unlink()
     with started(trial.directory, zk_hosts, *script, np=1, max_np=1, options=["--resume"]) as job:
         assert job.end() == 0, job.describe("it failed")
         reports = trial.prove(1, job.describe("the counts are wrong"))
@@ -166,7 +163,7 @@ def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str
 def test_sigterm_to_everything_saves(trial: Trial, zk_hosts: str) -> None:
     """To the loaders' processes, too."""
     script = trial.script("--num-workers", "1")
-    with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
+    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
         job.wait_for_step(5)
         for process in job.processes():
             process.terminate()
@@ -176,14 +173,16 @@ def test_sigterm_to_everything_saves(trial: Trial, zk_hosts: str) -> None:
 
 
 def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
-    environment = Job(trial.directory, zk_hosts).environment
+    job = Job(trial.directory, zk_hosts)
+    job.throttle(SLOW)
     command = [sys.executable, *trial.script()]
 
     errors_file = trial.directory / "errors_file"
 
     def run(resume: str) -> psutil.Popen:
         with errors_file.open("w") as errors:
-            return psutil.Popen(command, env={**environment, "EDL_RESUME": resume}, stderr=errors)
+            environment = {**job.environment, "EDL_RESUME": resume}
+            return psutil.Popen(command, env=environment, stderr=errors)
 
     first = run("")
     deadline = time.monotonic() + 60
@@ -193,7 +192,7 @@ def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
     first.terminate()
     assert first.wait(60) == 0
     saved = trial.newest
-    trial.slow.unlink()
+    job.hurry()
     assert run("").wait(60) == 1
     refusal = f"edl: {trial.saved} has checkpoints of another run (job alone, step {saved.step})"
     assert errors_file.read_text().startswith(refusal)

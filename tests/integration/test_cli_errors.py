@@ -64,6 +64,7 @@ def test_no_job_at_all(shell: Shell) -> None:
     [
         (("-np", "5", "--max-np", "4", sys.executable, STANDIN), "-np is 5; it must lie between"),
         (("-np", "2", "--min-np", "3", "--max-np", "2", "x"), "min must not be above max"),
+        (("--min-np", "3", "x"), "--min-np is 3 and -np is 1; start with -np 3 or more"),
         (("--job", "a/b", sys.executable, STANDIN), "'a/b' cannot be the name of a job"),
         (("--host", "a b", sys.executable, STANDIN), "'a b' cannot be the name of a host"),
         ((sys.executable, "nosuch.py"), "the script nosuch.py does not exist"),
@@ -113,14 +114,16 @@ def test_what_a_running_job_refuses(shell: Shell) -> None:
     run = ("run", "-np", "2", "--max-np", "3", "--job", "j", sys.executable, STANDIN)
     job = shell.start(*run)
     shell.until_size(2)
-    assert "a job named 'j' is already running" in sentence(shell.edl(*run), 2)
+    text = sentence(shell.edl(*run), 2)
+    name = shell.status()["members"][0]["host"]
+    assert f"a job named 'j' is already running (host {name}, w0, w1); choose another" in text
+    assert "count as alive until their ZooKeeper sessions end, about 2 s" in text
     text = sentence(shell.edl("scale", "j", "--np", "4"), 2)
     assert "cannot scale job j to 4 workers: max_np is 3" in text
     text = sentence(shell.edl("scale", "j", "--np", "0"), 2)
     assert "cannot scale job j to 0 workers: min_np is 1" in text
     assert "w9 is not training in this job" in sentence(shell.edl("drain", "j", "w9"), 2)
     assert "'nine' is not a worker" in sentence(shell.edl("drain", "j", "nine"), 2)
-    name = shell.status()["members"][0]["host"]
     text = sentence(shell.edl("join", "--job", "j", "--host", name), 2)
     assert f"host '{name}' of job j belongs to another agent" in text
     text = sentence(shell.edl("drain", "j", "--host", "nowhere"), 2)

@@ -11,6 +11,7 @@ import pytest
 from paths import SCRIPTS
 
 from edl.testing.job import started
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -23,21 +24,21 @@ SIZES = (2, 4, 1, 3)
 def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_hosts: str) -> None:
     """2 -> 4 -> 1 -> 3 workers, asked for at random moments."""
     moments = random.Random(f"moments of {num_workers}")
-    slow = tmp_path / "slow"  # while it exists the job trains slowly, so that it cannot be missed
-    slow.touch()
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", str(num_workers)]
-    pace = ["--step-delay", "0.15", "--slow", str(slow)]
     size = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--batch-size", "4"]
     limits = {"np": SIZES[0], "max_np": max(SIZES)}
     patience = {"EDL_GATHER_TIMEOUT_S": "30"}  # of newcomers with each other: the machine is busy
-    with started(tmp_path, zk_hosts, *script, *pace, *size, **limits, environment=patience) as job:
+    slow = Throttle(0.15)
+    with started(
+        tmp_path, zk_hosts, *script, *size, **limits, environment=patience, throttled=slow
+    ) as job:
         now = job.wait_for_step(1)
         for wanted in SIZES[1:]:
             job.wait_for_step(now["step"] + moments.randrange(20))
             job.scale(wanted)
             now = job.wait_for_size(wanted)
         job.wait_for_step(now["step"] + moments.randrange(20))
-        slow.unlink()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         story = job.describe("the counts are wrong")
 

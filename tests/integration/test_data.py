@@ -20,6 +20,7 @@ from tfrecords import framed
 import edl.data
 from edl.errors import DataError
 from edl.testing.job import started
+from edl.testing.throttle import Throttle
 
 pytestmark = pytest.mark.integration
 
@@ -167,17 +168,15 @@ def test_a_job_trains_what_is_sound_exactly_once_and_logs_the_rest(
 ) -> None:
     """2 workers with loader processes, then 3; two damaged files, logged once."""
     damage = write_records(tmp_path)
-    slow = tmp_path / "slow"
-    slow.touch()
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", "2"]
     script += ["--tfrecord", str(tmp_path / "*.tfrecord"), "--samples", str(NUMBERS)]
-    # So slow that a newcomer has as long to come as wait_for_size waits.
-    script += ["--epochs", str(EPOCHS), "--step-delay", "0.6", "--slow", str(slow)]
-    with started(tmp_path, zk_hosts, *script, np=2, max_np=3) as job:
+    script += ["--epochs", str(EPOCHS)]
+    slow = Throttle(0.3, 70, 5.0)  # it has 100 to 150 steps
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=slow) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
-        slow.unlink()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         events = job.events("data_skipped")
         story = job.describe("the counts are wrong")

@@ -26,6 +26,7 @@ from edl.core.step.progress import Progress
 from edl.daemon.mailbox import Mailbox
 from edl.http.server import DaemonServer
 from edl.leader.failure_detector import FailureDetector
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration]
 
@@ -136,7 +137,7 @@ def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
 @pytest.mark.chaos
 def test_a_newcomer_leads_a_ring_that_trains(tmp_path: Path, zk_hosts: str) -> None:
     """Its steps take so long that it waits for its seat; the status tells of the ring's."""
-    slow = {"step_delay_s": 6.0, "epochs": 1, "samples": 240}
+    slow = {"throttled": Throttle(6.0), "epochs": 1, "samples": 240}
     with trial(tmp_path, zk_hosts, np=2, max_np=3, environment=OPEN, **slow) as job:
         job.wait_for_step(1)
         with job.store() as store:

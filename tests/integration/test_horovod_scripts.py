@@ -17,7 +17,9 @@ from paths import ROOT, SCRIPTS
 from trial import Trial, trial
 from wrong import answers_of, assert_a_sentence
 
+from edl.testing import throttle
 from edl.testing.job import Job, Status, started
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -37,7 +39,7 @@ def sizes(report: dict[str, Any]) -> list[int]:
 
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     """Each sample counts once an epoch, though Horovod's own sampler loses some on a scale-in."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, epochs=15) as job:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, epochs=8) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
@@ -106,11 +108,12 @@ def ring_of(job: Trial, size: int) -> None:
 
 
 def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
-    script = ROOT / "examples" / "horovod" / "torch_elastic.py"
-    with started(tmp_path, zk_hosts, script, "--step-delay", "0.1", np=2, max_np=3) as job:
+    words = [throttle.SCRIPT, str(ROOT / "examples" / "horovod" / "torch_elastic.py")]
+    with started(tmp_path, zk_hosts, *words, np=2, max_np=3, throttled=Throttle(0.1)) as job:
         job.wait_for_size(2)
         job.scale(3)
         job.wait_for_size(3)
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         learned(job.output(), workers=3)
 

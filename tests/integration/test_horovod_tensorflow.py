@@ -14,7 +14,9 @@ from test_horovod_scripts import alone, learned
 from trial import Trial, trial
 from wrong import answers_of, assert_a_sentence
 
+from edl.testing import throttle
 from edl.testing.job import started
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -24,8 +26,8 @@ EXAMPLE = ROOT / "examples" / "horovod" / "keras_elastic.py"
 
 
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
-    options = ["--epochs", "14", "--step-delay", "0.1"]
-    with started(tmp_path, zk_hosts, EXAMPLE, *options, np=2, max_np=3) as job:
+    words = [throttle.SCRIPT, str(EXAMPLE), "--epochs", "14"]
+    with started(tmp_path, zk_hosts, *words, np=2, max_np=3, throttled=Throttle(0.1)) as job:
         job.wait_for_size(2, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
@@ -34,6 +36,7 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
         victim = next(m for m in now["members"] if m["id"] != now["leader"])
         os.kill(victim["pid"], signal.SIGKILL)
         job.wait(lambda now: now["given_up"], "death")
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")  # its replacement may come too late
         learned(job.output())
 

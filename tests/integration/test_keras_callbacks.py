@@ -18,11 +18,13 @@ from paths import SCRIPTS
 from trial import trial
 
 from edl.testing.job import Job, started
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 FIT = SCRIPTS / "keras_fit.py"
 START_S = 200.0  # TensorFlow takes its time to be imported
+SLOW = Throttle(0.5, 40, 5.0)  # a job of about 120 steps
 PATIENCE = 9  # epochs after the first, for nothing improves
 
 
@@ -36,12 +38,11 @@ def fault(tmp_path: Path, do: str, what: str, rank: int) -> tuple[Path, list[str
 def fit(
     tmp_path: Path, zk_hosts: str, *words: str, np: int, max_np: int, options: Sequence[str] = ()
 ) -> Iterator[Job]:
-    out, slow = tmp_path / "out", tmp_path / "slow"
+    out = tmp_path / "out"
     out.mkdir(exist_ok=True)
-    slow.touch()
-    words = ("--out", str(out), "--slow", str(slow), *words)
+    words = ("--out", str(out), *words)
     environment = {"EDL_BACKOFF_MAX_S": "1", "EDL_START_TIMEOUT_S": str(START_S)}
-    limits: dict[str, Any] = {"np": np, "max_np": max_np, "options": options}
+    limits: dict[str, Any] = {"np": np, "max_np": max_np, "options": options, "throttled": SLOW}
     with started(tmp_path, zk_hosts, FIT, *words, environment=environment, **limits) as job:
         yield job
 
@@ -52,7 +53,7 @@ def out(job: Job) -> Path:
 
 def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
     """What all workers report alike at the end, two or more if their number is not given."""
-    (job.directory / "slow").unlink(missing_ok=True)
+    job.hurry()
     assert job.end(200.0) == 0, job.describe("it failed")
     reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
     story = job.describe(f"they differ: {json.dumps(reports, indent=1)}")
@@ -188,10 +189,11 @@ def test_memories_are_in_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
 
 class FitTrial(HorovodrunTrial):
     script = FIT
+    throttled = SLOW
     shield = WORKER
 
     def words(self) -> list[str]:
-        return ["--out", str(self.reports_in), "--slow", str(self.slow), *self.more]
+        return ["--out", str(self.reports_in), *self.more]
 
 
 @pytest.mark.long

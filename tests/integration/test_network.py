@@ -108,7 +108,7 @@ def test_a_short_cut_changes_nothing(tmp_path: Path) -> None:
 def test_a_slow_network_that_loses_packets(tmp_path: Path) -> None:
     with hosts_that_train(tmp_path, session_s=6.0, samples=240, epochs=6) as (net, job):
         net.every_link(delay_s=0.05, loss=0.01)
-        job.slow.unlink()
+        job.hurry()
         job.scale(2)
         job.wait_for_size(2)
         job.scale(3)

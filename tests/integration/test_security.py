@@ -42,6 +42,7 @@ from edl.errors import AccessDenied
 from edl.http import client
 from edl.http.signing import authorization, http_key
 from edl.testing.job import Job
+from edl.testing.throttle import Throttle
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -75,12 +76,11 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     hosts = start_local(server)
     job = Job(directory, hosts)
     job.environment |= {"EDL_LOG": "DEBUG", "PYTHONDONTWRITEBYTECODE": "1"}
-    slow = directory / "slow"
-    slow.touch()
-    words = ("--out", str(directory), "--samples", "4000", "--slow", str(slow))
+    job.throttle(Throttle(0.1, later_s=0.5))
+    words = ("--out", str(directory), "--samples", "4000")
     try:
         job.run(
-            COUNTING, *words, "--step-delay", "0.1", "--num-workers", "1",
+            COUNTING, *words, "--num-workers", "1",
             np=2, max_np=2, options=["--chaos"],
         )  # fmt: skip
         job.wait_for_size(2)

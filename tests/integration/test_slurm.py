@@ -54,7 +54,6 @@ class SlurmTrial(Trial):
             "PORT": str(port),
             "MIN_NP": str(min_np),
             "MAX_NP": str(max_np),
-            "CHECKPOINTS": str(self.checkpoints),
             "RUN": str(self.run_directory),
         }
         sbatch = ["sbatch", "--wait", f"--nodes={np}", "--output=slurm-%j.out", *options]

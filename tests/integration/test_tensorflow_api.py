@@ -332,6 +332,35 @@ assert [v.shape for v in shared.values()] == [v.shape for v in model.variables],
 """,
         "",
     ),
+    "weights of a checkpoint, without a job": (
+        """
+edl.init(); saved = tempfile.mkdtemp(); edl.checkpoint(saved)
+ds = edl.Dataset(data, 4); model = network(); opt = edl.Optimizer(sgd, model)
+for epoch in ds.epochs(1):
+    for x, y in ds:
+        with tf.GradientTape() as tape: loss = tf.reduce_mean((model(x) - y) ** 2)
+        weights = model.trainable_variables
+        opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
+trained = model.get_weights()
+from edl.cli.main import invoke
+assert invoke(["checkpoint", "export", saved, saved + "/weights.safetensors"]) == 0
+for path in (saved, saved + "/weights.safetensors"):
+    model.set_weights([np.full_like(each, 7) for each in trained])
+    found = edl.load_weights(path, model)
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), trained)), path
+    assert sorted(found) == sorted(v.path for v in model.variables)
+other = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, name=model.layers[0].name)])
+other.layers[0].kernel.path  # built
+for wrong, said in ((other, "is of another model"), (keras.Sequential(), "has no variables yet")):
+    try:
+        edl.load_weights(saved, wrong)
+    except Exception as error:
+        assert said in str(error), error
+    else:
+        raise SystemExit(f"not refused: {said}")
+""",
+        "",
+    ),
     "clipped means: eager, in a function, in two functions": (
         LOOP
         + CLIP

@@ -15,27 +15,28 @@ from paths import ROOT, SCRIPTS
 from steplog import read_steps
 from trial import trial
 
+from edl.testing import throttle
 from edl.testing.job import started
+from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SAMPLES, EPOCHS, CLIP = 203, 4, 0.3
 START_S = 200.0  # TensorFlow takes its time to be imported
 TF_COUNTING = SCRIPTS / "tf_counting.py"
+SLOW = Throttle(1.0, 30, 8.0)  # a job of 60 to 100 steps
 
 
 def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
     """2 workers, then 3: uneven batches, every dtype, clipping, the schedule, a single trace."""
-    out, slow = tmp_path / "out", tmp_path / "slow"
+    out = tmp_path / "out"
     out.mkdir()
-    slow.touch()
-    options = ["--out", str(out), "--slow", str(slow)]
-    script = SCRIPTS / "tf_api.py"
-    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
+    script = [SCRIPTS / "tf_api.py", "--out", str(out)]
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=SLOW) as job:
         job.wait_for_step(1, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
-        slow.unlink()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
@@ -69,16 +70,14 @@ def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
 @pytest.mark.long
 def test_all_skip_a_step_that_overflows_on_one(tmp_path: Path, zk_hosts: str) -> None:
     """LossScaleOptimizer: the scale is the same everywhere, on a newcomer too."""
-    out, slow = tmp_path / "out", tmp_path / "slow"
+    out = tmp_path / "out"
     out.mkdir()
-    slow.touch()
-    options = ["--out", str(out), "--what", "inf", "--slow", str(slow)]
-    script = SCRIPTS / "tf_uneven.py"
-    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
+    script = [SCRIPTS / "tf_uneven.py", "--out", str(out), "--what", "inf"]
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=SLOW) as job:
         job.wait_for_step(1, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
-        slow.unlink()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
@@ -111,8 +110,8 @@ def test_a_gradient_that_only_some_have(tmp_path: Path, zk_hosts: str) -> None:
 def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: str) -> None:
     """2 -> 3 -> 1 workers, and one of three killed with -9; 95 % of the held-out digits."""
     script = ROOT / "examples" / f"tensorflow_{example}.py"
-    pace = ["--epochs", "40", "--step-delay", "0.1"]
-    with started(tmp_path, zk_hosts, script, *pace, np=2, max_np=3) as job:
+    words = [throttle.SCRIPT, str(script), "--epochs", "25"]
+    with started(tmp_path, zk_hosts, *words, np=2, max_np=3, throttled=Throttle(0.1)) as job:
         job.environment |= {"TF_CPP_MIN_LOG_LEVEL": "2"}
         job.wait_for_step(5, START_S)
         job.scale(3)
@@ -122,6 +121,7 @@ def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: 
         job.wait(lambda now: now["generation"] > 2, "a repair")
         job.scale(1)
         job.wait_for_size(1, START_S)
+        job.hurry()
         assert job.end(300.0) == 0, job.describe("it failed")
         found = re.findall(r"^.*accuracy (0\.\d+) .*steps", job.output(), flags=re.MULTILINE)
         assert found, job.describe("it said nothing")

@@ -11,25 +11,24 @@ from steplog import read_steps
 from wrong import answers_of, assert_a_sentence
 
 from edl.testing.job import started
+from edl.testing.throttle import Throttle
 
 pytestmark = pytest.mark.integration
 
 SAMPLES, EPOCHS = 203, 4
+SLOW = Throttle(0.5, 40, 4.0)  # a job of about 100 steps
 
 
 def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
     """2 workers, then 3: uneven batches, every dtype, schedulers in step on old and new."""
     out = tmp_path / "out"
     out.mkdir()
-    slow = tmp_path / "slow"
-    slow.touch()
-    options = ["--out", str(out), "--slow", str(slow)]
-    script = SCRIPTS / "torch_api.py"
-    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
+    script = [SCRIPTS / "torch_api.py", "--out", str(out)]
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=SLOW) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
-        slow.unlink()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
     steps, finals = read_steps(out)
 

@@ -9,24 +9,24 @@ from habits import prove_as_one_process
 from paths import SCRIPTS
 
 from edl.testing.job import started
+from edl.testing.throttle import Throttle
 
 pytestmark = pytest.mark.integration
 
 EPOCHS = 3
+SLOW = Throttle(1.0, 25, 10.0)  # a job of about 50 steps
 
 
 def test_a_job_trains_as_one_process_does(tmp_path: Path, zk_hosts: str) -> None:
     """2 workers, then 3, and uneven batches; more in tests/chaos/test_torch.py."""
-    out, slow = tmp_path / "out", tmp_path / "slow"
+    out = tmp_path / "out"
     out.mkdir()
-    slow.touch()
-    options = ["--out", str(out), "--epochs", str(EPOCHS), "--slow", str(slow)]
-    script = SCRIPTS / "torch_habits.py"
-    with started(tmp_path, zk_hosts, script, *options, np=2, max_np=3) as job:
+    script = [SCRIPTS / "torch_habits.py", "--out", str(out), "--epochs", str(EPOCHS)]
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=SLOW) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
-        slow.unlink()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
     rows = prove_as_one_process(out, EPOCHS, workers=3)
     assert {row["moved"] for row in rows} == {False, True}

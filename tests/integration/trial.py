@@ -7,7 +7,7 @@
         ...
         job.prove(workers=3)
 
-Steps are slow until the proof begins, so that nothing is missed; the job is long enough for that.
+Steps are slow until the proof begins, and slower the longer that takes: nothing is missed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import psutil
 from paths import SCRIPTS
 
 from edl.testing.job import EDL, Job, Status
+from edl.testing.throttle import Throttle
 
 COUNTING = SCRIPTS / "counting.py"
 SESSION_S = 2.0
@@ -38,7 +39,7 @@ class Trial(Job):
     epochs = 4
     batch_size = 4
     num_workers = 0
-    step_delay_s = 0.2  # until the proof begins
+    throttled = Throttle()  # until the proof begins
     session_s = SESSION_S
     end_s = 180.0  # for a job to end once nobody disturbs it any more
     script = COUNTING
@@ -46,8 +47,7 @@ class Trial(Job):
     more: Sequence[str] = ()  # options of the script
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
-        self.slow = self.directory / "slow"
-        self.slow.touch()
+        self.throttle(self.throttled)
         self.stuck = self.directory / "stuck"
         self.reports_in = self.directory / "reports"
         self.reports_in.mkdir()
@@ -70,8 +70,6 @@ class Trial(Job):
             "--epochs": self.epochs,
             "--batch-size": self.batch_size,
             "--num-workers": self.num_workers,
-            "--step-delay": self.step_delay_s,
-            "--slow": self.slow,
             "--stuck": self.stuck,
         }
         return [*(str(word) for option in options.items() for word in option), *self.more]
@@ -108,10 +106,6 @@ class Trial(Job):
         """Wait until ``steps`` more steps are trained."""
         now = self.status()["step"]
         return self.wait_for_step(now + steps, timeout_s)
-
-    def hurry(self) -> None:
-        """No more delay in the steps."""
-        self.slow.unlink(missing_ok=True)
 
     def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
         """Let it end: each sample was counted once an epoch, on all workers alike.

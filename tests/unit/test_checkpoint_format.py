@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from edl.checkpoint import format as files
-from edl.checkpoint.format import Blob, Manifest, pack
+from edl.checkpoint.format import Manifest, pack
+from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError
 
 MANIFEST = Manifest(

@@ -42,7 +42,12 @@ class Start:
     """One start of a job that saves into ``directory``."""
 
     def __init__(
-        self, directory: Path, run: str = "r1", resume: Path | None = None, source: Source = SOURCE
+        self,
+        directory: Path,
+        run: str = "r1",
+        resume: Path | None = None,
+        source: Source = SOURCE,
+        or_begin: bool = False,
     ) -> None:
         self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
@@ -50,7 +55,13 @@ class Start:
         self.progress = LoaderProgress()
         self.progress.attach(source, 0)
         config = CheckpointConfig(
-            directory, every_s=1000.0, keep=3, job="digits", run=run, resume_from=resume
+            directory,
+            every_s=1000.0,
+            keep=3,
+            job="digits",
+            run=run,
+            resume_from=resume,
+            or_begin=or_begin,
         )
         self.checkpoints = Checkpoints(
             config, self._log, lambda _path, step: self.saved.append(step)
@@ -128,6 +139,15 @@ def test_resuming_without_a_checkpoint(tmp_path: Path) -> None:
         Start(tmp_path, resume=tmp_path).restore()
     with pytest.raises(CheckpointError, match="there is no directory"):
         Start(tmp_path, resume=tmp_path / "nothing").restore()
+
+
+def test_resuming_if_there_is_a_checkpoint_else_beginning(tmp_path: Path) -> None:
+    assert Start(tmp_path, resume=tmp_path, or_begin=True).restore() is None
+    Start(tmp_path).save(10)
+    assert Start(tmp_path, run="r2", resume=tmp_path, or_begin=True).restore() == 10
+    tear(tmp_path, 10)  # to begin afresh would write over what somebody may yet want
+    with pytest.raises(CheckpointError, match=r"files in the way: .* is torn"):
+        Start(tmp_path, run="r3", resume=tmp_path, or_begin=True).restore()
 
 
 def test_resuming_from_another_directory_then_from_the_own_one(tmp_path: Path) -> None:

@@ -310,7 +310,10 @@ def test_status_of_a_job_that_has_just_begun_or_is_over() -> None:
         0,
     )
     assert "nobody" in shown(table(facts))
-    assert facts.reason == "none of its processes is alive; `edl stop digits` ends it"
+    assert facts.reason == "it starts; `edl stop digits` ends it"
+    left = replace(snapshot(JobState.RUNNING), hosts=(), members=())
+    reason = "none of its processes is alive; `edl stop digits` ends it"
+    assert job_status(left, "zk").reason == reason
     over = job_status(snapshot(JobState.FAILED), "zk")
     assert (over.state, over.world_size, over.reason) == ("failed", 0, "")
 

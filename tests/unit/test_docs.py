@@ -127,7 +127,7 @@ def test_every_table_is_in_one_page() -> None:
 def test_every_option_of_a_verb_stands_in_the_operations(path: str) -> None:
     commands = TEXTS[ROOT / "docs" / "operations.md"]
     (section,) = re.findall(rf"^### {path}\n(.*?)(?=^###|^<!-- end)", commands, re.M | re.S)
-    documented = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", section))
+    documented = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*(?:=[a-z]+)?", section))
     assert {option for option in OPTIONS[path] if option.startswith("-")} <= documented
 
 

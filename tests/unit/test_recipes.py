@@ -43,8 +43,7 @@ def name(path: Path) -> str:
 def command_lines(path: Path) -> list[tuple[str, list[str]]]:
     """Every `edl VERB ...` in a file: the verb and the words after it."""
     text = re.sub(r"\\\n\s*#?", " ", path.read_text(encoding="utf-8"))
-    text = re.sub(r"\$\{\w+:\+(--[\w-]+)\}", r"\1", text)  # ${saved:+--resume}
-    text = text.replace('"${resume[@]}"', "--resume").replace('"$(cat', "(cat")
+    text = text.replace('"$(cat', "(cat")
     found = []
     for verb, rest in VERB.findall(text):
         if verb in COMMANDS or rest.lstrip().startswith("-"):

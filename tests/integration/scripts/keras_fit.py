@@ -21,12 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 import edl.tensorflow as edl
+from edl.testing import throttle
 
 keras = tf.keras
 options = argparse.ArgumentParser()
 options.add_argument("--out", type=Path, required=True)
-options.add_argument("--slow", type=Path, help="a batch takes a while as long as this exists")
-options.add_argument("--delay", type=float, default=1.5)
 options.add_argument("--epochs", type=int, default=20)
 options.add_argument("--patience", type=int, default=9)
 options.add_argument("--checkpoint", type=Path)
@@ -83,8 +82,7 @@ class Faults(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.seen["batches"] += 1
         self.late.assign(edl.step())
-        if self.begun > 1 and args.slow and args.slow.exists():
-            time.sleep(args.delay)
+        throttle.step()
         if batch == 2 and strike("batch"):
             self.model.stop_training = True
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from edl.framework import process as edl
+from edl.testing import throttle
 
 PAUSE_S = 0.5
 TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
@@ -39,8 +40,6 @@ def parser():
     options.add_argument("--epochs", type=int, default=3)
     options.add_argument("--batch-size", type=int, default=4)
     options.add_argument("--num-workers", type=int, default=0)
-    options.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep in a step")
-    options.add_argument("--slow", type=Path, help="sleep only while this file exists")
     options.add_argument("--stuck", type=Path, help="the worker of the slot in it stands still")
     options.add_argument("--lock", type=Path, help="that of this slot holds the GIL for good")
     options.add_argument("--checkpoint", type=Path, help="save into this directory")
@@ -112,8 +111,7 @@ class Diary:
 
     def in_step(self):
         args = self.args
-        if args.step_delay and (args.slow is None or args.slow.exists()):
-            time.sleep(args.step_delay)
+        throttle.step()
         if args.stuck and args.stuck.exists() and args.stuck.read_text() == str(edl.local_rank()):
             while args.stuck.exists():  # as code that hangs: until somebody removes the file
                 time.sleep(0.05)

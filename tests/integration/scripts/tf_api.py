@@ -8,7 +8,6 @@ of the learning rate; the gradient of `wide` is clipped. Each worker writes what
 import argparse
 import json
 import os
-import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import edl.tensorflow as edl
+from edl.testing import throttle
 
 CLIP = 0.3  # a mean over 8 samples has the norm 0.35, one over 12 0.29
 
@@ -24,7 +24,6 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--samples", type=int, default=203)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--slow", type=Path, help="sleep in each step while this file exists")
 args = parser.parse_args()
 
 edl.init()
@@ -66,8 +65,7 @@ for epoch in dataset.epochs(args.epochs):
         rate, step = float(sgd.learning_rate), edl.step()
         counted = edl.current_worker().loader.samples
         train(indices)
-        if args.slow.exists():
-            time.sleep(1.0)
+        throttle.step()
         if not edl.is_warming_up():
             trained = indices.numpy().tolist()[:counted]
             report(step=step, epoch=epoch, rate=rate, indices=trained)

@@ -8,7 +8,6 @@ infinite. Each worker writes its scale before each step to <out>/<pid>.jsonl.
 import argparse
 import json
 import os
-import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import edl.tensorflow as edl
+from edl.testing import throttle
 
 BAD = 77  # the sample whose gradient is infinite
 LEFT_OUT_AT = 5  # the step
@@ -24,7 +24,6 @@ LEFT_OUT_AT = 5  # the step
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--what", choices=["inf", "none"], required=True)
-parser.add_argument("--slow", type=Path, help="sleep in each step while this file exists")
 args = parser.parse_args()
 
 edl.init()
@@ -76,8 +75,7 @@ for _ in dataset.epochs(4):
     for indices in dataset:
         step, before = edl.step(), scale()
         (train_scaled if args.what == "inf" else train)(indices)
-        if args.slow and args.slow.exists():
-            time.sleep(2.0)
+        throttle.step()
         if not edl.is_warming_up():
             counted = indices.numpy()[: edl.current_worker().loader.samples]
             report(step=step, scale=before, bad=bool((counted == BAD).any()))

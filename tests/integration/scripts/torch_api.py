@@ -8,18 +8,17 @@ each batch and one each epoch. Each worker writes what it trained on to <out>/<p
 import argparse
 import json
 import os
-import time
 from pathlib import Path
 
 import torch
 
 import edl.torch as edl
+from edl.testing import throttle
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--samples", type=int, default=203)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--slow", type=Path, help="sleep in each step while this file exists")
 args = parser.parse_args()
 
 
@@ -78,8 +77,7 @@ for epoch in loader.epochs(args.epochs):
     for indices in loader:
         optimizer.zero_grad()
         net(indices).backward()
-        if args.slow.exists():
-            time.sleep(0.8)
+        throttle.step()
         optimizer.synchronize()
         norm = torch.nn.utils.clip_grad_norm_([net.plain.weight], 1e9).item()
         step, rate = edl.step(), optimizer.param_groups[0]["lr"]

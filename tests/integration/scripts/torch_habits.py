@@ -10,7 +10,6 @@ see habits.py.
 import argparse
 import json
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -96,12 +95,11 @@ class Training:
 
 def main():
     import edl.torch as edl
+    from edl.testing import throttle
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--slow", type=Path, required=True, help="sleep while this file exists")
-    parser.add_argument("--step-delay", type=float, default=1.0)
     args, _ = parser.parse_known_args()
     torch.set_num_threads(1)
     edl.init()
@@ -123,8 +121,7 @@ def main():
             trained = training.train(indices, epoch)
             if trained["before_update"] == step:  # else the others have completed it without us
                 trained["counted"] = [[r.worker, r.samples] for r in worker.loader.records()]
-            if args.slow.exists():
-                time.sleep(args.step_delay)
+            throttle.step()
             report(step=step, epoch=epoch, **trained)
     report(final=training.weights(), steps=edl.step())
 

@@ -1,0 +1,163 @@
+"""The safetensors container: named tensors behind a JSON header, which any tool can open.
+
+::
+
+    LENGTH                 8 bytes, little endian: of the header
+    header                 JSON: {"__metadata__": {text: text}, NAME: {type, shape, place}, ...}
+    data                   the bytes of all tensors, without gaps
+
+A type that the format does not know is stored as bytes, ``U8``.
+
+The safetensors package is not used: it writes under a temporary name of its own choice, which
+nobody could remove after a kill, and reads either twice the memory or no bfloat16 (ADR 0013).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edl.errors import CheckpointError
+
+LENGTH = struct.Struct("<Q")
+METADATA = "__metadata__"
+LONGEST_HEADER = 2**30  # other tools refuse one of more than 100 MB
+
+# Types that safetensors has; torch, TensorFlow and numpy have the same names for them.
+TYPES = {
+    "bool": "BOOL",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+_NAMES = {kind: name for name, kind in TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An array in plain bytes. ``kind`` says whose words ``dtype`` and ``device`` are."""
+
+    kind: str  # "numpy", "torch", ...
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview  # bytes, in C order
+    device: str = "cpu"  # where it lived: a device type
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tensors lie in the data: in this order, by these entries of the header."""
+
+    blobs: tuple[tuple[str, Blob], ...]
+    entries: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, blobs: Mapping[str, Blob]) -> Layout:
+        """The largest items first, so that without gaps, too, each lies where its type may lie."""
+        ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
+        entries: dict[str, Any] = {}
+        offset = 0
+        for name, blob in ordered:
+            size, kind = blob.data.nbytes, TYPES.get(blob.dtype)
+            shape = list(blob.shape) if kind else [size]
+            end = offset + size
+            entries[name] = {"dtype": kind or "U8", "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        return cls(tuple(ordered), entries)
+
+    def header(self, metadata: Mapping[str, str]) -> bytes:
+        """LENGTH and header."""
+        text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
+        return LENGTH.pack(len(text)) + text
+
+
+def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Begin and end of each tensor in the data."""
+    return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
+
+
+def read_plain(path: Path) -> dict[str, Blob]:
+    """All tensors of a safetensors file that any tool has written.
+
+    Raises:
+        CheckpointError: saying what is wrong with the file.
+    """
+    try:
+        with path.open("rb") as file:
+            content = bytearray(os.fstat(file.fileno()).st_size)  # that PyTorch may write to
+            file.readinto(content)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        (length,) = LENGTH.unpack_from(content)
+        begin = LENGTH.size + length
+        if begin > len(content):
+            raise ValueError(f"its header has {length} bytes, and the file {len(content)}")
+        entries = json.loads(content[LENGTH.size : begin])
+        entries.pop(METADATA, None)
+        data = memoryview(content)[begin:]
+        blobs = {
+            name: _blob(entries[name], data[slice(*place)])
+            for name, place in places_of(entries).items()
+        }
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+    return blobs
+
+
+def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
+    """Write a file so that ``path`` is either as before or complete on the disk; its bytes.
+
+    A temporary file in the same directory is synced before it gets its name, and the directory
+    after that: a power cut at any moment leaves no half of it under that name.
+
+    Raises:
+        OSError: the disk is full, the directory gone, ...
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            size = sum(file.write(chunk) for chunk in chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return size
+
+
+def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
+    shape, dtype = tuple(entry["shape"]), _NAMES[entry["dtype"]]
+    begin, end = entry["data_offsets"]
+    if len(data) != end - begin:
+        raise ValueError(f"a tensor of {end - begin} bytes has {len(data)}")
+    return Blob("safetensors", dtype, shape, data)
+
+
+def _alignment(blob: Blob) -> int:
+    """The power of two at a multiple of which an array must begin."""
+    item = blob.data.nbytes // max(1, math.prod(blob.shape))
+    return item & -item
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

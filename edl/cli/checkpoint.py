@@ -1,0 +1,137 @@
+"""`edl checkpoint`: what is in the files that a job has saved, and its weights for other tools."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edl.checkpoint import format as files
+from edl.checkpoint import weights
+from edl.checkpoint.format import Checkpoint, Manifest
+from edl.checkpoint.safetensors import Blob
+from edl.cli.common import JsonOption
+from edl.core.plural import counted
+from edl.errors import CheckpointError, UsageError
+
+app = typer.Typer(
+    help="The checkpoints of a job: list them, look into one, take out the weights.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+SourceArgument = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="A checkpoint, or a directory: its newest one.")
+]
+
+
+@app.command("list")
+def list_(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the job saves.")],
+    as_json: JsonOption = False,
+) -> None:
+    """List the checkpoints in DIR, newest first. Only their headers are read."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory; `edl checkpoint show` reads one file")
+    found = [_listed(path) for path in files.listed(directory)]
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif not found:
+        raise CheckpointError(f"there is no checkpoint in {directory}")
+    else:
+        _print_columns(("STEP", "EPOCH", "JOB", "SAVED", "SIZE", "FILE"), map(_row, found))
+
+
+@app.command()
+def show(source: SourceArgument, as_json: JsonOption = False) -> None:
+    """Show where the job was, and every tensor of its model. Every byte is checked."""
+    found = weights.checkpoint_at(source)
+    model: dict[str, Blob] = found.state["model"]
+    if as_json:
+        tensors = {name: {"dtype": b.dtype, "shape": b.shape} for name, b in model.items()}
+        about = {"optimizer": found.state["optimizer_kind"], "model": tensors}
+        typer.echo(json.dumps({**_about(found.path, found.manifest), **about}))
+        return
+    for line in _described(found):
+        typer.echo(line)
+    shapes = {name: " x ".join(map(str, blob.shape)) or "scalar" for name, blob in model.items()}
+    rows = ((name, blob.dtype, shapes[name]) for name, blob in model.items())
+    _print_columns(("TENSOR", "DTYPE", "SHAPE"), rows)
+
+
+@app.command()
+def export(
+    source: SourceArgument,
+    target: Annotated[
+        Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; a new one.")
+    ],
+) -> None:
+    """Write the model's weights alone into FILE.safetensors, which any tool can open."""
+    found, size = weights.export(source, target)
+    tensors = counted(len(found.state["model"]), "tensor")
+    typer.echo(
+        f"wrote {tensors} of step {found.manifest.step} of job {found.manifest.job} "
+        f"to {target} ({_megabytes(size)})"
+    )
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """What `--json` says of one file: null where a damaged one does not tell; ``error``: why."""
+    try:
+        return {**_about(path, files.read_manifest(path)), "error": None}
+    except CheckpointError as error:
+        unknown = dict.fromkeys(("job", "step", "epoch", "framework", "saved_at"))
+        return {"path": str(path), "bytes": path.stat().st_size, **unknown, "error": str(error)}
+
+
+def _about(path: Path, manifest: Manifest) -> dict[str, Any]:
+    about = asdict(manifest)
+    kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
+    return {"path": str(path), "bytes": path.stat().st_size, **kept}
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    size = _megabytes(one["bytes"])
+    if one["error"] is not None:
+        return ("", "", "", "", size, one["error"])
+    saved, name = _clock(one["saved_at"]), Path(one["path"]).name
+    return (str(one["step"]), str(one["epoch"]), one["job"], saved, size, name)
+
+
+def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Whole names, however long: they are copied to the next command."""
+    lines = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(padded).rstrip())
+
+
+def _described(found: Checkpoint) -> list[str]:
+    manifest, model = found.manifest, found.state["model"]
+    values = sum(math.prod(blob.shape) for blob in model.values())
+    source = manifest.source
+    order = f"shuffled with seed {source['seed']}" if source["shuffle"] else "in their own order"
+    size = _megabytes(found.path.stat().st_size)
+    samples, batch = counted(source["total"], "sample"), source["batch_size"]
+    return [
+        f"file:       {found.path} ({size}; every byte fits its checksum)",
+        f"job:        {manifest.job}, saved {_clock(manifest.saved_at)}",
+        f"place:      step {manifest.step}, epoch {manifest.epoch}",
+        f"data:       {samples}, {order}, batches of {batch} a worker",
+        f"framework:  {manifest.framework}, optimizer {found.state['optimizer_kind']}",
+        f"model:      {counted(values, 'value')} in {counted(len(model), 'tensor')}",
+    ]
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,42 @@
+"""``edl.tensorflow.load_weights``: what a job has trained, for a script that only uses it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.checkpoint.weights import weights
+from edl.errors import CheckpointError, UsageError
+from edl.framework.state import few
+from edl.tensorflow.transfer import dtype_of
+from edl.tensorflow.variables import Array, EagerAccess, differences, named, variables_of
+
+
+def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
+    """The weights of a checkpoint: arrays by the path or name of their variable. Needs no job.
+
+    Args:
+        path: a checkpoint, a directory with checkpoints (the newest good one is taken), or a file
+            of ``edl checkpoint export``.
+        model: a model, layer or module that has its variables already; it gets them. None: they
+            are only returned.
+
+    Raises:
+        CheckpointError: there is no good file, or the model has other variables or shapes.
+        UsageError: the model is not built yet.
+    """
+    found = {
+        name: np.frombuffer(blob.data, dtype=dtype_of(blob.dtype)).reshape(blob.shape)
+        for name, blob in weights(Path(path)).items()
+    }
+    if model is not None:
+        mine = named(variables_of(model) or [])
+        if not mine:
+            raise UsageError("the model has no variables yet; build it before edl.load_weights")
+        if odd := differences(mine, {name: found[name] for name in mine.keys() & found.keys()}):
+            raise CheckpointError(f"{path} is of another model: {few(odd)}")
+        EagerAccess().write([(variable, found[name]) for name, variable in mine.items()])
+    return found

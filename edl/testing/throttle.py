@@ -1,0 +1,86 @@
+"""Slow steps: a job that does not end before its test has done to it what it wants to do.
+
+A test that scales a job and kills its workers needs one that goes on meanwhile, on a slow machine
+too; after that the rest of the training should take no time. So each step sleeps until the test
+calls :meth:`edl.testing.job.Job.hurry`. How long, :class:`Throttle` says.
+
+The script calls :func:`step` in each of its steps. One that knows nothing of this module is run by
+it::
+
+    train = str(Path("train.py").absolute())
+    with started(tmp_path, zookeeper.hosts, throttle.SCRIPT, train, np=2, max_np=3,
+                 throttled=Throttle()) as job:
+        job.scale(3)
+        job.wait_for_size(3)
+        job.hurry()
+        assert job.end() == 0
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl import failpoints
+from edl.framework import process
+
+SCRIPT = Path(__file__)  # runs another one: its path and its arguments follow
+FILE = "EDL_TEST_THROTTLE"  # names the file that throttles as long as it exists
+LOOK_S = 0.05  # between two looks whether it is still there
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """How long each step sleeps.
+
+    ``step_s`` in the first ``steps`` of the job, so that a test on an idle machine waits for
+    nothing; ``later_s`` in those after them, which only a slow machine reaches. A job of a few
+    hundred steps lasts for minutes then, and is trained to its end in a second.
+    """
+
+    step_s: float = 0.2
+    steps: int = 200
+    later_s: float = 1.5
+
+    def sleep_s(self, step: int) -> float:
+        return self.step_s if step < self.steps else max(self.step_s, self.later_s)
+
+    def put(self, file: Path) -> None:
+        """Throttle the jobs that ``file`` was named to."""
+        file.write_text(f"{self.step_s} {self.steps} {self.later_s}")
+
+    @classmethod
+    def read(cls, text: str) -> Throttle:
+        step_s, steps, later_s = text.split()
+        return cls(float(step_s), int(steps), float(later_s))
+
+
+def step() -> None:
+    """Sleep, as long as the test throttles this job. A newcomer that warms up does not."""
+    name = os.environ.get(FILE)
+    if name is None or process.is_warming_up():
+        return
+    file = Path(name)
+    try:
+        throttle = Throttle.read(file.read_text())
+    except FileNotFoundError:
+        return
+    awake_at = time.monotonic() + throttle.sleep_s(process.step())
+    while (left := awake_at - time.monotonic()) > 0 and file.exists():
+        time.sleep(min(left, LOOK_S))
+
+
+def _between_steps(failpoint: str) -> None:
+    if failpoint == "boundary":
+        step()
+
+
+if __name__ == "__main__":
+    failpoints.subscribe(_between_steps)
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
