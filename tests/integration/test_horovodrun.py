@@ -223,7 +223,7 @@ def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str)
     with trial(tmp_path, zk_hosts, np=3, max_np=3, kind=StandinTrial) as job:
         job.wait(lambda now: now["world_size"] == 3, "3 workers")
         with job.store() as store:
-            job.until(lambda: store.snapshot().job.wish, "wish of edl-discover")
+            job.until(lambda: store.snapshot().desired.hosts, "the word of edl-discover")
         before = slots(job)
         before[0].parent().terminate()
         job.until(lambda: slots(job).keys() == {0, 1} and slots(job)[0] != before[0], "2 slots")

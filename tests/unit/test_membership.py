@@ -568,8 +568,8 @@ def test_who_needs_no_replacement_leaves_while_others_move() -> None:
 def with_a_dead_host(*members: Member, **changes: Any) -> Snapshot:
     """Of hosts a, b, c and d the last one has died; its worker is still wanted."""
     agents = tuple(Host(name, 1, "::1") for name in "abc")
-    plan = {"a": 1, "b": 1, "c": 1, "d": 1}
-    return job_of(*members, hosts=agents, **wanted(plan), **changes)
+    four = {"a": 1, "b": 1, "c": 1, "d": 1}
+    return job_of(*members, hosts=agents, **wanted(four), **changes)
 
 
 def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
