@@ -48,7 +48,7 @@ class Job(Record):
     one; -1: there is none, so the job cannot outlive all its workers.
 
     A job that horovodrun started has a ``driver``, which says how many workers there are on which
-    host: what is :class:`Assigned` follows it, and what is :class:`Desired` it is told.
+    host: what is :class:`Assigned` follows it, and what is :class:`Desired` it is asked for.
     """
 
     name: str

@@ -35,7 +35,7 @@ TERM = 5
 
 
 def worker(number: int, host: str = "a", **changes: Any) -> Member:
-    """A worker in the ring of generation 7, unless told otherwise."""
+    """A worker in the ring of generation 7, unless changed."""
     fresh = Member(number, host, number, "::1", 9000 + number, 100 + number, f"launch{number}")
     return replace(fresh, **{"stage": Stage.ACTIVE, "generation": 7, **changes})
 
@@ -260,8 +260,8 @@ def test_who_missed_the_last_step_takes_the_state_of_one_who_did_not() -> None:
 def test_who_missed_the_last_exchange_only_needs_its_answer() -> None:
     """The root is one who has it; nobody is sent the state for it."""
     first = replace(A, broken=RingFailure(7, 41, exchanges=2))
-    told = replace(B, broken=RingFailure(7, 41, exchanges=3))
-    new = made(decided(job_of(first, told, replace(C, broken=RingFailure(7, 41, exchanges=3)))))
+    broken = replace(B, broken=RingFailure(7, 41, exchanges=3))
+    new = made(decided(job_of(first, broken, replace(C, broken=RingFailure(7, 41, exchanges=3)))))
     assert (new.sync_root, new.joined) == (1, ())
     assert new.reason.endswith("3 of 3 go on from step 41 of w1")
 
@@ -434,7 +434,7 @@ def test_a_report_that_is_answered_does_not_count_again() -> None:
 
 
 def test_without_a_ring_to_go_on_a_death_is_a_break() -> None:
-    """Some may have built the ring and taken a step in it: only a roll-call can tell."""
+    """Some may have built the ring and taken a step in it: only a roll-call can show it."""
     start = ring(A, B, C, number=8, joined=(0, 1, 2))
     now = job_of(newcomer(0), newcomer(1), newcomer(2), generation=start)
     decision = decided(now, dead=(2,))
@@ -577,8 +577,8 @@ def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
     a, b, c = worker(0, "a"), worker(1, "b"), worker(2, "c")
     drained = decided(with_a_dead_host(a, b, c, requests=(drain(0, 2),)))
     assert (made(drained).members, lowered(drained)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
-    told = decided(with_a_dead_host(a, b, leaving(c)), ages(w2=0))
-    assert (made(told).members, lowered(told)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+    decision = decided(with_a_dead_host(a, b, leaving(c)), ages(w2=0))
+    assert (made(decision).members, lowered(decision)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
 
 
 def test_a_dead_host_is_no_spare_worker() -> None:
@@ -668,7 +668,7 @@ def test_a_newcomer_that_died_does_not_count() -> None:
 
 
 def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
-    """It may be frozen; its session tells soon."""
+    """It may be frozen; its session shows it soon."""
     now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}))
     waits(decided(now, silent=(1,)), "w1 does not answer; 1 of 2 train")
     assert made(decided(now)).members == (0, 1)

@@ -255,7 +255,7 @@ def _absent(
     assigned: Placement,
     arrived: Sequence[str],
 ) -> list[str]:
-    """Workers that are about to start, told by host. ``arrived``: hosts of newcomers.
+    """Workers that are about to start, by host. ``arrived``: hosts of newcomers.
 
     Who starts them is there: an agent, or under horovodrun an `edl-worker`.
     """
