@@ -133,11 +133,11 @@ class Bench:
             for system, kind, script in systems:
                 stalls = resize.measure(self._job(kind), f"benchmarks.{framework}.{script}")
                 found[system].append(stalls)
-                told = ", ".join(
+                text = ", ".join(
                     f"{change}: {stall.gap_s:.3f} s (median step {stall.median_step_s:.3f} s)"
                     for change, stall in stalls.items()
                 )
-                say(f"{framework}, repetition {repetition + 1}, {system}: {told}")
+                say(f"{framework}, repetition {repetition + 1}, {system}: {text}")
         return found
 
     def crashes(
@@ -145,19 +145,19 @@ class Bench:
     ) -> dict[str, list[crash.Crash]]:
         """By scenario. Stock and edl by turns, as in :meth:`resizes`."""
         found: dict[str, list[crash.Crash]] = {}
-        told: list[tuple[str, crash.Crash]]
+        crashes: list[tuple[str, crash.Crash]]
         for repetition in range(repetitions):
-            told = []
+            crashes = []
             for name, settings in crash.STOCK.items() if beside_stock else ():
                 job = self._job(TwoHostsStockJob, settings)
-                told.append((name, crash.stock(job, f"benchmarks.{framework}.stock")))
-                self._say_crash(framework, repetition, *told[-1])
+                crashes.append((name, crash.stock(job, f"benchmarks.{framework}.stock")))
+                self._say_crash(framework, repetition, *crashes[-1])
             for faults, settings in crash.EDL:
                 job = self._job(EdlJob, settings)
                 for name, one in crash.edl(job, f"benchmarks.{framework}.edl", faults):
-                    told.append((name, one))
+                    crashes.append((name, one))
                     self._say_crash(framework, repetition, name, one)
-            for name, one in told:
+            for name, one in crashes:
                 found.setdefault(name, []).append(one)
         return found
 

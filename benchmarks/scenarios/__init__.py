@@ -11,6 +11,6 @@ machine.
 table.py    the scenarios: what happens, and what has to come of it, with stock and with edl
 scene.py    inside a training script: fail when it is due, wait for the ring, tell of an epoch
 stock.py    the script for stock Horovod Elastic (PyTorch). edl trains the tests' counting model
-play.py     run one scenario with one system: what it told, how and when it ended
+play.py     run one scenario with one system: what it reported, how and when it ended
 verdict.py  what of it is not as it has to be
 """

@@ -86,9 +86,9 @@ def play(scenario: Scenario, system: str, directory: Path, zookeeper: str) -> re
     else:
         played = play_edl(scenario, directory, zookeeper)
         wrong = edl_problems(scenario, played)
-    told = report.result(played, wrong)
-    print(f"{scenario.name}, {system}: {report.cell(told)}", flush=True)
-    return told
+    result = report.result(played, wrong)
+    print(f"{scenario.name}, {system}: {report.cell(result)}", flush=True)
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run one scenario with one system under `horovodrun`: what it told, how and when it ended."""
+"""Run one scenario with one system under `horovodrun`: what it reported, how and when it ended."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SAMPLES, BATCH_SIZE = 2880, 4  # of edl: 180 steps an epoch with 4 workers, of w
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a scenario. ``lines``: what rank 0 told of each epoch, in order.
+    """What came of a scenario. ``lines``: what rank 0 reported of each epoch, in order.
 
-    Of an epoch that was trained again from a checkpoint, what was told first.
+    Of an epoch that was trained again from a checkpoint, what was reported first.
     """
 
     code: int | None  # of horovodrun; None: it did not end
@@ -150,8 +150,8 @@ class Stage(Job):
             f"printf '%s\\n' {' '.join(_words(hosts))};;\n"
             for last, hosts in self.scenario.hosts
         )
-        told = f"$(cat {shlex.quote(str(self.log))} 2>/dev/null | wc -l)"
-        return f"#!/bin/sh\ncase {told} in\n{cases}esac\n"
+        ended = f"$(cat {shlex.quote(str(self.log))} 2>/dev/null | wc -l)"
+        return f"#!/bin/sh\ncase {ended} in\n{cases}esac\n"
 
     def _left(self) -> tuple[str, ...]:
         deadline = time.monotonic() + GONE_S
@@ -170,15 +170,15 @@ class Stage(Job):
 
     def _lines(self) -> tuple[Mapping[str, Any], ...]:
         text = self.log.read_text() if self.log.exists() else ""
-        told: dict[int, Mapping[str, Any]] = {}
+        first: dict[int, Mapping[str, Any]] = {}
         for line in map(json.loads, text.splitlines()):
-            told.setdefault(line["epoch"], line)
-        return tuple(told[epoch] for epoch in sorted(told))
+            first.setdefault(line["epoch"], line)
+        return tuple(first[epoch] for epoch in sorted(first))
 
     def _pause_s(self) -> float:
         files = self.directory.glob("pauses-*")
-        told = (line for file in files for line in file.read_text().splitlines())
-        return max(map(float, told), default=0.0)
+        pauses = (line for file in files for line in file.read_text().splitlines())
+        return max(map(float, pauses), default=0.0)
 
     def _reports(self) -> tuple[Mapping[str, Any], ...]:
         files = sorted((self.directory / "reports").glob("*.json"))

@@ -101,6 +101,6 @@ def struck(log: Path) -> frozenset[int]:
     return frozenset(int(mark.name.split("-")[1]) for mark in log.parent.glob("exited-*"))
 
 
-def write(path: Path, **told: Any) -> None:
+def write(path: Path, **scene: Any) -> None:
     """Say what is to happen: ``log``, ``exits`` ([epoch, rank]), ``how``, ``who``, ``sizes``."""
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(scene))

@@ -55,7 +55,7 @@ def wait_for_notice(state):
     deadline = time.monotonic() + NOTICE_S
     while state._host_messages.empty():
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"the driver told nothing of new hosts in {NOTICE_S:g} s")
+            raise TimeoutError(f"the driver announced no new hosts in {NOTICE_S:g} s")
         time.sleep(0.1)
 
 

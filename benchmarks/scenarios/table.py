@@ -138,7 +138,7 @@ SCENARIOS = (
     *(
         Scenario(
             f"one-{how}{'-fixed' if fixed else ''}",
-            f"rank 0 fails, {told}{', hosts fixed by `-H`' if fixed else ''}",
+            f"rank 0 fails, {how_said}{', hosts fixed by `-H`' if fixed else ''}",
             exits=FAIL_0,
             how=how,
             fixed=fixed,
@@ -147,7 +147,7 @@ SCENARIOS = (
             note="started again in its slot",
         )
         for fixed in (False, True)
-        for how, told in ((How.EXCEPTION, "exception"), (How.KILL, "`kill -9`"))
+        for how, how_said in ((How.EXCEPTION, "exception"), (How.KILL, "`kill -9`"))
     ),
     Scenario(
         "all-fail",

@@ -14,7 +14,7 @@ def edl_problems(scenario: Scenario, played: Played) -> list[str]:
 def problems(expected: Expected, played: Played) -> list[str]:
     """Everything that differs from ``expected``, the worst first; empty: the scenario passed."""
     found = []
-    told = played.lines
+    reported = played.lines
     if played.code is None:
         found.append(f"hangs: horovodrun did not end in {played.seconds:.0f} s")
     elif expected.says:
@@ -25,9 +25,10 @@ def problems(expected: Expected, played: Played) -> list[str]:
     elif played.code != 0:
         found.append(f"horovodrun ended with {played.code}")
     # Of two hosts that are there at the start, the driver takes any one first: it reads a set.
-    first = told[0]["host"] if told else A
+    first = reported[0]["host"] if reported else A
     lines = tuple(
-        Line(line["start_rank"], line["size"], A if line["host"] == first else B) for line in told
+        Line(line["start_rank"], line["size"], A if line["host"] == first else B)
+        for line in reported
     )
     for epoch, (line, wanted) in enumerate(zip(lines, expected.lines, strict=False)):
         if line != wanted:
@@ -57,12 +58,14 @@ def _count_problems(scenario: Scenario, played: Played) -> list[str]:
     """Whether edl's workers counted each sample once in each epoch, all alike."""
     if scenario.edl.says:
         return []
-    found = [f"{told['pid']}: {wrong}" for told in played.reports for wrong in told["wrong"]]
+    found = [f"{report['pid']}: {wrong}" for report in played.reports for wrong in report["wrong"]]
     whole = {str(scenario.epochs): SAMPLES}
-    found += [f"counted {told['counts']}" for told in played.reports if told["counts"] != whole]
+    found += [
+        f"counted {report['counts']}" for report in played.reports if report["counts"] != whole
+    ]
     if len(played.reports) != scenario.edl.lines[-1].size:
         found.append(f"{len(played.reports)} workers trained to the end")
-    if len({told["w_sha256"] for told in played.reports}) > 1:
+    if len({report["w_sha256"] for report in played.reports}) > 1:
         found.append("the workers' parameters differ")
     return found
 

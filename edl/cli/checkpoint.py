@@ -81,7 +81,7 @@ def export(
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    """What `--json` says of one file: null where a damaged one does not tell; ``error``: why."""
+    """What `--json` says of one file: null where a damaged one does not say; ``error``: why."""
     try:
         return {**_about(path, files.read_manifest(path)), "error": None}
     except CheckpointError as error:

@@ -82,13 +82,14 @@ def table(now: JobStatus) -> RenderableType:
         else ""
     )
     wanted = now.desired or now.assigned
-    assigned = "" if wanted == now.assigned else f"; horovodrun has {_listed(now, now.assigned)}"
+    where, has = _listed(now, wanted), _listed(now, now.assigned)
+    assigned = "" if where == has else f"; assigned: {has}"
     rows = {
         "job": now.job,
         "state": state,
         "leader": f"{now.leader or 'nobody'}, term {now.term}",
         "workers": f"{now.world_size} of {sum(wanted.values())} wanted "
-        f"({_listed(now, wanted)}){assigned}; {now.sizes}; generation {now.generation}",
+        f"({where}){assigned}; {now.sizes}; generation {now.generation}",
         "progress": f"{epoch}step {now.step}, {now.samples_per_s:.0f} samples/s",
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }

@@ -70,10 +70,7 @@ def _withdraw(store: JobStore, number: int, worker: int) -> tuple[Request | None
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
     """Let a host leave; that it has. Its agent ends when its workers have; without one, they leave.
 
-    Raises:
-        UsageError: the job does not run, has no such host, or too few workers would be left.
-        TimedOut: it has not left yet; it was asked to, and may still do that.
-        JobEnded: the job ended before.
+    Errors: see :meth:`edl.client.job.Job.drain_host`.
     """
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what, limits), name)

@@ -31,15 +31,7 @@ def migrate(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Migration:
-    """Move ``np`` workers (None: all) of ``source`` to ``target``; returns when they have.
-
-    Raises:
-        UsageError: it cannot be; nothing was changed.
-        HostLost: the target's agent is gone; who had not moved stays.
-        Superseded: somebody has asked for others on the two hosts.
-        TimedOut: it goes on; so it does after a KeyboardInterrupt, whose note says so.
-        JobEnded: the job ended before.
-    """
+    """See :meth:`edl.client.job.Job.migrate`. A KeyboardInterrupt has a note: it goes on."""
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     changed = store.desire(
         partial(move, now, np, source, target),

@@ -32,16 +32,8 @@ def profile(
 ) -> Curve:
     """The curve of the job over ``sizes``, stored with it point by point.
 
-    Args:
-        steps: measured in each size, after a few that are not.
-        timeout_s: for each size, to be reached and measured.
-
-    Raises:
-        UsageError: sizes that the job's limits or hosts forbid; nothing was changed.
-        UsageError: another profile of this job is under way.
-        Superseded: somebody has asked for another size, which stays; or hosts or workers came or
-            left, then the others are wanted again.
-        TimedOut, JobEnded: the message says which sizes were measured.
+    ``steps`` are measured in each size, after a few that are not. For the rest, see
+    :meth:`edl.client.job.Job.profile`; an error's message says which sizes were measured.
     """
     order = in_order(sizes)
     if steps < 1:

@@ -35,12 +35,7 @@ def resize(
 ) -> Resize:
     """Let the job have ``size(workers wanted now)`` workers.
 
-    Args:
-        timeout_s: wait for so long until they train; None: return as soon as it is written down.
-
-    Raises:
-        UsageError: the job does not run, or its limits or hosts do not allow that many.
-        TimedOut, JobEnded: they do not train; they are still wanted.
+    ``timeout_s`` and errors: see :meth:`edl.client.job.Job.scale`.
     """
     now, read = resizable(store, f"scale job {store.name}", limits), False
     unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edl.coordination import lifecycle
-from edl.coordination.desired import DesiredNodes
+from edl.coordination import desired, lifecycle
 from edl.coordination.events import EventNodes
 from edl.coordination.nodes import JobNodes, content, record_or_none
 from edl.coordination.paths import sequence
@@ -98,7 +97,7 @@ class JobStore:
                 for path in (p.hosts, p.members, p.requests, p.evicted, p.slots)
             ),
         )
-        desired, job, assigned, generation, leader, discovered, status = listed[:7]
+        wanted, job, assigned, generation, leader, discovered, status = listed[:7]
         hosts, members, requests, evicted, slots = listed[7:]
         groups: list[list[tuple[str, Waker]]] = [
             [(f"{p.hosts}/{name}", None) for name in hosts or ()],
@@ -115,7 +114,7 @@ class JobStore:
             job=self._job(job),
             hosts=tuple(sorted((Host.from_json(v) for _, v in found[0]), key=lambda h: h.name)),
             members=tuple(sorted((Member.from_json(v) for _, v in found[1]), key=lambda m: m.id)),
-            desired=Desired.from_json(content(p.desired, desired)),
+            desired=Desired.from_json(content(p.desired, wanted)),
             assigned=Assigned.from_json(content(p.assigned, assigned)),
             discovered=content(p.discovered, discovered),
             generation=record_or_none(Generation, p.generation, generation),
@@ -182,7 +181,7 @@ class JobStore:
 
     # --- how many workers
 
-    def desire(self, change: Callable[[dict[str, int]], Placement], by: Asker, why: str) -> Change:
+    def desire(self, change: desired.Choice, by: Asker, why: str) -> Change:
         """Let ``change(workers desired by host)`` be desired; what was and is desired.
 
         An agent's part, and an event that says ``why``, are written with it, all or nothing; so is,
@@ -192,7 +191,7 @@ class JobStore:
         Args:
             why: a clause, such as "edl scale".
         """
-        return DesiredNodes(self.session, self.paths).change(change, by, why)
+        return desired.desire(self.nodes, change, by, why)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
@@ -201,7 +200,7 @@ class JobStore:
 
         ``first`` and the limits are taken only from the first that says so.
         """
-        return DesiredNodes(self.session, self.paths).discover(slots, first, min_np, max_np)
+        return desired.discover(self.nodes, slots, first, min_np, max_np)
 
     def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
         """Write down what a launcher has said that assigns by slot; ``change`` as above."""

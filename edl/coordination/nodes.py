@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,10 +15,13 @@ from edl.coordination.paths import JobPaths
 from edl.coordination.reads import Waker, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
+from edl.core.events import Event
 from edl.core.record import Record
 from edl.errors import CoordinationError, UnknownJob
 
 ATTEMPTS = 20  # of a compare-and-set; each is lost only to another writer
+
+Values = Mapping[str, Any]  # of one node
 
 R = TypeVar("R", bound=Record)
 
@@ -79,23 +83,44 @@ class JobNodes:
         Raises:
             UnknownJob: there is no such node.
         """
+
+        def alone(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], None]:
+            return {path: change(dict(found[path]))}, None
+
+        return dict(self.change_together((path,), alone)[path])
+
+    def change_together(
+        self,
+        paths: Sequence[str],
+        change: Callable[[Mapping[str, Values]], tuple[Mapping[str, Values], Event | None]],
+    ) -> Mapping[str, Values]:
+        """Write those nodes that ``change`` gives another value, and its event, all or nothing.
+
+        ``change`` sees the values of the nodes that are there, and is called as above. Returned
+        are those that then stand; the event is written only when one changes.
+
+        Raises:
+            UnknownJob: the first node is not there.
+        """
         for _ in range(ATTEMPTS):
-            answer = self.read(get(path))[0]
-            if answer is None:
+            answers = zip(paths, self.read(*map(get, paths)), strict=True)
+            there = {path: answer for path, answer in answers if answer is not None}
+            if paths[0] not in there:
                 raise self.unknown()
-            old = decode(path, answer[0])
-            new = change(dict(old))
-            if new == old:
+            old = {path: decode(path, data) for path, (data, _) in there.items()}
+            new, event = change(old)
+            writes = [
+                (path, encode(values), there[path][1].version)
+                for path, values in new.items()
+                if values != old[path]
+            ]
+            if not writes:
                 return old
-            write = partial(_set, path=path, data=encode(new), version=answer[1].version)
-            try:
-                self.session.call(f"write {path}", write)
-            except BadVersionError:
-                continue
-            except NoNodeError:
-                raise self.unknown() from None
-            return new
-        raise self.changed_too_often(path)
+            build = partial(self._write, writes=writes, event=event)
+            with suppress(Refused):  # another writer was faster
+                self.session.transact(f"write {paths[0]}", build)
+                return {**old, **new}
+        raise self.changed_too_often(paths[0])
 
     def put_ephemeral(
         self, path: str, record: Record, ours: Callable[[Mapping[str, Any]], bool]
@@ -136,6 +161,17 @@ class JobNodes:
     def changed_too_often(self, path: str) -> CoordinationError:
         """The error for a node that others changed at each attempt."""
         return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
+
+    def _write(
+        self,
+        transaction: TransactionRequest,
+        writes: Sequence[tuple[str, bytes, int]],
+        event: Event | None,
+    ) -> None:
+        for path, data, version in writes:
+            transaction.set_data(path, data, version)
+        if event is not None:
+            transaction.create(f"{self.paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def _take(
         self, transaction: TransactionRequest, path: str, data: bytes, version: int | None

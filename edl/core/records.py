@@ -48,7 +48,7 @@ class Job(Record):
     one; -1: there is none, so the job cannot outlive all its workers.
 
     A job that horovodrun started has a ``driver``, which says how many workers there are on which
-    host: what is :class:`Assigned` follows it, and what is :class:`Desired` it is told.
+    host: what is :class:`Assigned` follows it, and what is :class:`Desired` it is asked for.
     """
 
     name: str
@@ -76,17 +76,10 @@ class Asker(StrEnum):
 
 
 @dataclass(frozen=True)
-class Desired(Record):
-    """``desired``: how many workers are wanted on each host; written by :mod:`core.job.desired`.
-
-    Under horovodrun there are no ``hosts`` while its discovery script is not `edl-discover`: then
-    nobody can ask.
-    """
+class _Placed(Record):
+    """So many workers on each host."""
 
     hosts: Mapping[str, int] = field(default_factory=dict)
-    by: Asker = Asker.LAUNCHER  # who asked last
-    reason: str = ""
-    at_s: float = 0.0  # wall clock
 
     @property
     def np(self) -> int:
@@ -95,7 +88,20 @@ class Desired(Record):
 
 
 @dataclass(frozen=True)
-class Assigned(Record):
+class Desired(_Placed):
+    """``desired``: how many workers are wanted on each host; written by :mod:`core.job.desired`.
+
+    Under horovodrun there are no ``hosts`` while its discovery script is not `edl-discover`: then
+    nobody can ask.
+    """
+
+    by: Asker = Asker.LAUNCHER  # who asked last
+    reason: str = ""
+    at_s: float = 0.0  # wall clock
+
+
+@dataclass(frozen=True)
+class Assigned(_Placed):
     """``assigned``: how many workers each host has by its launcher; the ring follows that.
 
     An agent keeps as many as are desired, so the two are written together. The driver of
@@ -104,13 +110,7 @@ class Assigned(Record):
     is filled again, and no leader takes one away.
     """
 
-    hosts: Mapping[str, int] = field(default_factory=dict)
     by_slot: bool = False
-
-    @property
-    def np(self) -> int:
-        """Over all hosts."""
-        return sum(self.hosts.values())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A job is *planned* for a size that is allowed: from ``min_np`` to ``max_np``, one of ``sizes`` if
 there are any, and a multiple of ``size_step``. A crash asks nobody: the ring goes on with any size
-from ``min_np`` on, and with the next planned change it has an allowed one again.
+from ``min_np`` on, and has an allowed one again with its replacements, or without those.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class DaemonLimits:
 
 
 class Daemon:
-    """The coordination side of one worker process, from :meth:`start` to :meth:`close`."""
+    """A :class:`edl.daemon.coordinator.Coordinator` that keeps one worker's part in ZooKeeper."""
 
     is_shared = True
 
@@ -93,12 +93,10 @@ class Daemon:
 
     @property
     def settings(self) -> JobSettings:
-        """Those of the job, once it was read; the launcher has written them."""
         return self._config.job_settings
 
     @property
     def sizes(self) -> Sizes:
-        """How many workers the job may have; the same."""
         return self._config.sizes
 
     def start(self) -> tuple[Member, Generation | None]:
@@ -158,7 +156,6 @@ class Daemon:
         self._wake.set()
 
     def stand_for_election(self) -> None:
-        """Become a candidate; from now on this worker may lead."""
         member = self._unwritten.member
         if member is not None:
             self._candidacy.stand(lambda: Election(self._session, self._store.name, member.id))
@@ -178,13 +175,11 @@ class Daemon:
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Say that a ring failed, and what was complete."""
         self._unwritten.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
     @property
     def run(self) -> str:
-        """An identity of this start of the job."""
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:

@@ -3,7 +3,7 @@
 The answer of an exchange that broke may be known to some survivors and not to others. So each
 worker counts the exchanges that it has completed, beside its steps, and reports both when its
 ring breaks (:class:`edl.core.records.RingFailure`). The sync root of the repair is one that has
-completed most, and its answer goes to all with its position
+completed most, and its answer goes to all with its progress
 (:meth:`edl.daemon.loader_progress.LoaderProgress.header`).
 If nobody has it, the survivors exchange once more, in the new ring.
 

@@ -155,7 +155,7 @@ class LoaderProgress(TrainingProgress):
         return self.step > repaired_at
 
     def header(self) -> dict[str, Any]:
-        """This position as JSON values, for those who take it over."""
+        """This progress as JSON values, for those who take it over."""
         return {
             "step": self.step,
             "ledger": self.ledger.snapshot(),
@@ -166,7 +166,7 @@ class LoaderProgress(TrainingProgress):
         }
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
-        """Move to the sync root's position.
+        """Move to the sync root's progress.
 
         Who missed a step that others completed is done with it: its samples are in the model
         that it receives. Who missed an exchange that the root has completed gets what was told in

@@ -6,7 +6,7 @@ Rules that make it safe:
    records, and only when all of them have arrived there (a barrier in the old ring).
 2. A worker whose ring broke cuts it, so that the others fail too, reports what it has completed
    and then accepts nothing but a generation that *repairs*: one that was made from reports.
-3. After a repair everybody takes over the position of the sync root, which has completed as much
+3. After a repair everybody takes over the progress of the sync root, which has completed as much
    as any survivor; who missed the last step takes the model that includes it, and who missed the
    last exchange its result.
 4. A newcomer holds no state until it was synchronised once; if the ring breaks before, the
@@ -437,7 +437,7 @@ class Switching:
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> None:
-        """Bring everybody to the sync root's position, and those who need it to its state.
+        """Bring everybody to the sync root's progress, and those who need it to its state.
 
         What belongs to the script's place in its loop (schedulers, the epoch) stays its own,
         except for a newcomer.

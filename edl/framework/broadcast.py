@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-FIRST_PIECE_BYTES = 2**15  # a position, or the description of a small state
+FIRST_PIECE_BYTES = 2**15  # a progress header, or the description of a small state
 LENGTH_BYTES = 8
 
 Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's data

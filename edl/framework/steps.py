@@ -56,11 +56,7 @@ class Steps:
         self.in_epoch = False
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs to train: from the job's current one to ``count - 1``.
-
-        A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
-        that leaves behind is thrown away; then it goes on with the job's current epoch.
-        """
+        """See :meth:`edl.torch.DataLoader.epochs`."""
         worker = self._worker
         if worker.warming_up:
             yield from self._within(worker.loader.epoch)

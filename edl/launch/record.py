@@ -46,7 +46,7 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
         exit_code=process.exit_code,
         last_line=process.last_line,
     )
-    _add(store, details, process.ending_story(host), snapshot)
+    _add(store, details, process.ending_text(host), snapshot)
 
 
 def slot_given_up(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:

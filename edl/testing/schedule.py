@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from edl.clock import Condition
 from edl.ring.loopback import Killed
@@ -129,12 +128,7 @@ class _Condition:
     def __enter__(self) -> bool:
         return True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -82,11 +82,10 @@ class Striker:
                 break
             except CoordinationError:
                 time.sleep(POLL_S)
+        desired = snapshot.desired.hosts
         if not self._wanted:
-            self._wanted = dict(snapshot.desired.hosts)
-        elif (
-            dict(snapshot.desired.hosts) != self._wanted and snapshot.job.state is JobState.RUNNING
-        ):
+            self._wanted = dict(desired)
+        elif desired != self._wanted and snapshot.job.state is JobState.RUNNING:
             self.store.desire(lambda _: self._wanted, Asker.PERSON, "a leaver has lowered it")
         return snapshot, [self._worker(member, snapshot) for member in snapshot.members]
 

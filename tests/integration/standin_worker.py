@@ -119,7 +119,7 @@ class Worker:
         limits = Limits(start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5, notice_s=60)
         decision = decide(snapshot, leadership.term, Ages(), limits)
         if decision.acts:
-            leadership.carry_out(decision, snapshot)
+            leadership.carry_out(decision)
         if decision.generation is not None:
             new = decision.generation
             members, joined, left = (

@@ -337,7 +337,8 @@ def test_a_job_that_ends_keeps_what_was_measured(shell: Shell) -> None:
     with two_hosts(shell):
         profile = shell.start("profile", "j", "--np", "1..2", "--steps", "150")
         until(lambda: kinds(shell, "profile"), WAIT_S)
-        assert shell.edl("stop", "j").returncode == 0
+        with shell.store("j") as store:  # at once: the second size is measured in some seconds
+            assert store.set_job_state(JobState.STOPPING, "edl stop")
         assert profile.wait() == 1
         assert "profiling job j with 1 worker is not done: job j is stopped" in profile.output
         assert "; measured with 2 workers" in profile.output

@@ -100,7 +100,7 @@ def equal_weights(prefix: Path, generations: Sequence[int]) -> None:
 
 
 def check_parts(event: dict[str, Any]) -> None:
-    """A switch event tells where each old worker's time went."""
+    """A switch event has where each old worker's time went."""
     old = [parts for parts in event["workers"].values() if parts["role"] == "old"]
     assert old, event
     for parts in old:

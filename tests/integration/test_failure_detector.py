@@ -136,7 +136,7 @@ def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_newcomer_leads_a_ring_that_trains(tmp_path: Path, zk_hosts: str) -> None:
-    """Its steps take so long that it waits for its seat; the status tells of the ring's."""
+    """Its steps take so long that it waits for its seat; the status is of the ring's."""
     slow = {"throttled": Throttle(6.0), "epochs": 1, "samples": 240}
     with trial(tmp_path, zk_hosts, np=2, max_np=3, environment=OPEN, **slow) as job:
         job.wait_for_step(1)

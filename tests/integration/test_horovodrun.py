@@ -65,7 +65,7 @@ def test_out_and_in_and_a_killed_worker(
         for parts in switch["workers"].values()
         if parts["role"] == "old"
     ]
-    assert len(switches) >= 3  # a ring of a step or two tells nothing
+    assert len(switches) >= 3  # a ring of a step or two shows nothing
     assert max(stalls) < 5.0  # nobody waited for a newcomer to start
     assert kinds.count("worker_failed") == 1
     assert "job_finished" in kinds or "finished" in kinds
@@ -167,7 +167,7 @@ def test_when_all_workers_die_without_a_checkpoint_the_job_has_failed(
 
 
 def test_a_slot_that_keeps_failing_stays_empty(tmp_path: Path, zk_hosts: str) -> None:
-    """Its edl-worker stays: the driver would bar the host. Each end is told, with its last line."""
+    """Its edl-worker stays: the driver would bar the host. Each end has its last line."""
     script = tmp_path / "failing.py"
     script.write_text(
         "import os, runpy, sys\n"
@@ -219,11 +219,11 @@ def test_what_a_wrapper_has_started_dies_with_it_and_all_with_the_driver(
 
 
 def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str) -> None:
-    """The driver takes the highest one, so the slot that was told begins again."""
+    """The driver takes the highest one, so the slot that was asked begins again."""
     with trial(tmp_path, zk_hosts, np=3, max_np=3, kind=StandinTrial) as job:
         job.wait(lambda now: now["world_size"] == 3, "3 workers")
         with job.store() as store:
-            job.until(lambda: store.snapshot().job.wish, "wish of edl-discover")
+            job.until(lambda: store.snapshot().desired.hosts, "the word of edl-discover")
         before = slots(job)
         before[0].parent().terminate()
         job.until(lambda: slots(job).keys() == {0, 1} and slots(job)[0] != before[0], "2 slots")

@@ -41,7 +41,7 @@ def test_the_parts_of_a_repair(tmp_path: Path, zk_hosts: str) -> None:
 
 
 def repaired(job: Trial, before: int) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
-    """The generation that followed ``before``, and what its workers tell of the switch."""
+    """The generation that followed ``before``, and what its workers report of the switch."""
     switches: list[dict[str, Any]] = []
 
     def logged() -> bool:

@@ -52,8 +52,8 @@ class Start:
         self.logged: list[tuple[str, int, str]] = []
         self.saved: list[int] = []
         self.replica = Replica()
-        self.position = LoaderProgress()
-        self.position.attach(source, 0)
+        self.progress = LoaderProgress()
+        self.progress.attach(source, 0)
         config = CheckpointConfig(
             directory,
             every_s=1000.0,
@@ -72,17 +72,17 @@ class Start:
         self.logged.append((details.kind, step, reason))
 
     def save(self, step: int) -> None:
-        self.position.step, self.replica.value = step, step
+        self.progress.step, self.replica.value = step, step
         self.checkpoints.save_last(*self.at, self.replica, timeout_s=10)
 
     @property
     def at(self) -> tuple[int, Source, Ledger]:
         """What is saved beside the state: the step, and the place in the data."""
-        return self.position.step, self.position.source, self.position.ledger
+        return self.progress.step, self.progress.source, self.progress.ledger
 
     def restore(self) -> int | None:
-        position = self.position
-        found = self.checkpoints.restore(position.source, self.replica, position.resume)
+        progress = self.progress
+        found = self.checkpoints.restore(progress.source, self.replica, progress.resume)
         return None if found is None else found.manifest.step
 
 
@@ -101,8 +101,8 @@ def test_the_same_run_goes_on_from_its_newest(tmp_path: Path) -> None:
         first.save(step)
     again = Start(tmp_path)
     assert again.restore() == 20
-    assert (again.replica.value, again.position.step) == (20, 20)
-    assert again.position.has_state
+    assert (again.replica.value, again.progress.step) == (20, 20)
+    assert again.progress.has_state
     assert again.saved == [20]
 
 
@@ -187,26 +187,26 @@ def test_other_data_are_refused(tmp_path: Path, source: Source, sentence: str) -
 
 def test_another_batch_size_is_fine_and_all_leases_are_free(tmp_path: Path) -> None:
     first = Start(tmp_path)
-    first.position.adopt((0, 1, 2))
+    first.progress.adopt((0, 1, 2))
     first.save(10)
-    held = sum(first.position.ledger.held_samples(worker) for worker in (0, 1, 2))
+    held = sum(first.progress.ledger.held_samples(worker) for worker in (0, 1, 2))
     assert held > 0
     again = Start(tmp_path, source=Source(100, 9, True, 7, 0))
     assert again.restore() == 10
-    ledger = again.position.ledger
+    ledger = again.progress.ledger
     assert ledger.free_samples + ledger.held_samples(0) == 100
     assert ledger.held_by(0)[0][0] == 0
 
 
 def test_a_checkpoint_of_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None:
     first = Start(tmp_path)
-    ledger = first.position.ledger
-    first.position._ledger = type(ledger)(ledger.total, 4, ())
+    ledger = first.progress.ledger
+    first.progress._ledger = type(ledger)(ledger.total, 4, ())
     first.save(10)
     again = Start(tmp_path)
     again.restore()
-    assert again.position.ledger.epoch == 5
-    assert again.position.ledger.done == 0
+    assert again.progress.ledger.epoch == 5
+    assert again.progress.ledger.done == 0
 
 
 def test_another_framework_is_refused(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_another_framework_is_refused(tmp_path: Path) -> None:
 def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> None:
     start = Start(tmp_path)
     for step in range(3):
-        start.position.step = step
+        start.progress.step = step
         start.checkpoints.save_if_due(*start.at, start.replica)
         assert start.checkpoints.settle(10)
     assert start.saved == [0]
@@ -252,7 +252,7 @@ def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path
     start.replica.value = object()
     with pytest.raises(CheckpointError, match=r"builtins.object"):
         start.checkpoints.save_if_due(*start.at, start.replica)
-    start.position.step = 3
+    start.progress.step = 3
     start.checkpoints.save_last(*start.at, start.replica, timeout_s=10)
     ((kind, step, reason),) = start.logged
     assert (kind, step) == ("checkpoint_failed", 3)
@@ -273,9 +273,9 @@ _, ALONE = JobOfOne(Config()).start()
 
 def checkpointing(**settings: Any) -> Checkpointing:
     config = Config(job_settings=JobSettings(**settings))
-    position = LoaderProgress()
-    position.attach(SOURCE, 0)
-    return Checkpointing(config, Mailbox(), position, JobOfOne(config))
+    progress = LoaderProgress()
+    progress.attach(SOURCE, 0)
+    return Checkpointing(config, Mailbox(), progress, JobOfOne(config))
 
 
 @pytest.mark.parametrize(

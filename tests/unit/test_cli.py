@@ -336,6 +336,14 @@ def test_status_for_people() -> None:
         assert part in text
 
 
+def test_status_tells_what_horovodrun_has_not_assigned_yet() -> None:
+    now = job_status(snapshot(), "zk")
+    said = replace(now, hosts={}, desired={"a": 2, "b": 1}, assigned={"a": 2, "b": 0})
+    assert "2 of 3 wanted (a: 2, b: 1); assigned: a: 2; 1 to 4 workers" in shown(table(said))
+    other = replace(said, desired={})  # another discovery script
+    assert "2 of 2 wanted (a: 2); 1 to 4 workers" in shown(table(other))
+
+
 def test_the_live_line() -> None:
     line = LiveLine("digits")
     assert "starting, 0 workers ready" in line.render().plain

@@ -1,5 +1,6 @@
 """A host that comes gets what it brings, within max_np, and the dead take no place."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,3 +101,19 @@ def test_a_host_brings_as_many_as_make_an_allowed_size() -> None:
     now = Snapshot(changed(JOB, sizes=(1, 2, 4)), hosts=(Host("a", 4, "x"), Host("b", 4, "x")))
     assert arrive(now, {"a": 2}, "b", 1, late=True) == {"a": 2, "b": 0}
     assert arrive(now, {"a": 2}, "b", 3, late=True) == {"a": 2, "b": 2}
+
+
+def test_hosts_that_come_with_too_few_each_combine() -> None:
+    """Two of sizes 1, 2 and 4 train; b and c bring one worker each."""
+    b, c = (Host(name, 1, "x", brings=1) for name in "bc")
+    few, now = changed(JOB, sizes=(1, 2, 4)), {"a": 2}
+    alone = Snapshot(few, hosts=(A, b))
+    assert arrive(alone, now, "b", 1, late=True) == {"a": 2, "b": 0}
+    both = replace(alone, hosts=(A, b, c))
+    together = {"a": 2, "b": 1, "c": 1}
+    assert arrive(both, now, "b", 1, late=True) == together
+    assert arrive(both, now, "c", 1, late=True) == together
+    assert arrive(both, together, "c", 1, late=True) == together  # b was faster
+    third = replace(both, hosts=(A, b, c, Host("d", 1, "x", brings=1)))
+    assert arrive(third, now, "d", 1, late=True) == {"a": 2, "b": 1, "c": 0, "d": 1}
+    assert arrive(both, {"a": 2, "b": 0}, "b", 1, got=0, late=True) == {"a": 2, "b": 0}  # again

@@ -78,12 +78,12 @@ def test_so_is_a_weight_that_is_none(others: list[list[float]], weight: float) -
 
 
 def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
-    position = LoaderProgress()
-    position.attach(Source(samples, 4, False, 0, 0), 0)
-    batch = position.sampler.form(position.ledger)
+    progress = LoaderProgress()
+    progress.attach(Source(samples, 4, False, 0, 0), 0)
+    batch = progress.sampler.form(progress.ledger)
     assert batch is not None
-    position.begin(batch, padding)
-    return position
+    progress.begin(batch, padding)
+    return progress
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
 )
 def test_a_batch_weighs_its_samples(samples: int, padding: bool, weight: int) -> None:
     """In the step and after it."""
-    position = in_a_step(samples, padding)
-    assert position.weight == weight
-    position._forget_batch()
-    assert position.weight == weight
+    progress = in_a_step(samples, padding)
+    assert progress.weight == weight
+    progress._forget_batch()
+    assert progress.weight == weight
 
 
 def test_a_batch_that_the_script_leaves_weighs_nothing() -> None:
-    position = in_a_step()
-    position.abandon()
-    assert position.weight == 0
+    progress = in_a_step()
+    progress.abandon()
+    assert progress.weight == 0
 
 
 def test_a_batch_that_others_have_completed_weighs_its_samples() -> None:

@@ -35,7 +35,7 @@ TERM = 5
 
 
 def worker(number: int, host: str = "a", **changes: Any) -> Member:
-    """A worker in the ring of generation 7, unless told otherwise."""
+    """A worker in the ring of generation 7, unless changed."""
     fresh = Member(number, host, number, "::1", 9000 + number, 100 + number, f"launch{number}")
     return replace(fresh, **{"stage": Stage.ACTIVE, "generation": 7, **changes})
 
@@ -260,8 +260,8 @@ def test_who_missed_the_last_step_takes_the_state_of_one_who_did_not() -> None:
 def test_who_missed_the_last_exchange_only_needs_its_answer() -> None:
     """The root is one who has it; nobody is sent the state for it."""
     first = replace(A, broken=RingFailure(7, 41, exchanges=2))
-    told = replace(B, broken=RingFailure(7, 41, exchanges=3))
-    new = made(decided(job_of(first, told, replace(C, broken=RingFailure(7, 41, exchanges=3)))))
+    broken = replace(B, broken=RingFailure(7, 41, exchanges=3))
+    new = made(decided(job_of(first, broken, replace(C, broken=RingFailure(7, 41, exchanges=3)))))
     assert (new.sync_root, new.joined) == (1, ())
     assert new.reason.endswith("3 of 3 go on from step 41 of w1")
 
@@ -434,7 +434,7 @@ def test_a_report_that_is_answered_does_not_count_again() -> None:
 
 
 def test_without_a_ring_to_go_on_a_death_is_a_break() -> None:
-    """Some may have built the ring and taken a step in it: only a roll-call can tell."""
+    """Some may have built the ring and taken a step in it: only a roll-call can show it."""
     start = ring(A, B, C, number=8, joined=(0, 1, 2))
     now = job_of(newcomer(0), newcomer(1), newcomer(2), generation=start)
     decision = decided(now, dead=(2,))
@@ -568,8 +568,8 @@ def test_who_needs_no_replacement_leaves_while_others_move() -> None:
 def with_a_dead_host(*members: Member, **changes: Any) -> Snapshot:
     """Of hosts a, b, c and d the last one has died; its worker is still wanted."""
     agents = tuple(Host(name, 1, "::1") for name in "abc")
-    plan = {"a": 1, "b": 1, "c": 1, "d": 1}
-    return job_of(*members, hosts=agents, **wanted(plan), **changes)
+    four = {"a": 1, "b": 1, "c": 1, "d": 1}
+    return job_of(*members, hosts=agents, **wanted(four), **changes)
 
 
 def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
@@ -577,8 +577,8 @@ def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
     a, b, c = worker(0, "a"), worker(1, "b"), worker(2, "c")
     drained = decided(with_a_dead_host(a, b, c, requests=(drain(0, 2),)))
     assert (made(drained).members, lowered(drained)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
-    told = decided(with_a_dead_host(a, b, leaving(c)), ages(w2=0))
-    assert (made(told).members, lowered(told)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+    decision = decided(with_a_dead_host(a, b, leaving(c)), ages(w2=0))
+    assert (made(decision).members, lowered(decision)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
 
 
 def test_a_dead_host_is_no_spare_worker() -> None:
@@ -668,7 +668,7 @@ def test_a_newcomer_that_died_does_not_count() -> None:
 
 
 def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
-    """It may be frozen; its session tells soon."""
+    """It may be frozen; its session shows it soon."""
     now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}))
     waits(decided(now, silent=(1,)), "w1 does not answer; 1 of 2 train")
     assert made(decided(now)).members == (0, 1)
@@ -799,6 +799,13 @@ def test_with_a_driver_a_leaver_lowers_nothing_for_its_slot_is_filled_again() ->
     decision = decided(job_of(A, leaver, C, by_slot=True), ages(w1=0.0))
     assert made(decision).left == (1,)
     assert lowered(decision) is None
+
+
+def test_with_a_driver_a_switch_leaves_what_is_desired_alone() -> None:
+    """Three are desired, and the driver has not assigned the third yet."""
+    now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}, by_slot=True))
+    decision = decided(replace(now, desired=Desired({"a": 2, "b": 1})))
+    assert (made(decision).members, lowered(decision)) == ((0, 1), None)
 
 
 def test_with_a_driver_a_slot_beyond_the_assigned_waits_for_the_one_that_lacks_a_worker() -> None:
@@ -937,6 +944,25 @@ def test_a_ring_with_another_size_goes_on_and_has_an_allowed_one_with_the_next_c
     assert made(decided(ready)).members == (0, 1, 2, 3)
     scaled = replace(now, **wanted({"a": 2}))
     assert made(decided(scaled)).members == (0, 1)
+
+
+def test_a_size_that_nobody_can_make_allowed_again_becomes_the_next_smaller() -> None:
+    """Host b has died with one of four workers; sizes 1, 2 and 4."""
+    now = job_of(A, B, C, job=FEW, hosts=HERE)
+    now = replace(now, **wanted({"a": 3, "b": 1}))
+    soon, late = Ages(generation_s=119), Ages(generation_s=120)
+    assert decided(now, soon).generation is None, "it may come back"
+    decision = decided(now, late)
+    assert (made(decision).members, lowered(decision)) == ((0, 1), {"a": 2, "b": 0})
+    assert str(decision.change) == (
+        "nobody can start who is lacking, and the job may have 1, 2 or 4 workers: "
+        "4 -> 2 workers wanted (a: 3 -> 2, b: 1 -> 0)"
+    )
+    assert decided(replace(now, **wanted({"a": 4})), late).generation is None, "its agent is there"
+    by_slot = replace(now, **wanted({"a": 3, "b": 1}, by_slot=True))
+    assert decided(by_slot, late).generation is None, "its launcher fills each slot again"
+    two = job_of(A, B, job=FEW, hosts=HERE)
+    assert decided(replace(two, **wanted({"a": 2, "b": 2})), late).generation is None
 
 
 def test_a_drain_to_another_size_names_the_nearest() -> None:

@@ -26,7 +26,7 @@ def test_a_death_of_its_own_is_a_failure_whoever_saw_it_first() -> None:
         before = replace(seen(TRAINS, replace(FACTS, evicted={1: GONE}), NOW), exit_code=code)
         for process in (one, after, before):
             assert (process.failed, process.failures_now) == (True, 1), code
-    assert ERROR.ending_story("a") == "w1 on a exited with code 3; its last line: ValueError: boom"
+    assert ERROR.ending_text("a") == "w1 on a exited with code 3; its last line: ValueError: boom"
 
 
 def test_who_is_on_its_way_out_after_an_error_does_not_leave_as_it_should() -> None:
@@ -55,7 +55,7 @@ def test_an_end_that_was_asked_for_is_no_failure() -> None:
         assert not replace(ending, exit_code=code).failed
     assert replace(ending, exit_code=-11).failed, "nobody asked for that"
     assert replace(ending, exit_code=-15, ending_since=NOW + 1).failed, "it was dead already"
-    assert replace(ending, exit_code=-15).ending_story("a") == (
+    assert replace(ending, exit_code=-15).ending_text("a") == (
         "w1 on a was killed by SIGTERM: it was ended by its launcher: its host leaves the job"
     )
 
@@ -64,7 +64,7 @@ def test_to_obey_the_leader_is_no_failure_and_counts_for_the_pause() -> None:
     reason = "it was not ready after 300 s"
     obeys = seen(replace(ERROR, exit_code=1), replace(FACTS, evicted={1: reason}), NOW)
     assert (obeys.failed, obeys.failures_now, obeys.pause_s(30.0)) == (False, 1, 1.0)
-    assert obeys.ending_story("a") == (
+    assert obeys.ending_text("a") == (
         f"w1 on a exited with code 1: the leader had given it up: {reason}"
     )
     other = replace(obeys, exit_code=3)
@@ -73,9 +73,9 @@ def test_to_obey_the_leader_is_no_failure_and_counts_for_the_pause() -> None:
 
 def test_what_ends_as_it_should() -> None:
     done = replace(TRAINS, exit_code=0, exited=NOW)
-    assert (done.failed, done.ending_story("a")) == (False, "w1 on a exited with code 0")
+    assert (done.failed, done.ending_text("a")) == (False, "w1 on a exited with code 0")
     mute = replace(done, worker=None, seated=False)
-    assert (mute.failed, mute.ending_story("a")) == (
+    assert (mute.failed, mute.ending_text("a")) == (
         True,
         "slot 1 on a exited with code 0 without calling edl.init()",
     )

@@ -13,14 +13,14 @@ from edl.daemon.progress import Receive
 from edl.errors import DataError
 
 
-def position(worker: int, fingerprint: str = "", total: int = 100) -> LoaderProgress:
+def progress_of(worker: int, fingerprint: str = "", total: int = 100) -> LoaderProgress:
     one = LoaderProgress()
     one.attach(Source(total, 4, True, 7, 0, fingerprint), worker)
     return one
 
 
 def test_equal_data_are_taken_over() -> None:
-    root, newcomer = position(0, "100 lines, digest a"), position(3, "100 lines, digest a")
+    root, newcomer = progress_of(0, "100 lines, digest a"), progress_of(3, "100 lines, digest a")
     root.step = 7
     newcomer.take_over(root.header(), Receive.ALL)
     assert newcomer.step == 7
@@ -40,7 +40,7 @@ def test_equal_data_are_taken_over() -> None:
 def test_other_data_are_refused_before_anything_moves(
     mine: str, theirs: str, sentence: str
 ) -> None:
-    root, newcomer = position(0, theirs), position(3, mine)
+    root, newcomer = progress_of(0, theirs), progress_of(3, mine)
     root.step = 7
     with pytest.raises(DataError, match=sentence):
         newcomer.take_over(root.header(), Receive.ALL)
@@ -49,12 +49,12 @@ def test_other_data_are_refused_before_anything_moves(
 
 def test_without_fingerprints_the_size_must_do() -> None:
     with pytest.raises(DataError, match="the dataset of w3 has 99 samples and the job's 100"):
-        position(3, total=99).take_over(position(0).header(), Receive.ALL)
+        progress_of(3, total=99).take_over(progress_of(0).header(), Receive.ALL)
 
 
 def between_epochs() -> tuple[LoaderProgress, LoaderProgress]:
     """w0 has begun epoch 1, and w1 not yet, when w2 dies; neither has missed a step."""
-    ahead, behind = position(0), position(1)
+    ahead, behind = progress_of(0), progress_of(1)
     for one in (ahead, behind):
         one.adopt((0, 1, 2))
         one._ledger = replace(one.ledger, free=(), leases=())
@@ -85,19 +85,19 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
 
 
 def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:
-    root, late = position(0), position(1)
+    root, late = progress_of(0), progress_of(1)
     root.has_state = late.has_state = True
     root.exchanged([[1.0], [float("inf")]])
     late.take_over(json.loads(json.dumps(root.header())), Receive.NOTHING)
     assert (late.exchanges, late.last_exchange) == (1, [[1.0], [float("inf")]])
-    newcomer = position(2)
+    newcomer = progress_of(2)
     newcomer.take_over(late.header(), Receive.ALL)
     assert newcomer.exchanges == 1
 
 
 def test_nobody_misses_two_exchanges() -> None:
     """The second needs everybody, after the first."""
-    root, late = position(0), position(1)
+    root, late = progress_of(0), progress_of(1)
     root.has_state = late.has_state = True
     root.exchanged([[1.0]])
     root.exchanged([[2.0]])

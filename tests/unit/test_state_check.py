@@ -232,14 +232,14 @@ class Job:
     alone = False
 
     def __init__(self, every: int = 2, **others: int) -> None:
-        self.position = LoaderProgress()
-        self.position.attach(Source(100, 4, False, 0, 0), 0)
-        self.position.adopt((0, 1, 2))
+        self.progress = LoaderProgress()
+        self.progress.attach(Source(100, 4, False, 0, 0), 0)
+        self.progress.adopt((0, 1, 2))
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts
         self.logged: list[tuple[Details, str]] = []
         self.settings = JobSettings(state_check_steps=every)
-        self.check = StateCheck(self, self.position, self, self.log_event)  # type: ignore[arg-type]
+        self.check = StateCheck(self, self.progress, self, self.log_event)  # type: ignore[arg-type]
         self.check.replica = self.replica
 
     def broadcast(self, mine: bytes, rank: int, _name: str) -> bytes:
@@ -252,14 +252,14 @@ class Job:
         raise error(why)
 
     def row(self, worker: int, state: int) -> StepRecord:
-        return StepRecord(1, self.position.step, worker, 0, 4, 0, 0, 1, 0, state=state)
+        return StepRecord(1, self.progress.step, worker, 0, 4, 0, 0, 1, 0, state=state)
 
 
 def test_the_digest_of_a_step_is_made_once_and_only_when_it_is_due() -> None:
     job = Job(every=2)
-    job.position._ledger = replace(job.position.ledger, free=())  # in the midst of an epoch
+    job.progress._ledger = replace(job.progress.ledger, free=())  # in the midst of an epoch
     for step in range(5):
-        job.position.step = step
+        job.progress.step = step
         job.check.begin_step()
         assert (job.check.state != 0) is (step in (2, 4))
     assert job.replica.asked == 2
@@ -271,7 +271,7 @@ def test_the_digest_of_a_step_is_made_once_and_only_when_it_is_due() -> None:
 @pytest.mark.parametrize("every", [0, 2])
 def test_rows_that_agree_or_say_nothing_are_fine(every: int) -> None:
     job = Job(every)
-    job.position.step = 2
+    job.progress.step = 2
     job.check.begin_step()
     state = job.check.state
     assert (state == 0) is (every == 0)
@@ -280,7 +280,7 @@ def test_rows_that_agree_or_say_nothing_are_fine(every: int) -> None:
 
 def test_all_end_with_the_worker_and_the_part() -> None:
     job = Job(a=1, b=3)
-    job.position.step = 2
+    job.progress.step = 2
     job.check.begin_step()
     rows = [job.row(0, job.check.state), *(job.row(w, fold(job.others)) for w in (1, 2))]
     with pytest.raises(StateDiffers, match="the state of w0 differs from that of w1, w2 after"):
@@ -292,7 +292,7 @@ def test_all_end_with_the_worker_and_the_part() -> None:
 
 def test_the_last_state_is_always_compared() -> None:
     job = Job(every=1000)
-    job.position.step = 7
+    job.progress.step = 7
     state = job.check.now()
     assert state == fold(job.replica.parts)
     with pytest.raises(StateDiffers):
@@ -311,11 +311,11 @@ def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> No
         return Job.broadcast(job, mine, rank, name)
 
     def finish_record(mine: StepRecord) -> list[StepRecord]:
-        others = [job.row(w, fold(job.others)) for w in job.position.members[1:]]
+        others = [job.row(w, fold(job.others)) for w in job.progress.members[1:]]
         return [mine, *(replace(row, stop=Stop.FINISHED) for row in others)]
 
     def repair(_error: Exception, _since: float) -> None:
-        job.position.adopt((0, 1))
+        job.progress.adopt((0, 1))
 
     ring: Any = job
     ring.broadcast, ring.start_record, ring.finish_record = (

@@ -166,9 +166,9 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
     if snapshot.job.sizes.enough(usable) or not late:
         return None
     within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
-    silent = [p for p in late if p.alive and p.worker is None]
-    if silent:
-        names = ", ".join(p.name for p in silent)
+    unregistered = [p for p in late if p.alive and p.worker is None]
+    if unregistered:
+        names = ", ".join(p.name for p in unregistered)
         reason = f"{own.script} ({names}) did not call edl.init() {within}"
         return Outcome(JobState.FAILED, reason, 1)
     died = next((p for p in processes if p.failed), None)

@@ -109,7 +109,7 @@ class Process:
         blamed = self.failed or bool(self.evicted)
         return backoff_s(self.failures_now, longest_s) if blamed and not self.used_up else 0.0
 
-    def ending_story(self, host: str) -> str:
+    def ending_text(self, host: str) -> str:
         """Its end in words: of a failure also its last line, else whose doing it was."""
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"

@@ -124,14 +124,19 @@ def _drained(
 
 
 def attainable_size(now: Snapshot, active: Sequence[Seat], assigned: Placement) -> int:
-    """How many of the ``assigned`` workers are there, or can be started by somebody.
+    """How many workers :func:`attainable` are."""
+    return sum(attainable(now, active, assigned).values())
+
+
+def attainable(now: Snapshot, active: Sequence[Seat], assigned: Placement) -> dict[str, int]:
+    """Those of the ``assigned`` workers that are there, or can be started by somebody.
 
     Nobody can on a host without an agent: perhaps it has died, and its workers are still wanted.
     """
     if now.assigned.by_slot:
-        return sum(assigned.values())
+        return dict(assigned)
     agents, here = {host.name for host in now.hosts}, Counter(seat.host for seat in active)
-    return sum(n if host in agents else min(n, here[host]) for host, n in assigned.items())
+    return {host: n if host in agents else min(n, here[host]) for host, n in assigned.items()}
 
 
 def _why_not(now: Snapshot, seat: Seat, assigned: Placement, left: int) -> str:

@@ -210,16 +210,16 @@ def _recover(
     may not even know that the others tried to build its ring. Who is ``absent`` from ZooKeeper
     counts as dead, unless nobody else has the state.
     """
-    silent = [
+    missing = [
         s.id
         for s in ring
         if s.id in training
         and not broke(training[s.id], current)
         and not (current.previous and training[s.id].generation == 0)
     ]
-    if silent:
+    if missing:
         return Decision(
-            f"generation {current.number} is broken; {names(silent)} did not report yet"
+            f"generation {current.number} is broken; {names(missing)} did not report yet"
         )
     members = {seat.id for seat in ring}
     newcomers = [seat for seat in current.seats if seat.id not in members]

@@ -3,6 +3,7 @@
 The steps, each a function below:
 
 1. Who may leave, and why: whom a signal or a request asks to, and who is more than are assigned.
+   A size that a crash has left and the job may not have is such a reason, too.
 2. Who is ready: on each host as many newcomers as are lacking there; the others are given up.
 3. The target: one size for the ring after the switch, and who stays for its sake.
 4. The pairs: who joins and who leaves, or who they wait for. Newcomers wait for others that come
@@ -15,12 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
 from edl.core.job.desired import desire
-from edl.core.job.leavers import Leaver, Why, attainable_size, leavers_of, without
-from edl.core.job.placement import Placement
+from edl.core.job.leavers import Leaver, Why, attainable, attainable_size, leavers_of, without
+from edl.core.job.placement import Placement, place
 from edl.core.plural import names, verb, workers, workers_train
 from edl.core.records import Asker, Generation, Member, Seat, Snapshot, Stage
 
@@ -46,6 +47,9 @@ def change(
 ) -> Decision:
     """The next generation of a ring whose members are all ``alive``; else why there is none now."""
     active = current.seats
+    before, settled = now.assigned, _settled(now, active, ages, limits)
+    if settled is not None:
+        now = replace(now, assigned=replace(before, hosts=settled))
     newcomers = [
         m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
@@ -85,8 +89,29 @@ def change(
     leaving = [one.id for one in target.leaving]
     new = _generation(current, alive, term, sum(lowered.values()), target.joining, leaving)
     why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
-    changed = desire(now.desired, now.assigned, lowered, Asker.LEADER, why)
-    return Decision(new.reason, new, changed or None, evict, answers)
+    if settled is not None:
+        why = f"nobody can start who is lacking, and the job may have {now.job.sizes}"
+    changed = None  # what is assigned by slot is not what is desired
+    if lowered != before.hosts:
+        changed = desire(now.desired, before, lowered, Asker.LEADER, why)
+    return Decision(new.reason, new, changed, evict, answers)
+
+
+def _settled(
+    now: Snapshot, active: Sequence[Seat], ages: Ages, limits: Limits
+) -> dict[str, int] | None:
+    """What to assign, with the next smaller size, when a crash has left one that is not allowed.
+
+    Not while somebody can start who is lacking, nor before a host could have come back; and not
+    where slots are assigned, which would be filled again.
+    """
+    sizes, assigned = now.job.sizes, now.assigned
+    left, size = len(active), sizes.below(len(active))
+    kept = attainable(now, active, assigned.hosts)
+    waits = assigned.by_slot or sum(kept.values()) != left or ages.generation_s < limits.start_s
+    if waits or size in (None, left) or left == assigned.np:
+        return None
+    return place(now.job.name, size, kept, now.hosts)
 
 
 # --- 2. who is ready
@@ -230,7 +255,7 @@ def _absent(
     assigned: Placement,
     arrived: Sequence[str],
 ) -> list[str]:
-    """Workers that are about to start, told by host. ``arrived``: hosts of newcomers.
+    """Workers that are about to start, by host. ``arrived``: hosts of newcomers.
 
     Who starts them is there: an agent, or under horovodrun an `edl-worker`.
     """

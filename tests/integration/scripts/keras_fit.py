@@ -1,4 +1,4 @@
-"""A `fit` with many callbacks, which something happens to; each worker that ends tells what it has.
+"""A `fit` with many callbacks, which something happens to; who ends reports what it has.
 
 --fault JSON, once the file is there: {"file": path, "rank": 0, "what": ..., "do": "kill" | "stop"}:
 the worker of that rank is killed, or its script wants to stop training, at the end of its third

@@ -91,7 +91,7 @@ class Diary:
         self.pauses = []  # steps that took long, from the end of the one before
         self.wrong = []  # what this worker saw go wrong
         self.rings = []  # the generations that this worker was in: number, size, first step
-        self.exchanges = {}  # what all have told each other after a step
+        self.exchanges = {}  # what all have exchanged after a step
         self.epochs = []  # the counts at the end of each epoch that this worker was in
         self._last_step = time.monotonic()
         self._scene = None
@@ -127,7 +127,7 @@ class Diary:
             self.wrong.append(f"step {steps} {problem}")
 
     def exchange(self, steps):
-        """Now and then tell the others something that nobody can know: the answer must travel."""
+        """Now and then exchange something that nobody can know: the answer must travel."""
         if self.args.exchange and steps % self.args.exchange == 0:
             worker = edl.current_worker()
             self.exchanges[str(steps)] = worker.exchange([worker.id, steps, random.random()])
