@@ -232,6 +232,8 @@ class Agent(Supervisor[AgentState]):
         has = snapshot.desired.hosts.get(name, 0)
         if has >= asked:
             self._host = replace(self._host, brings=0)  # written in the next turn
+            if got is not None:  # somebody who came later has asked for both
+                self._say_once(f"host {name} has a place for {workers(has)}")
             return
 
         def change(now: Placement) -> Placement:

@@ -118,6 +118,26 @@ def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: She
     assert job.wait() == 0
 
 
+def test_hosts_that_bring_one_worker_each_make_an_allowed_size_together(shell: Shell) -> None:
+    """And each change of what is desired is told, with who asked for it."""
+    limits = ("--sizes", "1,2,4", "--max-np", "4", "--slots", "2", "--job", "j", "--host", "a")
+    job = shell.start("run", "-np", "2", *limits, sys.executable, STANDIN)
+    shell.until_size(2)
+    hosts = [shell.start("join", "--job", "j", "--host", "b", "--slots", "1", "-np", "1")]
+    hosts[0].expect("has a place for 0 workers, not 1: the job may have 1, 2 or 4 workers")
+    hosts += [shell.start("join", "--job", "j", "--host", "c", "--slots", "1", "-np", "1")]
+    assert shell.until_size(4)["desired"] == {"a": 2, "b": 1, "c": 1}
+    assert shell.edl("scale", "j", "--np", "2").returncode == 0
+    assert shell.until_size(2)["assigned"] == {"a": 2, "b": 0, "c": 0}
+    told = [event for event in shell.events() if event["kind"] == "desired"]
+    assert [(one["by"], one["reason"]) for one in told] == [
+        ("launcher", "host c joins with 1 worker: 2 -> 4 workers wanted (b: 0 -> 1, c: 0 -> 1)"),
+        ("person", "edl scale: 4 -> 2 workers wanted (b: 1 -> 0, c: 1 -> 0)"),
+    ]
+    assert shell.edl("stop", "j").returncode == 0
+    assert [one.wait() for one in (job, *hosts)] == [0, 0, 0]
+
+
 def test_what_cannot_be_shared_is_refused(shell: Shell) -> None:
     done = shell.edl("run", "--or-join", "--job", "j", sys.executable, STANDIN)
     assert (done.returncode, "needs --job and EDL_SECRET" in done.stderr) == (2, True)

@@ -19,11 +19,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
-from edl.core.job.desired import desire
+from edl.core.job.desired import Change, desire
 from edl.core.job.leavers import Leaver, Why, attainable, attainable_size, leavers_of, without
 from edl.core.job.placement import Placement, place
 from edl.core.plural import names, verb, workers, workers_train
-from edl.core.records import Asker, Generation, Member, Seat, Snapshot, Stage
+from edl.core.records import Asker, Assigned, Generation, Member, Seat, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,20 @@ def change(
     lowered = without(now.assigned.hosts, target.leaving)
     leaving = [one.id for one in target.leaving]
     new = _generation(current, alive, term, sum(lowered.values()), target.joining, leaving)
-    why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
-    if settled is not None:
-        why = f"nobody can start who is lacking, and the job may have {now.job.sizes}"
-    changed = None  # what is assigned by slot is not what is desired
-    if lowered != before.hosts:
-        changed = desire(now.desired, before, lowered, Asker.LEADER, why)
+    changed = _changed(now, before, lowered, leaving)
     return Decision(new.reason, new, changed, evict, answers)
+
+
+def _changed(
+    now: Snapshot, before: Assigned, lowered: Placement, leaving: Sequence[int]
+) -> Change | None:
+    """What is desired with a switch; None: as before, also where slots are assigned."""
+    if lowered == before.hosts:
+        return None
+    why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
+    if now.assigned is not before:
+        why = f"nobody can start who is lacking, and the job may have {now.job.sizes}"
+    return desire(now.desired, before, lowered, Asker.LEADER, why)
 
 
 def _settled(
