@@ -85,8 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The slow ones first, so that none of them is left at the end."""
     if not hasattr(config, "workerinput"):
         return
-    assert config.cache is not None
-    known: dict[str, float] = config.cache.get(DURATIONS, {})
+    cache: pytest.Cache | None = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    known: dict[str, float] = {} if cache is None else cache.get(DURATIONS, {})
 
     def seconds(item: pytest.Item) -> float:
         return known.get(item.nodeid, 20.0 if item.get_closest_marker("slow") else 1.0)
@@ -107,11 +107,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    config = session.config
-    if not hasattr(config, "workerinput") and config.cache is not None:
-        known: dict[str, float] = config.cache.get(DURATIONS, {})
+    cache: pytest.Cache | None = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
         told = {name: round(seconds, 2) for name, seconds in _durations.items()}
-        config.cache.set(DURATIONS, known | told)
+        cache.set(DURATIONS, cache.get(DURATIONS, {}) | told)
 
 
 # --- ZooKeeper ---

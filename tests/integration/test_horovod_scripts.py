@@ -175,7 +175,13 @@ def round_in(job: Job, told: int, size: int, now: Status) -> bool:
     return f"with {size} workers" in job.output()[told:]
 
 
-@pytest.mark.parametrize("script", SYNTHETIC, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(SYNTHETIC[0], id="torch"),
+        pytest.param(SYNTHETIC[1], id="tensorflow", marks=pytest.mark.long),
+    ],
+)
 def test_the_synthetic_examples_alone(script: Path) -> None:
     done = run_alone(script, "--fp16-allreduce")
     assert "10 rounds: " in done.stdout
