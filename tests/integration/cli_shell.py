@@ -148,17 +148,21 @@ class Shell:
         yield JobStore(self._identified(tuple(Access(job, secret) for secret in known)), job)
 
     def _identified(self, known: tuple[Access, ...]) -> Session:
-        """One session for all looks of a test, for those who wait look often."""
+        """One session for all looks of a test, for those who wait look often.
+
+        One that has lost its server is replaced, as if another `edl status` asked.
+        """
         hosts = self.environment["EDL_ZOOKEEPER"]
-        if self._session is None or self._session.hosts != hosts:
+        session = self._session
+        if session is None or session.hosts != hosts or not session.connected:
             self.close()
             session = Session(hosts, SESSION_S, CONNECT_S)
             session.start()
             self._session, self._known = session, ()
         if self._known != known:
-            self._session.identify(*known)
+            session.identify(*known)
             self._known = known
-        return self._session
+        return session
 
     def close(self) -> None:
         """End the session of :meth:`store`."""
