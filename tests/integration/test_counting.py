@@ -27,6 +27,8 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", str(num_workers)]
     size = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--batch-size", "4"]
     limits = {"np": SIZES[0], "max_np": max(SIZES)}
+    together = tmp_path / "together"  # none is ready before all are known
+    script += ["--together", str(together)]
     patience = {"EDL_GATHER_TIMEOUT_S": "120"}  # of newcomers with each other: the machine is busy
     slow = Throttle(0.15)
     with started(
@@ -35,7 +37,11 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
         now = job.wait_for_step(1)
         for wanted in SIZES[1:]:
             job.wait_for_step(now["step"] + moments.randrange(20))
+            together.touch()
             job.scale(wanted)
+            if wanted > now["world_size"]:
+                job.wait(lambda now, all=wanted: len(now["members"]) == all, "all newcomers", 180.0)
+            together.unlink()
             now = job.wait_for_size(wanted, 180.0)
         job.wait_for_step(now["step"] + moments.randrange(20))
         job.hurry()
