@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and a real ZooKeeper with a place of its own in it for each test.
+"""Hypothesis profiles, the order of the tests, and a ZooKeeper with a place in it for each test.
 
 Profiles: `ci` repeats the same examples every time, `quick` is for the desk.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from kazoo.client import KazooClient
+from xdist.scheduler import LoadScopeScheduling
 
 from edl.coordination.local_server import start_local, stop_local
 
@@ -56,6 +58,62 @@ def pytest_configure() -> None:
     """Let what the tests start hear Ctrl-C, also where `nohup` or a shell's & made us ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# --- order, where tests run side by side ---
+
+DURATIONS = "edl/durations"  # in pytest's cache: seconds by test, of its last run
+TOGETHER = ("unit/", "contract/", "test_security.py", "test_torch_api.py", "test_tensorflow_api.py")
+_durations: Counter[str] = Counter()
+
+
+class TogetherOrAlone(LoadScopeScheduling):
+    """A worker of xdist takes the next test; all of a file at once, where they share its set-up."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if any(part in file for part in TOGETHER) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False
+    return TogetherOrAlone(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The slow ones first, so that none of them is left at the end."""
+    if not hasattr(config, "workerinput"):
+        return
+    cache: pytest.Cache | None = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    known: dict[str, float] = {} if cache is None else cache.get(DURATIONS, {})
+
+    def seconds(item: pytest.Item) -> float:
+        return known.get(item.nodeid, 20.0 if item.get_closest_marker("slow") else 1.0)
+
+    in_all: Counter[str] = Counter()
+    for item in items:
+        in_all[item.nodeid.partition("::")[0]] += seconds(item)
+
+    def slowness(item: pytest.Item) -> float:
+        file = item.nodeid.partition("::")[0]
+        return in_all[file] if any(part in file for part in TOGETHER) else seconds(item)
+
+    items.sort(key=slowness, reverse=True)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _durations[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    cache: pytest.Cache | None = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        told = {name: round(seconds, 2) for name, seconds in _durations.items()}
+        cache.set(DURATIONS, cache.get(DURATIONS, {}) | told)
+
+
+# --- ZooKeeper ---
 
 
 @pytest.fixture(scope="session")

@@ -18,14 +18,13 @@ it::
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl import failpoints
+from edl import config, failpoints
 from edl.framework import process
 
 SCRIPT = Path(__file__)  # runs another one: its path and its arguments follow
@@ -61,7 +60,7 @@ class Throttle:
 
 def step() -> None:
     """Sleep, as long as the test throttles this job. A newcomer that warms up does not."""
-    name = os.environ.get(FILE)
+    name = config.environment().get(FILE)
     if name is None or process.is_warming_up():
         return
     file = Path(name)

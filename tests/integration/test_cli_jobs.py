@@ -274,7 +274,6 @@ def test_zookeeper_is_away_for_a_while(shell: Shell, tmp_path: Path) -> None:
     try:
         job = start(shell)
         before = shell.until_size(2)
-        shell.close()  # our own session; kazoo may take long to come back
         stop_local(state)
         job.expect("ZooKeeper is away; training goes on")
         assert start_local(state) == shell.mark

@@ -20,14 +20,16 @@ SAMPLES, EPOCHS = 1797, 3
 SIZES = (2, 4, 1, 3)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_hosts: str) -> None:
     """2 -> 4 -> 1 -> 3 workers, asked for at random moments."""
     moments = random.Random(f"moments of {num_workers}")
     script = [COUNTING, "--out", str(tmp_path), "--num-workers", str(num_workers)]
     size = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--batch-size", "4"]
     limits = {"np": SIZES[0], "max_np": max(SIZES)}
-    patience = {"EDL_GATHER_TIMEOUT_S": "30"}  # of newcomers with each other: the machine is busy
+    together = tmp_path / "together"  # none is ready before all are known
+    script += ["--together", str(together)]
+    patience = {"EDL_GATHER_TIMEOUT_S": "120"}  # of newcomers with each other: the machine is busy
     slow = Throttle(0.15)
     with started(
         tmp_path, zk_hosts, *script, *size, **limits, environment=patience, throttled=slow
@@ -35,8 +37,12 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
         now = job.wait_for_step(1)
         for wanted in SIZES[1:]:
             job.wait_for_step(now["step"] + moments.randrange(20))
+            together.touch()
             job.scale(wanted)
-            now = job.wait_for_size(wanted)
+            if wanted > now["world_size"]:
+                job.wait(lambda now, all=wanted: len(now["members"]) == all, "all newcomers", 180.0)
+            together.unlink()
+            now = job.wait_for_size(wanted, 180.0)
         job.wait_for_step(now["step"] + moments.randrange(20))
         job.hurry()
         assert job.end() == 0, job.describe("it failed")

@@ -57,7 +57,7 @@ def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> N
         check_parts(event)
 
 
-@pytest.mark.parametrize("num_workers", ["0", "2"])
+@pytest.mark.parametrize("num_workers", ["0", pytest.param("2", marks=pytest.mark.long)])
 def test_digits_are_learned_without_a_launcher(num_workers: str) -> None:
     done = subprocess.run(
         [sys.executable, DIGITS, "--epochs", "8", "--num-workers", num_workers],

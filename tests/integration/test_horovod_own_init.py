@@ -43,7 +43,9 @@ def patched(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["torch", "tensorflow.keras"])
+@pytest.mark.parametrize(
+    "module", ["torch", pytest.param("tensorflow.keras", marks=pytest.mark.long)]
+)
 def test_a_script_that_calls_horovods_init_fails_the_job_with_a_sentence(
     shell: Shell, patched: Path, module: str
 ) -> None:

@@ -63,9 +63,14 @@ def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
     tmp_path: Path, zk_hosts: str
 ) -> None:
     """Each of them had guessed that it joins alone."""
-    with trial(tmp_path, zk_hosts, np=1, max_np=3, kind=HorovodTrial) as job:
+    together = tmp_path / "together"  # none is ready before both are known
+    together.touch()
+    more = ["--together", str(together)]
+    with trial(tmp_path, zk_hosts, np=1, max_np=3, kind=HorovodTrial, more=more) as job:
         job.wait_for_step(3)
         job.scale(3)
+        job.wait(lambda now: len(now["members"]) == 3, "both newcomers")
+        together.unlink()
         job.wait_for_size(3)
         reports = job.prove(workers=3)
     assert [report["resets"][-1] for report in reports] == [3, 3, 3]
@@ -175,7 +180,13 @@ def round_in(job: Job, start: int, size: int, now: Status) -> bool:
     return f"with {size} workers" in job.output()[start:]
 
 
-@pytest.mark.parametrize("script", SYNTHETIC, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(SYNTHETIC[0], id="torch"),
+        pytest.param(SYNTHETIC[1], id="tensorflow", marks=pytest.mark.long),
+    ],
+)
 def test_the_synthetic_examples_alone(script: Path) -> None:
     done = run_alone(script, "--fp16-allreduce")
     assert "10 rounds: " in done.stdout

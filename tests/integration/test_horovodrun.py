@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from horovodrun import DISCOVER, HOROVODRUN, STANDIN, WORKER, HorovodrunTrial, StandinTrial
+from horovodrun import DISCOVER, HOROVODRUN, QUICK, STANDIN, WORKER, HorovodrunTrial, StandinTrial
 from paths import SCRIPTS
 from trial import alive, trial
 
@@ -45,6 +45,7 @@ def test_out_and_in_and_a_killed_worker(
         kind=HorovodrunTrial,
         script=SCRIPTS / script,
         shield=shield,
+        driver=HOROVODRUN,
     ) as job:
         job.wait_for_size(2, SLOW_S)
         job.scale(3)
@@ -107,7 +108,7 @@ def test_another_driver_is_refused_and_edl_stop_ends_the_first_with_success(
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
         other = subprocess.run(
-            [HOROVODRUN, *limits, *WORKER, sys.executable, str(STANDIN)],
+            [*QUICK, *limits, *WORKER, sys.executable, str(STANDIN)],
             capture_output=True,
             text=True,
             env=job.environment,
@@ -316,7 +317,7 @@ def test_the_wrong_horovodrun_is_named(tmp_path: Path, zk_hosts: str) -> None:
     script = tmp_path / "plain.py"
     script.write_text("import edl.torch as edl\nedl.init()\nprint('alone')\n")
     done = call(
-        HOROVODRUN, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts
+        *QUICK, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts
     )
     assert done.returncode != 0
     assert "a launcher without elasticity" in done.stdout + done.stderr

@@ -142,11 +142,11 @@ def test_a_command_that_does_not_exist_is_one_sentence(cloud: Service, tmp_path:
 def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
     tmp_path: Path, zk_hosts: str, cloud: Service
 ) -> None:
-    with trial(tmp_path, zk_hosts, np=2, max_np=4, options=["--host", "a"]) as job:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, options=["--host", "a"]) as job:
         job.wait_for_size(2)
-        join = [EDL, "join", "--job", job.name, "--host", "spot", "--slots", "2", "-np", "2"]
+        join = [EDL, "join", "--job", job.name, "--host", "spot", "--slots", "1", "-np", "1"]
         with on_spot("aws", cloud.url, *join, cwd=tmp_path, env=job.environment) as agent:
-            job.wait_for_size(4)  # nobody has called `edl scale`
+            job.wait_for_size(3)  # nobody has called `edl scale`
             cloud.noticed = True
             assert agent.wait() == 0, agent.output
             assert "edl: host spot has left job" in agent.output
@@ -156,17 +156,17 @@ def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
         cloud.noticed = False
         lost = [*join[:5], "lost", *join[6:]]
         with on_spot("aws", cloud.url, *lost, cwd=tmp_path, env=job.environment) as agent:
-            now = job.wait_for_size(4)
+            now = job.wait_for_size(3)
             pids = [member["pid"] for member in now["members"] if member["host"] == "lost"]
             agents = [p.pid for p in job.processes() if p.ppid() == agent.process.pid]
             for pid in (*agents, *pids):
                 os.kill(pid, signal.SIGKILL)
             assert agent.wait() == 128 + signal.SIGKILL
         with on_spot("aws", cloud.url, *join, cwd=tmp_path, env=job.environment) as agent:
-            job.wait(lambda now: now["desired"].get("spot") == 2, "the place of the lost host")
-            job.wait_for_size(4)
-            assert job.status()["desired"] == {"a": 2, "lost": 0, "spot": 2}
-            job.prove(workers=4)
+            job.wait(lambda now: now["desired"].get("spot") == 1, "the place of the lost host")
+            job.wait_for_size(3)
+            assert job.status()["desired"] == {"a": 2, "lost": 0, "spot": 1}
+            job.prove(workers=3)
             assert agent.wait() == 0, agent.output
 
 

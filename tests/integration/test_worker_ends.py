@@ -66,7 +66,9 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["counting.py", "tf_counting.py"])
+@pytest.mark.parametrize(
+    "model", ["counting.py", pytest.param("tf_counting.py", marks=pytest.mark.long)]
+)
 def test_edl_run_returns_soon_after_the_last_script(
     tmp_path: Path, zk_hosts: str, model: str
 ) -> None:

@@ -19,6 +19,7 @@ def strays(epoch):
 
 
 if args.framework == "torch":
+    import no_compiler  # noqa: F401
     import torch
 
     import edl.torch as edl

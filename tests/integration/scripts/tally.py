@@ -40,6 +40,7 @@ def parser():
     options.add_argument("--epochs", type=int, default=3)
     options.add_argument("--batch-size", type=int, default=4)
     options.add_argument("--num-workers", type=int, default=0)
+    options.add_argument("--together", type=Path, help="newcomers wait as long as it exists")
     options.add_argument("--stuck", type=Path, help="the worker of the slot in it stands still")
     options.add_argument("--lock", type=Path, help="that of this slot holds the GIL for good")
     options.add_argument("--checkpoint", type=Path, help="save into this directory")
@@ -112,6 +113,8 @@ class Diary:
     def in_step(self):
         args = self.args
         throttle.step()
+        while args.together and edl.is_warming_up() and args.together.exists():
+            time.sleep(0.05)
         if args.stuck and args.stuck.exists() and args.stuck.read_text() == str(edl.local_rank()):
             while args.stuck.exists():  # as code that hangs: until somebody removes the file
                 time.sleep(0.05)

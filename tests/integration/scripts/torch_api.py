@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+import no_compiler  # noqa: F401
 import torch
 
 import edl.torch as edl
