@@ -65,7 +65,7 @@ def ssh_between(net: Net, directory: Path, *hosts: str) -> Iterator[Path]:
         deadline = time.monotonic() + START_S
         for host in hosts:
             while 22 not in {port for _, port in net.listening(host)}:
-                text = (directory / f"sshd-{host}.text").read_text()
+                text = (directory / f"sshd-{host}.log").read_text()
                 assert time.monotonic() < deadline, f"no sshd on host {host}: {text}"
                 time.sleep(0.05)
         yield directory
