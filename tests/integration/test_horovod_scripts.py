@@ -17,6 +17,7 @@ from paths import ROOT, SCRIPTS
 from trial import Trial, trial
 from wrong import answers_of, assert_a_sentence
 
+from edl.core.plural import verb, workers_train
 from edl.testing import throttle
 from edl.testing.job import Job, Status, started
 from edl.testing.throttle import Throttle
@@ -103,13 +104,9 @@ def test_what_is_trained_since_the_last_commit(tmp_path: Path, zk_hosts: str) ->
 
 
 def ring_of(job: Trial, size: int) -> None:
-    """Wait for a ring of ``size`` that trains; no step is reported before the next commit."""
-
-    def trains(now: Status) -> bool:
-        stages = [member["stage"] for member in now["members"]]
-        return now["world_size"] == size and stages == ["active"] * size
-
-    job.wait(trains, f"ring of {size} workers", timeout_s=90.0)
+    """Wait for a ring of ``size`` in which all are; no step is reported before the next commit."""
+    all_train = f"{workers_train(size)}; {size} {verb(size)} wanted"
+    job.wait(lambda now: now["reason"] == all_train, f"ring of {size} workers", timeout_s=90.0)
 
 
 def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
