@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from edl.cli import build_horovod, doctor
 from edl.cli.main import app
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.job_spec import JobSettings
@@ -116,25 +115,16 @@ def commands() -> str:
 
 
 def verbs() -> Iterator[tuple[str, Any]]:
-    """All commands with their full names. Two are imported only when called; here they are, too."""
-    for path, verb in _walk("edl", typer.main.get_command(app)):
-        if path in LAZY:
-            own = typer.Typer(add_completion=False)
-            own.command()(LAZY[path])
-            yield path, typer.main.get_command(own)
-        else:
-            yield path, verb
-
-
-LAZY = {"edl doctor": doctor.doctor, "edl build-horovod": build_horovod.build_horovod}
+    """All commands with their full names."""
+    return _walk("edl", typer.main.get_command(app))
 
 
 def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-    parts: Mapping[str, Any] = getattr(command, "commands", {})
-    if not parts:
+    if not hasattr(command, "list_commands"):
         yield path, command
-    for name, each in parts.items():
-        yield from _walk(f"{path} {name}", each)
+        return
+    for name in command.list_commands(None):
+        yield from _walk(f"{path} {name}", command.get_command(None, name))
 
 
 def _command(path: str, verb: Any) -> str:

@@ -10,57 +10,73 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module, metadata
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from edl import config
-from edl.cli import (
-    chaos,
-    checkpoint,
-    drain,
-    events,
-    join,
-    leader,
-    logs,
-    migrate,
-    profile,
-    run,
-    scale,
-    status,
-    stop,
-    zookeeper,
-)
 from edl.errors import ConfigError, EdlError, UsageError
 
 # typer brings its own copy of click since 0.26; this is the base of its usage errors in any case.
 _ArgumentError: Any = typer.BadParameter.__base__
 
+VERBS = {  # module of edl.cli, and the function or the group of verbs in it
+    "run": ("run", "run"),
+    "join": ("join", "join"),
+    "status": ("status", "status"),
+    "scale": ("scale", "scale"),
+    "drain": ("drain", "drain"),
+    "migrate": ("migrate", "migrate"),
+    "profile": ("profile", "profile"),
+    "stop": ("stop", "stop"),
+    "events": ("events", "events"),
+    "logs": ("logs", "logs"),
+    "leader": ("leader", "leader"),
+    "chaos": ("chaos", "chaos"),
+    "doctor": ("doctor", "doctor"),
+    "build-horovod": ("build_horovod", "build_horovod"),
+    "checkpoint": ("checkpoint", "app"),
+    "zookeeper": ("zookeeper", "app"),
+}
+
+
+class Verbs(TyperGroup):
+    """Imports a verb when it is called: `edl status` need not wait for what `edl profile` draws."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return verb(cmd_name) if cmd_name in VERBS else None
+
+
+@cache
+def verb(name: str) -> Any:
+    """The command of that name. ``COMMAND`` in its module: what else typer is to know of it."""
+    module, attribute = VERBS[name]
+    imported = import_module(f"edl.cli.{module}")
+    found = getattr(imported, attribute)
+    if not isinstance(found, typer.Typer):
+        one = typer.Typer(add_completion=False, rich_markup_mode=None)
+        one.command(name, **getattr(imported, "COMMAND", {}))(found)
+        found = one
+    command: Any = typer.main.get_command(found)
+    command.name = name
+    return command
+
+
 app = typer.Typer(
     name="edl",
+    cls=Verbs,
     help="Elastic training for Horovod: workers join and leave while the others train on.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-# What follows the first word that is not an option belongs to the user's command.
-app.command("run", cls=run.Run, context_settings={"allow_interspersed_args": False})(run.run)
-app.command("join")(join.join)
-app.command("status")(status.status)
-app.command("scale")(scale.scale)
-app.command("drain")(drain.drain)
-app.command("migrate")(migrate.migrate)
-app.command("profile")(profile.profile)
-app.command("stop")(stop.stop)
-app.command("events")(events.events)
-app.command("logs")(logs.logs)
-app.command("leader")(leader.leader)
-app.command("chaos")(chaos.chaos)
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(zookeeper.app, name="zookeeper")
 
 
 @app.callback(invoke_without_command=True)
@@ -76,35 +92,6 @@ def _options(
         typer.echo(f"edl {metadata.version('edl-horovod')}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def _lazily(module: str, function: str) -> Callable[[typer.Context], None]:
-    """A verb whose module is imported when it is called; it reads its own arguments."""
-
-    def verb(context: typer.Context) -> None:
-        sub = typer.Typer(
-            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-        )
-        sub.command()(getattr(import_module(module), function))
-        code = sub(args=context.args, prog_name=context.command_path, standalone_mode=False)
-        raise typer.Exit(code if isinstance(code, int) else 0)
-
-    return verb
-
-
-_OWN_ARGUMENTS = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
-app.command(
-    "doctor", context_settings=_OWN_ARGUMENTS, help="Check this machine and say what is missing."
-)(_lazily("edl.cli.doctor", "doctor"))
-app.command(
-    "build-horovod",
-    context_settings=_OWN_ARGUMENTS,
-    help="Build Horovod 0.28.1 for today's PyTorch and TensorFlow, and install it.",
-)(_lazily("edl.cli.build_horovod", "build_horovod"))
 
 
 def main() -> None:

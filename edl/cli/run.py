@@ -185,6 +185,10 @@ class Run(TyperCommand):
         return super().parse_args(ctx, [*own, *args[end:]])
 
 
+# What follows the first word that is not an option belongs to the user's command.
+COMMAND = {"cls": Run, "context_settings": {"allow_interspersed_args": False}}
+
+
 def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
     """The setting ``resume``; None: as the environment says."""
     if newest + auto + (directory is not None) > 1:

@@ -18,7 +18,7 @@ import pytest
 import typer
 import yaml
 
-from edl.cli.main import app
+from edl.cli.main import VERBS, app
 from edl.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ UNIT = RECIPES / "systemd" / "edl-agent@.service"
 VERB = re.compile(r"(?<![\w/.-])(?:/opt/edl/bin/)?edl ([a-z][a-z-]+)\b([^\n]*)")
 END = re.compile(r"`|\s(?:&|\|\||;|\|)|;|\)\s*$|(?<=\S)#|\s#")
 GROUP: Any = typer.main.get_command(app)
-COMMANDS: dict[str, Any] = GROUP.commands
+COMMANDS: dict[str, Any] = {name: GROUP.get_command(None, name) for name in VERBS}
 
 
 def name(path: Path) -> str:
