@@ -107,6 +107,7 @@ def test_a_short_cut_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.chaos
 def test_a_slow_network_that_loses_packets(tmp_path: Path) -> None:
     with hosts_that_train(tmp_path, session_s=6.0, samples=240, epochs=6) as (net, job):
+        job.end_s = 420.0  # a step takes 2 s where packets are sent again
         net.every_link(delay_s=0.05, loss=0.01)
         job.hurry()
         job.scale(2)
