@@ -55,9 +55,13 @@ settings.load_profile(
 
 
 def pytest_configure() -> None:
-    """Let what the tests start hear Ctrl-C, also where `nohup` or a shell's & made us ignore it."""
+    """What the tests start hears Ctrl-C, also where `nohup` or a shell's & made us ignore it, and
+    has none of the packages in `absent`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    path = os.environ.get("PYTHONPATH")
+    absent = str(Path(__file__).parent / "absent")
+    os.environ["PYTHONPATH"] = f"{absent}{os.pathsep}{path}" if path else absent
 
 
 # --- order, where tests run side by side ---
@@ -109,8 +113,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     cache: pytest.Cache | None = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
-        told = {name: round(seconds, 2) for name, seconds in _durations.items()}
-        cache.set(DURATIONS, cache.get(DURATIONS, {}) | told)
+        durations = {name: round(seconds, 2) for name, seconds in _durations.items()}
+        cache.set(DURATIONS, cache.get(DURATIONS, {}) | durations)
 
 
 # --- ZooKeeper ---

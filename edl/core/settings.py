@@ -32,13 +32,13 @@ def variable(name: str) -> str:
     return f"EDL_{name.upper()}"
 
 
-def check(values: object) -> None:
+def check(values: Any) -> None:
     """Refuse numbers that are out of range: a time must be positive.
 
     Raises:
         ConfigError: one is.
     """
-    for one in fields(values):  # type: ignore[arg-type]
+    for one in fields(values):
         value, least = getattr(values, one.name), one.metadata.get("least")
         if one.name.endswith("_s") and value is not None and not value > 0:
             raise ConfigError(

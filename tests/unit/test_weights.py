@@ -56,7 +56,9 @@ def test_a_model_gets_the_newest_good_weights_of_a_directory(tmp_path: Path) -> 
     model.load_state_dict(found)  # as PyTorch's users know it
 
 
-def test_an_exported_file_is_what_other_tools_and_we_read(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_an_exported_file_is_what_other_tools_and_we_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trained, target = net(), tmp_path / "weights.safetensors"
     source = save(tmp_path, 10, trained)
     assert invoke(["checkpoint", "export", str(source), str(target)]) == 0
@@ -93,7 +95,9 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
             load_weights(other)
 
 
-def test_files_are_listed_with_what_is_wrong_with_them(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_files_are_listed_with_what_is_wrong_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(tmp_path, 10, net())
     tear(save(tmp_path, 20, net()))
     assert invoke(["checkpoint", "list", str(tmp_path), "--json"]) == 0
@@ -110,7 +114,7 @@ def test_files_are_listed_with_what_is_wrong_with_them(tmp_path: Path, capsys) -
     assert capsys.readouterr().err.endswith(f"edl: there is no checkpoint in {empty}\n")
 
 
-def test_one_is_shown_with_every_tensor(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_one_is_shown_with_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path, 10, net())
     assert invoke(["checkpoint", "show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
