@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, Phase, settings
 from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
@@ -121,11 +122,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """ "127.0.0.1:PORT" of a ZooKeeper that only this test run uses."""
-    state: Path = tmp_path_factory.mktemp("zookeeper")
-    yield start_local(state)
-    assert stop_local(state)
+def zookeeper(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
+    """ "127.0.0.1:PORT" of a ZooKeeper that only this test run uses, all workers of xdist."""
+    directory = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        directory = directory.parent
+    state, users = directory / "zookeeper", directory / "zookeeper-users"
+    with FileLock(directory / "zookeeper.lock"):
+        (users / worker_id).mkdir(parents=True)
+        hosts = start_local(state)
+    yield hosts
+    with FileLock(directory / "zookeeper.lock"):
+        (users / worker_id).rmdir()
+        if not any(users.iterdir()):
+            assert stop_local(state)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from edl.cli.common import (
     choose_job,
     connected,
 )
+from edl.client.events import flat
 from edl.core.event_text import cost
 from edl.core.events import Event
 
@@ -41,18 +42,6 @@ def events(
             if over or not follow:
                 return
             time.sleep(FOLLOW_S)
-
-
-def flat(event: Event) -> dict[str, Any]:
-    """The event as one flat object."""
-    return {
-        "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
-        "kind": str(event.kind),
-        "generation": event.generation,
-        "step": event.step,
-        "reason": event.reason,
-        **event.details.to_json(),
-    }
 
 
 def aligned(event: Event) -> str:

@@ -34,6 +34,8 @@ from typing import Any
 import psutil
 
 from edl import config
+from edl.client.events import flat
+from edl.client.scaling import resize
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import candidates
@@ -152,10 +154,15 @@ class Run:
         )
 
     def scale(self, np: int) -> None:
-        self.edl("scale", "--np", str(np))
+        """What `edl scale` does; without a process, as all the questions below, where it can."""
+        if self.there:
+            self.edl("scale", "--np", str(np))
+            return
+        with self.store() as store:
+            resize(store, lambda _: np)
 
     def status(self) -> Status:
-        """What `edl status --json` prints; without a process, where the test can look itself."""
+        """What `edl status --json` prints."""
         if self.there:
             status: Status = json.loads(self.edl("status", "--json"))
             return status
@@ -163,7 +170,12 @@ class Run:
             return _looked(store)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
+        """What `edl events --json` prints, of one kind or of all."""
+        if self.there:
+            events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
+        else:
+            with self.store() as store:
+                events = [_as_json(flat(event)) for _, event in store.events.read()]
         return [event for event in events if kind in (None, event["kind"])]
 
     # --- processes ---
@@ -281,9 +293,13 @@ class Run:
 
 
 def _looked(store: JobStore) -> Status:
-    facts = job_status(store.snapshot(), store.session.hosts).to_json()
-    status: Status = json.loads(json.dumps(facts))
-    return status
+    return _as_json(job_status(store.snapshot(), store.session.hosts).to_json())
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As it would come from a process: with lists, not tuples."""
+    read: dict[str, Any] = json.loads(json.dumps(values))
+    return read
 
 
 class Job(Run):

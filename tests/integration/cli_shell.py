@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from edl.cli.events import flat
+from edl.client.events import flat
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import candidates
@@ -184,8 +184,8 @@ class Shell:
         return found
 
 
-def _as_json(facts: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(facts))
+def _as_json(values: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(values))
 
 
 def until(

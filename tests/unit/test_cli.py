@@ -15,11 +15,12 @@ from rich.live import Live
 from typer.testing import CliRunner
 
 from edl.cli.common import check_own_name, worker_number
-from edl.cli.events import aligned, flat
+from edl.cli.events import aligned
 from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
 from edl.cli.status import table
 from edl.cli.worker import _reachable
+from edl.client.events import flat
 from edl.config import Config, HorovodSlot
 from edl.core.event_text import cost, describe
 from edl.core.events import Event, LeaderDetails, SwitchDetails, SwitchParts

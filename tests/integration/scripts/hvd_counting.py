@@ -15,17 +15,15 @@ import edl.torch as hvd
 
 options = parser()
 options.add_argument("--check-only", action="store_true", help="commit at the ends of epochs only")
-options.add_argument("--die", default="", help="slot:place - that worker kills itself there, once")
 args = options.parse_args()
 
 
 def trap(place):
-    """Die at ``place`` if that is asked of this slot, when nobody else has done so."""
-    if args.die == f"{hvd.local_rank()}:{place}" and not hvd.is_warming_up():
-        mark = args.out / "died"
-        if not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+    """Die at ``place`` if the test has put a file there that asks this slot to; once."""
+    order = args.out / f"die-{hvd.local_rank()}-{place}"
+    if not hvd.is_warming_up() and order.exists():
+        order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 torch.set_num_threads(1)
