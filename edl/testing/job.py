@@ -48,6 +48,7 @@ from edl.testing.throttle import Throttle
 EDL = Path(sys.executable).parent / "edl"
 MARK = "EDL_TEST_MARK"
 LOOK_S = 0.25  # between two looks at a job
+WAIT_S = 240.0  # for what the job does; a busy machine takes a minute to start a worker
 CYCLE_MS = "5"  # a ring that waits for its test need not be looked at each millisecond
 
 Status = dict[str, Any]
@@ -308,7 +309,7 @@ class Job(Run):
     # --- watching ---
 
     def wait(
-        self, condition: Callable[[Status], object], what: str, timeout_s: float = 90.0
+        self, condition: Callable[[Status], object], what: str, timeout_s: float = WAIT_S
     ) -> Status:
         """Wait until the job's status fulfils ``condition``; the status that did."""
         deadline = time.monotonic() + timeout_s
@@ -322,7 +323,7 @@ class Job(Run):
             time.sleep(0.05)
         return now
 
-    def wait_for_size(self, size: int, timeout_s: float = 90.0) -> Status:
+    def wait_for_size(self, size: int, timeout_s: float = WAIT_S) -> Status:
         """Wait until ``size`` workers are wanted, in the ring, and have trained a step there."""
 
         def reached(now: Status) -> bool:
@@ -332,7 +333,7 @@ class Job(Run):
         then = self.wait(reached, f"ring of {size} workers", timeout_s)
         return self.wait_for_step(then["step"] + 1, timeout_s)
 
-    def wait_for_step(self, step: int, timeout_s: float = 90.0) -> Status:
+    def wait_for_step(self, step: int, timeout_s: float = WAIT_S) -> Status:
         return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
 
     def end(self, timeout_s: float = 120.0) -> int:

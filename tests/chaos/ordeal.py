@@ -28,7 +28,8 @@ from edl.coordination.session import Session
 from edl.testing.throttle import Throttle
 
 FAULTY = Path(__file__).resolve().parent / "scripts" / "faulty.py"
-GONE_S = 15.0  # for the ephemeral nodes of a killed process to go
+GONE_S = 60.0  # for the ephemeral nodes of a killed process to go
+STRIKES_S = 400.0  # for all faults of a job to strike: newcomers come up slowly on a busy machine
 START_S = 200.0  # for a job to start: TensorFlow takes its time to be imported
 
 Fault = dict[str, Any]
@@ -93,7 +94,7 @@ class Ordeal(Trial):
         """How many faults have struck."""
         return len(list(self.claims.iterdir()))
 
-    def wait_for_strikes(self, timeout_s: float = 120.0, to_come: int = 0) -> None:
+    def wait_for_strikes(self, timeout_s: float = STRIKES_S, to_come: int = 0) -> None:
         """Wait until all faults have struck, but for the last ``to_come``."""
         expected = sum(len(group) for group in self.faults) - to_come
         self.wait(lambda _: self.struck == expected, f"{expected} faults struck", timeout_s)

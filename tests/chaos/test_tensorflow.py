@@ -17,7 +17,6 @@ from edl import failpoints
 pytestmark = [pytest.mark.chaos]
 
 MODES = ("function", "fit", "graph")
-STRIKES_S = 400.0  # for all faults of a job to strike: newcomers come up slowly on a busy machine
 
 
 class Case(NamedTuple):
@@ -126,6 +125,6 @@ def test_deaths(case: Case, mode: str, tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_step(3, START_S)
         if case.max_np > case.np:
             job.scale(case.max_np)
-        job.wait_for_strikes(STRIKES_S, to_come=int(at_the_end))
+        job.wait_for_strikes(to_come=int(at_the_end))
         job.scale(max(2, case.min_np))  # no more replacements
         job.prove(code=137 if at_the_end else 0)

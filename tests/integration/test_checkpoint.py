@@ -17,7 +17,7 @@ import pytest
 from paths import SCRIPTS
 
 from edl.checkpoint import format as files
-from edl.testing.job import Job, started
+from edl.testing.job import WAIT_S, Job, started
 from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -63,7 +63,7 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(tmp_path)
 
 
-def wait_for_event(job: Job, kind: str, timeout_s: float = 90.0) -> dict[str, Any]:
+def wait_for_event(job: Job, kind: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     while not (events := job.events(kind)):
         assert time.monotonic() < deadline, job.describe(f"no event {kind}")

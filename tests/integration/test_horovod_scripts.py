@@ -80,17 +80,16 @@ def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
 def test_a_death_at_each_place(tmp_path: Path, zk_hosts: str) -> None:
     """In a step, just before a commit, before the epoch's commit, after the last one of all."""
     with trial(tmp_path, zk_hosts, np=3, kind=HorovodTrial) as job:
+        job.wait_for_size(3)
         for place in ("step", "commit"):
-            job.wait_for_size(3)  # its replacement
             job.wait_for_progress()
             die(job, 1, place)
-        job.wait_for_size(3)
-        end = order(job, 2, "end")
-        job.hurry()  # to the end of an epoch
-        die(job, 1, "epoch")
+            job.wait(lambda now: now["world_size"] == 2, "repair")
+            job.wait_for_size(3)  # its replacement
+        last = [order(job, 1, "epoch"), order(job, 0, "end")]
         reports = job.prove()
-        assert not end.exists()
-    assert len(reports) in (1, 2)  # the replacement may come too late
+        assert not any(asked.exists() for asked in last)
+    assert reports  # at least of one that has not died; replacements may come too late
 
 
 def die(job: Trial, slot: int, place: str) -> None:
@@ -124,7 +123,7 @@ def test_what_is_trained_since_the_last_commit(tmp_path: Path, zk_hosts: str) ->
 def ring_of(job: Trial, size: int) -> None:
     """Wait for a ring of ``size`` in which all are; no step is reported before the next commit."""
     all_train = f"{workers_train(size)}; {size} {verb(size)} wanted"
-    job.wait(lambda now: now["reason"] == all_train, f"ring of {size} workers", timeout_s=90.0)
+    job.wait(lambda now: now["reason"] == all_train, f"ring of {size} workers")
 
 
 def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:

@@ -28,6 +28,6 @@ def test_a_spawned_process_does_not_take_part_in_the_job(tmp_path: Path, zk_host
         sentence = (
             "edl: edl.init() was called in a process that multiprocessing has started, which is "
         )
-        job.wait(lambda _now: sentence in job.output(), "refusal of the pool's process", 60.0)
+        job.wait(lambda _now: sentence in job.output(), "refusal of the pool's process")
         assert [member["id"] for member in job.status()["members"]] == ["w0"]
         assert "Traceback" not in job.output(), job.describe("it is shown with a traceback")

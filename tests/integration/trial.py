@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import psutil
 from paths import SCRIPTS
 
-from edl.testing.job import EDL, Job, Status
+from edl.testing.job import EDL, WAIT_S, Job, Status
 from edl.testing.throttle import Throttle
 
 COUNTING = SCRIPTS / "counting.py"
@@ -95,14 +95,14 @@ class Trial(Job):
 
     # --- the proof ---
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
         """Wait for something that is no status of the job."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, self.describe(f"no {what} in {timeout_s:g} s")
             time.sleep(0.05)
 
-    def wait_for_progress(self, steps: int = 5, timeout_s: float = 90.0) -> Status:
+    def wait_for_progress(self, steps: int = 5, timeout_s: float = WAIT_S) -> Status:
         """Wait until ``steps`` more steps are trained."""
         now = self.status()["step"]
         return self.wait_for_step(now + steps, timeout_s)
