@@ -14,6 +14,7 @@ application's choice.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -154,8 +155,7 @@ class Session:
         self._client = client
         if not client.start_async().wait(self.connect_timeout_s):
             self._closing = True
-            # kazoo's stop() waits for a connection attempt under way, which may take long.
-            threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True).start()
+            _shut_within(client, 0.0)
             raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
         with self._changed:
             self._changed.wait_for(lambda: self._epoch > 0, self.connect_timeout_s)
@@ -166,7 +166,7 @@ class Session:
         with self._changed:
             self._changed.notify_all()
         if self._client is not None:
-            _shut(self._client)
+            _shut_within(self._client, self.request_timeout_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -210,9 +210,9 @@ class Session:
         # Who knows a session's id and password may take it over, and close it.
         twin = KazooClient(self.hosts, timeout=self.session_timeout_s, client_id=identity)
         if not twin.start_async().wait(self.connect_timeout_s):
-            threading.Thread(target=_shut, args=(twin,), name="edl-zk-stop", daemon=True).start()
+            _shut_within(twin, 0.0)
             raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
-        _shut(twin)
+        _shut_within(twin, self.request_timeout_s)
 
     def identify(self, *known: Access) -> None:
         """Prove to know the secrets of further jobs; it may read and write them from now on.
@@ -366,6 +366,18 @@ _STATES: Mapping[str, str] = {
 
 def _prove(client: KazooClient, access: Access) -> Any:
     return client.add_auth_async("digest", access.credential)
+
+
+def _shut_within(client: KazooClient, limit_s: float) -> None:
+    """Stop and close, but leave it behind after ``limit_s``.
+
+    kazoo's stop() waits for a connection attempt under way, and for its threads without limit.
+    """
+    thread = threading.Thread(target=_shut, args=(client,), name="edl-zk-stop", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        atexit.unregister(client.handler.stop)  # it would wait once more, at the end of Python
 
 
 def _shut(client: KazooClient) -> None:

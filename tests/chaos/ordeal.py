@@ -60,6 +60,7 @@ class Ordeal(Trial):
     epochs = 8
     throttled = even(0.15)
     session_s = 3.0
+    end_s = 600.0
     script = FAULTY
     more = ("--exchange", "2")
     _remembered: tuple[str, ...] = ()

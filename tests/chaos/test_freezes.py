@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from ordeal import Fault, Ordeal, fault, ordeal
+from ordeal import Fault, Ordeal, even, fault, ordeal
 from trial import longest_stall
 
 from edl.coordination.job_store import JobStore
@@ -63,7 +63,8 @@ def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> No
 
 def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
     """It has a seat already, or is about to get one; it comes to its first ring never."""
-    with ordeal(tmp_path, zk_hosts, np=2, max_np=3) as job:
+    slow = even(1.0)  # a ready newcomer waits for the end of a step
+    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, throttled=slow) as job:
         scale_out(job)
         new = first_ready(job)
         os.kill(new.pid, signal.SIGSTOP)

@@ -31,10 +31,10 @@ def test_every_named_point_has_its_death() -> None:
 
 
 @pytest.mark.chaos_short
-def test_leader_worker_and_newcomer(tmp_path: Path, zk_hosts: str) -> None:
-    """One at a time; the ring is whole again in between."""
-    faults = [[fault("reduced", "leader")], [fault("broadcast", "new")], [fault("gradient")]]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
+def test_leader_and_another_then_newcomer_then_worker(tmp_path: Path, zk_hosts: str) -> None:
+    """The first two at once; the ring is whole again in between."""
+    faults = [*AT_ONCE["the leader and another"], [fault("broadcast", "new")], [fault("gradient")]]
+    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, epochs=4) as job:
         job.wait_for_strikes()
         job.prove()
 
@@ -114,7 +114,6 @@ def test_leader_while_it_decides(point: str, tmp_path: Path, zk_hosts: str) -> N
         job.prove()
 
 
-SHORT = {"the leader and another"}
 AT_ONCE: dict[str, Groups] = {
     "two plain": [[fault("gradient", "plain"), fault("gradient", "plain")]],
     "the leader and another": [[fault("records", "leader"), fault("records", "plain")]],
@@ -126,13 +125,7 @@ AT_ONCE: dict[str, Groups] = {
 }
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        pytest.param(faults, id=name, marks=[pytest.mark.chaos_short] * (name in SHORT))
-        for name, faults in AT_ONCE.items()
-    ],
-)
+@pytest.mark.parametrize("faults", AT_ONCE.values(), ids=AT_ONCE)
 def test_several_at_once(faults: Groups, tmp_path: Path, zk_hosts: str) -> None:
     joins = any(one["role"] == "new" for group in faults for one in group)
     np = 3 if joins else 4

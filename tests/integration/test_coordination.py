@@ -133,6 +133,15 @@ class TestSession:
         finally:
             stop_local(tmp_path)
 
+    def test_it_closes_though_kazoo_does_not_stop(self, zk_hosts: str) -> None:
+        session = Session(zk_hosts, 1.0)
+        session.start()
+        going_on, stop = threading.Event(), session.client.stop
+        session.client.stop = lambda: (going_on.wait(), stop())
+        session.close()  # a hang would fail the test run
+        assert not session.connected
+        going_on.set()
+
 
 class TestLifecycle:
     def test_what_was_created_is_what_is_read(self, session: Session, store: JobStore) -> None:

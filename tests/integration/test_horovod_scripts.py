@@ -127,7 +127,12 @@ def ring_of(job: Trial, size: int) -> None:
 
 
 def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
-    words = [throttle.SCRIPT, str(ROOT / "examples" / "horovod" / "torch_elastic.py")]
+    words = [
+        throttle.SCRIPT,
+        str(ROOT / "examples" / "horovod" / "torch_elastic.py"),
+        "--epochs",
+        "6",
+    ]
     with started(tmp_path, zk_hosts, *words, np=2, max_np=3, throttled=Throttle(0.1)) as job:
         job.wait_for_size(2)
         job.scale(3)
@@ -150,7 +155,7 @@ def test_the_torch_example_alone() -> None:
 
 
 def alone(script: Path) -> None:
-    learned(run_alone(script).stdout, workers=1)
+    learned(run_alone(script, "--epochs", "6").stdout, workers=1)
 
 
 def run_alone(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
