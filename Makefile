@@ -7,6 +7,8 @@ PYTEST := $(PYTHON_BIN) -m pytest
 # Most of a test's time is waiting: for a session to end, for a newcomer to start. The order is that of
 # tests/conftest.py: the slow ones first.
 SIDE_BY_SIDE := --numprocesses 4 --dist loadscope
+# Its jobs have four workers each, most of them at work: four of them at once wait for the processors.
+CHAOS_SIDE_BY_SIDE := --numprocesses 3 --dist loadscope
 # Else each of the many processes of a test compiles edl anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -52,7 +54,7 @@ integration: setup-tests ## real ZooKeeper, real Horovod, real processes; also w
 	$(PYTEST) $(SIDE_BY_SIDE) tests/integration
 
 chaos: setup-tests ## kills, stops and cuts at chosen and at seeded random moments
-	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos tests/integration -m chaos
+	$(PYTEST) $(CHAOS_SIDE_BY_SIDE) tests/chaos tests/integration -m chaos
 
 soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --framework tensorflow-fit"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)
