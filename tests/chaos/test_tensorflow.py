@@ -124,6 +124,7 @@ def test_deaths(case: Case, mode: str, tmp_path: Path, zk_hosts: str) -> None:
     ) as job:
         job.wait_for_step(3, START_S)
         if case.max_np > case.np:
+            job.wait_for_size(case.np)  # who died as it began is replaced: a switch of its own
             job.scale(case.max_np)
         job.wait_for_strikes(to_come=int(at_the_end))
         job.scale(max(2, case.min_np))  # no more replacements
