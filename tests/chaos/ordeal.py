@@ -100,10 +100,18 @@ class Ordeal(Trial):
         expected = sum(len(group) for group in self.faults) - to_come
         self.wait(lambda _: self.struck == expected, f"{expected} faults struck", timeout_s)
 
+    def wait_for_ends(self) -> None:
+        """Wait until those that were struck have left, also who takes its time after a SIGTERM."""
+        left = self._struck_pids()
+        self.wait(lambda now: not left & {m["pid"] for m in now["members"]}, f"end of {left}")
+
+    def _struck_pids(self) -> set[int]:
+        return {int(path.read_text().split()[1]) for path in self.claims.iterdir()}
+
     def prove(self, workers: int | None = None, code: int = 0) -> list[dict[str, Any]]:
         """As :meth:`Trial.prove`; and who was struck is gone, and no node of the job is left."""
         reports = super().prove(workers, code)
-        left = {int(path.read_text().split()[1]) for path in self.claims.iterdir()}
+        left = self._struck_pids()
         assert not left & {report["pid"] for report in reports}, self.describe(
             f"{left} were struck"
         )

@@ -127,5 +127,6 @@ def test_deaths(case: Case, mode: str, tmp_path: Path, zk_hosts: str) -> None:
             job.wait_for_size(case.np)  # who died as it began is replaced: a switch of its own
             job.scale(case.max_np)
         job.wait_for_strikes(to_come=int(at_the_end))
+        job.wait_for_ends()  # or one that leaves would be taken off what is wanted afterwards
         job.scale(max(2, case.min_np))  # no more replacements
         job.prove(code=137 if at_the_end else 0)
