@@ -22,11 +22,9 @@ from edl.framework.horovod import call_init
 from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
 
-# Pauses between looks whether a collective is done. They grow with the wait: by a tenth up to a
-# tenth of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms), then so that the wait becomes longer by a
-# fiftieth at most. Who waits for a slow worker leaves the processor to others.
-FIRST_PAUSE_S, FINE_PAUSE_S, LONGEST_PAUSE_S = 2e-5, 1e-4, 1e-2
-FINE_GROWTH, GROWTH = 1.1, 1.02
+# Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
+# longer by a tenth at most, up to a tenth of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms).
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 1e-4, 1.1
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
@@ -123,6 +121,5 @@ def _synchronize(handle: int) -> Any:
     pause_s = FIRST_PAUSE_S
     while handle in mpi_ops._handle_map and not hvd.poll(handle):
         time.sleep(pause_s)
-        growth = FINE_GROWTH if pause_s < FINE_PAUSE_S else GROWTH
-        pause_s = min(pause_s * growth, LONGEST_PAUSE_S)
+        pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
     return hvd.synchronize(handle)
