@@ -168,7 +168,7 @@ class Run:
             status: Status = json.loads(self.edl("status", "--json"))
             return status
         with self.store() as store:
-            return _looked(store)
+            return status_of(store)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """What `edl events --json` prints, of one kind or of all."""
@@ -176,7 +176,7 @@ class Run:
             events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
         else:
             with self.store() as store:
-                events = [_as_json(flat(event)) for _, event in store.events.read()]
+                events = events_of(store)
         return [event for event in events if kind in (None, event["kind"])]
 
     # --- processes ---
@@ -196,7 +196,7 @@ class Run:
 
     def _look(self, store: JobStore) -> None:
         try:
-            self._newest = _looked(store)
+            self._newest = status_of(store)
         except CoordinationError as error:
             if self._newest is None:
                 raise
@@ -293,8 +293,14 @@ class Run:
             self._stop_watching()
 
 
-def _looked(store: JobStore) -> Status:
+def status_of(store: JobStore) -> Status:
+    """What `edl status --json` prints."""
     return _as_json(job_status(store.snapshot(), store.session.hosts).to_json())
+
+
+def events_of(store: JobStore) -> list[dict[str, Any]]:
+    """What `edl events --json` prints."""
+    return [_as_json(flat(event)) for _, event in store.events.read()]
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:

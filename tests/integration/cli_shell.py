@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from edl.client.events import flat
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
-from edl.core.status import job_status
 from edl.errors import EdlError
+from edl.testing.job import events_of, status_of
 
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0
@@ -111,10 +109,7 @@ class Shell:
     def status(self, job: str = "j") -> dict[str, Any]:
         """What `edl status --json` prints, without a process that imports edl for each look."""
         with self.store(job) as store:
-            facts: dict[str, Any] = _as_json(
-                job_status(store.snapshot(), store.session.hosts).to_json()
-            )
-            return facts
+            return status_of(store)
 
     def until_size(self, size: int, job: str = "j") -> dict[str, Any]:
         """Wait until the ring has ``size`` workers, which all are in it."""
@@ -138,7 +133,7 @@ class Shell:
     def events(self, job: str = "j") -> list[dict[str, Any]]:
         """What `edl events --json` prints, in the same way."""
         with self.store(job) as store:
-            return [_as_json(flat(event)) for _, event in store.events.read()]
+            return events_of(store)
 
     @contextmanager
     def store(self, job: str) -> Iterator[JobStore]:
@@ -182,10 +177,6 @@ class Shell:
             except psutil.Error:
                 continue
         return found
-
-
-def _as_json(values: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(values))
 
 
 def until(
