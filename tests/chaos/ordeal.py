@@ -28,7 +28,7 @@ from edl.coordination.session import Session
 from edl.testing.throttle import Throttle
 
 FAULTY = Path(__file__).resolve().parent / "scripts" / "faulty.py"
-GONE_S = 60.0  # for the ephemeral nodes of a killed process to go
+GONE_S = 15.0  # for the ephemeral nodes of a killed process to go
 STRIKES_S = 400.0  # for all faults of a job to strike: newcomers come up slowly on a busy machine
 START_S = 200.0  # for a job to start: TensorFlow takes its time to be imported
 

@@ -137,10 +137,13 @@ class TestSession:
         session = Session(zk_hosts, 1.0)
         session.start()
         going_on, stop = threading.Event(), session.client.stop
-        session.client.stop = lambda: (going_on.wait(), stop())
-        session.close()  # a hang would fail the test run
+        stopped = threading.Event()
+        session.client.stop = lambda: (going_on.wait(60.0), stop(), stopped.set())
+        session.close()
+        assert not stopped.is_set()
         assert not session.connected
         going_on.set()
+        assert stopped.wait(60.0)
 
 
 class TestLifecycle:

@@ -25,10 +25,10 @@ STEP_S = 0.1
 
 
 def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> None:
-    """3 workers; SIGTERM to a follower, SIGTERM to the leader, then `edl scale` to 3 and to 2."""
+    """3 workers; SIGTERM to a follower, SIGTERM to the leader, then `edl scale` to 4 and to 3."""
     digests = tmp_path / "digest"
     words = [throttle.SCRIPT, str(DIGITS), "--epochs", "20", "--digest", str(digests)]
-    with started(tmp_path, zk_hosts, *words, np=3, max_np=3, throttled=Throttle(STEP_S)) as job:
+    with started(tmp_path, zk_hosts, *words, np=3, max_np=4, throttled=Throttle(STEP_S)) as job:
         now = true_status(job, 3)
         followers = [worker for worker in now["members"] if worker["id"] != now["leader"]]
         os.kill(followers[-1]["pid"], signal.SIGTERM)
@@ -36,10 +36,10 @@ def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> N
         (leader,) = [worker for worker in now["members"] if worker["id"] == now["leader"]]
         os.kill(leader["pid"], signal.SIGTERM)
         true_status(job, 1)
+        job.scale(4)
+        true_status(job, 4)
         job.scale(3)
         true_status(job, 3)
-        job.scale(2)
-        true_status(job, 2)
         job.hurry()
         assert job.end() == 0, job.describe("it failed")
 
@@ -51,7 +51,7 @@ def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> N
         assert len(left) == 3, left
         switches = job.events("switch")
     assert [event["world_size"] for event in switches][:2] == [2, 1]
-    assert switches[-1]["world_size"] == 2
+    assert switches[-1]["world_size"] == 3
     equal_weights(digests, [event["generation"] for event in switches])
     for event in switches:
         check_parts(event)

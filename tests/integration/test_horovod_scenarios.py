@@ -16,7 +16,7 @@ from benchmarks.scenarios.verdict import edl_problems
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-QUICK = ("moves-1",)  # `make test` runs it
+QUICK = ("moves-1", "all-fail")  # under 20 seconds; `make test` runs them
 FAILURES = ("one-exception", "one-kill", "all-fail", "all-killed", "one-launched")
 
 

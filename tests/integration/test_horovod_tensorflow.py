@@ -26,7 +26,7 @@ EXAMPLE = ROOT / "examples" / "horovod" / "keras_elastic.py"
 
 
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
-    words = [throttle.SCRIPT, str(EXAMPLE), "--epochs", "8"]
+    words = [throttle.SCRIPT, str(EXAMPLE), "--epochs", "14"]
     with started(tmp_path, zk_hosts, *words, np=2, max_np=3, throttled=Throttle(0.1)) as job:
         job.wait_for_size(2, START_S)
         job.scale(3)
@@ -60,7 +60,8 @@ def test_a_loop_2_3_2_and_a_kill(more: list[str], tmp_path: Path, zk_hosts: str)
         job.wait_for_size(2)
         os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
         job.wait(lambda now: now["given_up"], "death")
-        job.prove()  # its replacement may come too late
+        job.wait_for_size(2, START_S)
+        job.prove(workers=2)
 
 
 def test_alone() -> None:

@@ -36,6 +36,7 @@ def test_the_parts_of_a_repair(tmp_path: Path, zk_hosts: str) -> None:
                 assert elections == [0.0, 0.0]
             else:
                 assert max(elections) > 0.0
+        job.wait_for_size(3)
         job.prove()
 
 

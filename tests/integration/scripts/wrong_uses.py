@@ -12,8 +12,6 @@ import tempfile
 order = json.load(sys.stdin)
 names = {}
 exec(order["imports"], names)
-if "torch" in sys.modules:
-    import torch._dynamo  # noqa: F401 - else each process that makes an optimizer imports it, 1 s
 answers = {}
 for name, code in order["snippets"].items():
     with tempfile.TemporaryFile() as stderr:
