@@ -21,6 +21,7 @@ from edl.core.step.ledger import (
 )
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import StepRecord, global_samples, stopping, wanting_to_stop
+from edl.core.step.weighting import Share
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.sampler import Batch, BatchSampler
 from edl.errors import DataError, UsageError
@@ -40,9 +41,14 @@ class LoaderProgress(TrainingProgress):
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the epoch that the others have begun
         self.open = False  # a batch is handed out, its step not complete
+        self.announces_late = False  # steps may have several batches: records go out at their end
+        self.summed = False  # gradients of the open step are added up, weighted already
+        self.may_grow = False  # the open step may have one more batch
+        self.batches = 0  # of the open step
+        self.step_batches = 1  # the most that a worker had in a step
         self.superseded = False  # others completed the step that is open here
-        self.batch: Batch | None = None
-        self.padding = False  # the batch is repeated and counts for nothing
+        self.batch: Batch | None = None  # the one handed out last
+        self._counted: list[Batch] = []  # those of the open step that are no padding
         self.samples_total = 0  # trained by all workers, since this one is in the job
         self.weight = 0  # the samples that count of the batch that was handed out last
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
@@ -89,7 +95,17 @@ class LoaderProgress(TrainingProgress):
     @property
     def samples(self) -> int:
         """How many samples this worker contributes to the open step."""
-        return 0 if self.padding or self.batch is None else self.batch.samples
+        return sum(batch.samples for batch in self._counted)
+
+    @property
+    def position(self) -> int:
+        """The epoch position of the first of them; -1 without any."""
+        return self._counted[0].position if self._counted else -1
+
+    @property
+    def share(self) -> Share:
+        """What this worker brings into the open step."""
+        return Share(self.samples, self.batches, self.summed)
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
@@ -101,10 +117,19 @@ class LoaderProgress(TrainingProgress):
         self.sampler.enter(self.ledger.epoch)
 
     def begin(self, batch: Batch, padding: bool) -> None:
-        """A batch is handed out."""
-        assert not self.open
-        self.open, self.batch, self.padding = True, batch, padding
-        self.weight = self.samples
+        """A batch is handed out: that of the next step, or one more of the open one."""
+        if not self.open:
+            self.open, self.summed = True, False
+            self.batches, self._counted = 0, []
+        self.may_grow = False
+        self.batch, self.batches = batch, self.batches + 1
+        self.weight = 0 if padding else batch.samples
+        if not padding:
+            self._counted.append(batch)
+
+    def accumulate(self) -> None:
+        """The gradients of the batch in hand are added up on this worker."""
+        self.announces_late = self.summed = self.may_grow = True
 
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
@@ -112,7 +137,8 @@ class LoaderProgress(TrainingProgress):
         self.samples_total += global_samples(records)
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
-        self._forget_batch()
+        self.step_batches = max(self.step_batches, *(record.batches for record in records))
+        self._forget_batches()
         self.open = False
         self.step += 1
 
@@ -123,7 +149,7 @@ class LoaderProgress(TrainingProgress):
 
     def abandon(self) -> None:
         """Forget a batch that was handed out and never trained (the script left its loop)."""
-        self.open, self.batch, self.weight = False, None, 0
+        self.open, self.batch, self.weight, self._counted = False, None, 0, []
 
     def adopt(self, members: tuple[int, ...]) -> None:
         """Membership changed: what the others have left is free again.
@@ -137,8 +163,13 @@ class LoaderProgress(TrainingProgress):
     def row(self) -> dict[str, int]:
         """What a step record says of the ledger (:mod:`edl.core.step.step_record`)."""
         ledger = self.ledger
-        wanted = self.sampler.wanted(ledger)
-        return {"epoch": ledger.epoch, "wanted": wanted, "ledger": ledger.digest()}
+        return {
+            "epoch": ledger.epoch,
+            "wanted": self.sampler.wanted(ledger, max(self.step_batches, self.batches)),
+            "ledger": ledger.digest(),
+            "batches": self.batches,
+            "late": int(self.announces_late),
+        }
 
     @property
     def epoch_progress(self) -> dict[str, int]:
@@ -161,6 +192,7 @@ class LoaderProgress(TrainingProgress):
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
+            "step_batches": self.step_batches,
             "exchanges": self.exchanges,
             "last_exchange": self.last_exchange,
         }
@@ -197,13 +229,14 @@ class LoaderProgress(TrainingProgress):
                 f"the dataset of w{self._worker} has {self.source.total} samples and the job's "
                 f"{ledger.total}; every worker must load the same data"
             )
+        self.step_batches = int(header["step_batches"])
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
         if receive is Receive.STEP:
             assert self.open
             assert int(header["step"]) == self.step + 1
             self.superseded = True
-            self._forget_batch()
+            self._forget_batches()
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
                 self._upcoming, ledger = ledger, replace(self.ledger, free=(), leases=())
@@ -213,7 +246,7 @@ class LoaderProgress(TrainingProgress):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.
             self.sampler.enter(ledger.epoch)
-            self.padding = True
+            self._counted = []
             if not self.superseded:
                 self.weight = 0
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
@@ -232,15 +265,15 @@ class LoaderProgress(TrainingProgress):
         self.sampler.enter(saved.epoch)
         self.step, self.has_state = step, True
 
-    def _forget_batch(self) -> None:
-        """The batch in hand is in the model; the next one is formed after it."""
-        if self.batch is not None and not self.padding:
-            self.sampler.trained(self.batch)
-        self.batch, self.padding = None, False
+    def _forget_batches(self) -> None:
+        """Those of the open step are in the model; the next one is formed after them."""
+        for batch in self._counted:
+            self.sampler.trained(batch)
+        self.batch, self._counted = None, []
 
     def _granted(self, ledger: Ledger) -> Ledger:
         """``ledger`` with every member holding what it needs to start with."""
-        need = self.source.need
+        need = self.source.need(self.step_batches)
         needs = [(w, max(0, need - ledger.held_samples(w))) for w in self.members]
         return grant(ledger, needs, self._policy)
 

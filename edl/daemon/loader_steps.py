@@ -3,14 +3,20 @@
 A framework calls four of these at every step (:meth:`edl.daemon.worker.Worker.boundary` comes
 before them)::
 
-    begin()      a batch is handed out: this worker's step record goes out
+    begin()      a batch is handed out: this worker's step record goes out, unless see below
     records()    before the update is applied: everybody's step records are in
     recover()    the ring broke meanwhile: go on with the survivors
     end()        the update is applied: the ledger moves, and all see whether to switch
+
+Where gradients are accumulated, a step has several batches, and nobody knows at the first how many.
+``accumulate()`` comes between two of them, and the record goes out *late*: with the first gradient.
+Some may not know yet that records are late, and send theirs at the first batch. Everybody sees it
+in the table, which is worth nothing then; all send once more, and know it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +24,7 @@ from dataclasses import replace
 from edl import failpoints
 from edl.core.step.ledger import Ledger
 from edl.core.step.step_record import StepRecord, Stop
+from edl.core.step.weighting import Share
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
@@ -43,6 +50,7 @@ class LoaderSteps(Steps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, mailbox, switching)
+        self.handed_out = 0  # batches; warm-ups included
         self._progress = progress
         self._check = state_check
 
@@ -88,6 +96,26 @@ class LoaderSteps(Steps):
         return self._progress.samples
 
     @property
+    def share(self) -> Share:
+        """What this worker contributes to the step."""
+        return self._progress.share
+
+    @property
+    def batches(self) -> int:
+        """How many batches the open step has, padding included."""
+        return self._progress.batches
+
+    @property
+    def may_grow(self) -> bool:
+        """The open step may have one more batch."""
+        return self._progress.may_grow
+
+    @property
+    def summed(self) -> bool:
+        """The step has gradients that are added up on this worker."""
+        return self._progress.summed
+
+    @property
     def batch_weight(self) -> int:
         return self._progress.weight
 
@@ -108,13 +136,50 @@ class LoaderSteps(Steps):
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """A batch is handed out. For ``padding`` it takes part with no samples."""
-        self._progress.begin(batch, padding)
+        progress = self._progress
+        first = not progress.open
+        progress.begin(batch, padding)
+        self.handed_out += 1
+        if not first:
+            return
         self.begun += 1
         self._pace.begin()
         if not self.warming_up:
             self._check.begin_step()
-            self._send_row()
+            self._records = self._pending = None  # of a step that others may have completed
+            if not progress.announces_late:
+                self._send_row()
             failpoints.reached("step")
+
+    def accumulate(self) -> None:
+        """The gradients of the batch in hand are added up here: its step may have more batches."""
+        early = not self._progress.announces_late
+        self._progress.accumulate()
+        if self.warming_up:
+            return
+        if early:  # the record went out with this batch, as that of all: it is worth nothing
+            with contextlib.suppress(RingBroken):  # the next record will not arrive either
+                super().records()
+            self._records = self._pending = None
+        failpoints.reached("accumulated")
+
+    def expect_accumulation(self) -> None:
+        """Records go out at the end of each step from now on."""
+        self._progress.announces_late = True
+
+    def announce(self) -> None:
+        """This worker's record of the open step goes out, unless it is on its way."""
+        if self._progress.open and self._pending is None and self._records is None:
+            self._send_row()
+
+    def records(self) -> tuple[StepRecord, ...]:
+        while True:
+            self.announce()
+            records = super().records()
+            if not self._progress.open or len({record.late for record in records}) == 1:
+                return records
+            self._progress.announces_late = True
+            self._records = self._pending = None
 
     def recover(self, error: RingError) -> bool:
         """The ring broke during a step: go on with the survivors.
@@ -187,6 +252,5 @@ class LoaderSteps(Steps):
         return replace(super().idle_record(), state=self._check.state)
 
     def _send_row(self) -> None:
-        batch, samples = self._progress.batch, self._progress.samples
-        position = batch.position if batch is not None and samples else -1
-        self._send(self._record(samples, position, state=self._check.state))
+        progress = self._progress
+        self._send(self._record(progress.samples, progress.position, state=self._check.state))

@@ -96,9 +96,9 @@ class BatchSampler:
         oldest = self._ahead.popleft()
         assert oldest is batch, "batches are trained in the order they were formed"
 
-    def wanted(self, ledger: Ledger) -> int:
+    def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""
-        return max(0, self._source.need - ledger.held_samples(self._worker))
+        return max(0, self._source.need(step_batches) - ledger.held_samples(self._worker))
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
         available = sum(stop - start for start, stop in spans)

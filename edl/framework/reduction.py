@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from edl import failpoints
 from edl.core.step.step_state import CHANGES_NOTHING, DECIDED, Step, StepEvent, StepState
-from edl.core.step.weighting import Averaging, Weights, send_weight, weigh
+from edl.core.step.weighting import Averaging, Share, Weights, weigh
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError
 
@@ -60,6 +60,7 @@ class StepReduction:
     Attributes:
         sends_early: gradients may be sent in this step before the records are in.
         sent_weight: what is sent is multiplied by this; 0 without samples.
+        part_weight: what gradients of this batch are multiplied by before they are added to others.
         cannot_repair: why this script cannot repair a ring inside of a step; empty if it can.
     """
 
@@ -67,10 +68,12 @@ class StepReduction:
         self._worker = worker
         self._forget = forget
         self._step = Step()
+        self._handed_out = 0  # batches
         self._weights: Weights | None = None  # None: not known yet, or of no use
         self._error: RingBroken | None = None  # why the ring is to be repaired
         self.sends_early = False
         self.sent_weight = 0.0
+        self.part_weight = 0.0
         self.cannot_repair = ""
 
     # --- how far the step is
@@ -78,7 +81,7 @@ class StepReduction:
     @property
     def step(self) -> Step:
         """The step of the batch that was handed out last."""
-        if self._step.number != self._worker.loader.begun:
+        if self._handed_out != self._worker.loader.handed_out:
             self._catch_up()
         return self._step
 
@@ -98,9 +101,22 @@ class StepReduction:
         return self.step.state in CHANGES_NOTHING
 
     @property
+    def kept_weight(self) -> float:
+        """What the local gradients are multiplied by to be the mean, where nothing was sent."""
+        kept = self._weights is not None and self._weights.averaging is Averaging.LOCAL
+        return self._weights.received if kept and self._weights is not None else 1.0
+
+    @property
     def is_sending(self) -> bool:
         """Gradients are on their way. May be asked from any thread."""
         return self._step.state is StepState.SENDING
+
+    # --- while gradients are accumulated
+
+    def accumulate(self) -> None:
+        """The gradients of this batch, or of a part of it, are added up on this worker."""
+        self._worker.loader.accumulate()
+        self._weigh()
 
     # --- a framework that calls
 
@@ -131,6 +147,7 @@ class StepReduction:
     def sending(self) -> None:
         """A gradient is on its way."""
         if self.step.state is not StepState.SENDING:
+            self._worker.loader.announce()
             self._on(StepEvent.SEND)
             failpoints.reached("gradient")
 
@@ -184,14 +201,15 @@ class StepReduction:
     # --- decisions
 
     def _catch_up(self) -> None:
-        """The worker may have begun another step meanwhile."""
-        if self._step.number == self._worker.loader.begun:
+        """The worker may have begun another step meanwhile, or got one more batch for this one."""
+        loader = self._worker.loader
+        if self._handed_out == loader.handed_out:
             return
-        self._step = self._step.next(self._worker.loader.begun)
-        self._weights = self._error = None
+        self._handed_out = loader.handed_out
+        if self._step.number != loader.begun:
+            self._step = self._step.next(loader.begun)
+            self._weights = self._error = None
         self._weigh()
-        alone = self._worker.warming_up or self._worker.ring.alone
-        self.sends_early = self.sent_weight > 0 and not alone
 
     def _prospect(self) -> Weights | None:
         """How gradients are weighted in the present ring; None when it is broken."""
@@ -202,8 +220,9 @@ class StepReduction:
             self._weights = ALONE
         else:
             try:
-                samples = [record.samples for record in worker.loader.records()]
-                self._weights = weigh(samples, worker.loader.samples, worker.loader.batch_size)
+                records = worker.loader.records()
+                shares = [Share(record.samples, record.batches) for record in records]
+                self._weights = weigh(shares, worker.loader.share, worker.loader.batch_size)
             except RingBroken as error:
                 self._broke(error)
         return self._weights
@@ -233,7 +252,8 @@ class StepReduction:
         self._forget()
         self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
         self._error = None
-        self._weigh()  # without samples any more, if its leases were of a generation that is gone
+        # Without samples any more, if its leases were of a generation that is gone.
+        self._weigh(early=False)
 
     def _unsent(self) -> None:
         """Nothing was sent."""
@@ -258,9 +278,12 @@ class StepReduction:
         self._on(StepEvent.BREAK)
         self._weights, self._error = None, error
 
-    def _weigh(self) -> None:
-        self.sends_early = False
-        self.sent_weight = send_weight(self._worker.loader.samples, self._worker.loader.batch_size)
+    def _weigh(self, early: bool = True) -> None:
+        worker, loader = self._worker, self._worker.loader
+        self.sent_weight = loader.share.send_weight(loader.batch_size)
+        self.part_weight = Share(loader.batch_weight).send_weight(loader.batch_size)
+        alone = worker.warming_up or worker.ring.alone
+        self.sends_early = early and self.sent_weight > 0 and not alone
 
     def _on(self, event: StepEvent) -> None:
         self._step = self.step.after(event)

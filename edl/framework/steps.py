@@ -31,6 +31,14 @@ class Feed(Protocol):
         """
 
 
+MOST_PADDING = 1000  # batches that count for nothing are handed out for one step
+NO_STEP = (
+    "{count} batches were handed out since the last optimizer.step(), and this worker has no "
+    "samples left that no step has trained; call optimizer.step() inside the loop, after each "
+    "group of batches whose gradients are added up"
+)
+
+
 class Steps:
     """Hands out batches at the right moments.
 
@@ -53,6 +61,7 @@ class Steps:
         self._settle = settle
         self._restarts = -1
         self._warmed_up = False
+        self._padding = 0  # batches of the open step that count for nothing
         self.in_epoch = False
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -92,13 +101,17 @@ class Steps:
         worker, feed = self._worker, self._feed
         self._settle()
         if worker.loader.open:
-            raise UsageError(self._unfinished)
+            if not worker.loader.may_grow:
+                raise UsageError(self._unfinished)
+            self._add()
+            return True
         if worker.warming_up:
             if self._warmed_up:
                 return False
             self._warmed_up = True
             worker.loader.begin(feed.next()[0])
             return True
+        self._padding = 0
         if worker.loader.epoch_over:
             return False
         feed.settle()
@@ -109,6 +122,16 @@ class Steps:
         batch, padding = feed.next()
         worker.loader.begin(batch, padding)
         return True
+
+    def _add(self) -> None:
+        """Hand out one more batch for the step that is open: its gradients are accumulated."""
+        worker = self._worker
+        batch, padding = self._feed.next()
+        if padding or worker.warming_up:
+            self._padding += 1
+            if self._padding > MOST_PADDING:
+                raise UsageError(NO_STEP.format(count=worker.loader.batches))
+        worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
         self.in_epoch = True

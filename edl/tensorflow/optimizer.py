@@ -23,7 +23,9 @@ Wrapped = TypeVar("Wrapped")
 _elastic: set[int] = set()  # ids of wrapped optimizers, which live as long as the training
 
 
-def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
+def Optimizer(
+    optimizer: Wrapped, model: Any = None, *, backward_passes_per_step: int = 1
+) -> Wrapped:
     """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
 
     The same object is returned. A step is applied as a whole or not at all. Keras' own clipping
@@ -36,6 +38,7 @@ def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
         model: whose variables reach every newcomer: a Keras model, a ``tf.Module``, or a list of
             variables. Not needed for ``model.fit``, nor in a graph. Without it, all variables
             are taken that were created since ``edl.init()``.
+        backward_passes_per_step: must be 1; a Keras optimizer accumulates gradients by itself.
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
@@ -43,6 +46,11 @@ def Optimizer(optimizer: Wrapped, model: Any = None) -> Wrapped:
     """
     now = training.current()
     kind: Any = type(optimizer)
+    if backward_passes_per_step != 1:
+        raise UsageError(
+            f"backward_passes_per_step is {backward_passes_per_step}; in TensorFlow give the Keras "
+            "optimizer gradient_accumulation_steps instead"
+        )
     if is_elastic(optimizer):
         raise UsageError("this optimizer was wrapped by edl.Optimizer already")
     if "horovod" in str(kind.__module__):

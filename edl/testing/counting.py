@@ -4,7 +4,8 @@ One float64 parameter w[i] a sample; the loss of a batch is the mean of w[i] ove
 the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a global batch of N moves
 w[i] by -1/N for each time that sample i was counted. So, without knowing anything of edl's
 bookkeeping, the change of a step in units of its smallest part says how often each sample was
-counted in it (design.md, section 8). ``before`` (w at the last tally) and ``count`` belong to the
+counted in it (design.md, section 8). Gradients of several batches are accumulated as scripts do
+it: each is divided by their number. ``before`` (w at the last tally) and ``count`` belong to the
 model, so they reach newcomers with everything else.
 """
 
@@ -19,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.source import Source
-from edl.core.step.step_record import global_samples
-from edl.core.step.weighting import average_correction, send_weight
+from edl.core.step.weighting import Averaging, Share, weigh
 from edl.daemon.progress import Receive
 from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
@@ -47,6 +47,7 @@ class CountingModel:
         self.before: Vector = np.zeros(samples)
         self.count: Vector = np.zeros(samples)
         self.wrong: list[str] = []
+        self.sum: Vector | None = None  # of the gradients that are accumulated
 
     def gradient(self, batch: Batch) -> Vector:
         """The mean over the batch."""
@@ -117,15 +118,25 @@ class Feed:
         return self.batch, padding
 
 
-def train_step(worker: Worker, member: LoopbackMember, model: CountingModel, batch: Batch) -> None:
+def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
+    """The sum of the step's gradients so far, each weighted by the samples of its batch."""
+    loader = worker.loader
+    part: Vector = Share(loader.batch_weight).send_weight(loader.batch_size) * gradient
+    return part if model.sum is None else model.sum + part
+
+
+def train_step(
+    worker: Worker, member: LoopbackMember, model: CountingModel, gradient: Vector
+) -> None:
     """One step as edl's frameworks make it: send, wait for the records, apply; again if it broke.
 
     The gradient is on its way before anybody knows how many samples the step has.
     """
+    local = gradient if model.sum is None else accumulated(worker, model, gradient)
+    model.sum = mean = None
     if worker.warming_up:
         worker.loader.end()
         return
-    local, mean = model.gradient(batch), None
     while True:
         try:
             mean = _mean(worker, member, local)
@@ -144,22 +155,23 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
     Raises:
         RingBroken: the step has to be completed by those who are left.
     """
-    handle, weight = None, send_weight(worker.loader.samples, worker.loader.batch_size)
+    handle, own, batch_size = None, worker.loader.share, worker.loader.batch_size
+    sent = own.send_weight(batch_size) * local
     try:
-        if not worker.ring.alone and worker.loader.samples:
-            handle = member.average_start(weight * local, "edl.gradient.w")
-        records = worker.loader.records()
-        total = global_samples(records)
-        if total == 0:
+        if not worker.ring.alone and own.samples:
+            handle = member.average_start(sent, "edl.gradient.w")
+        shares = [Share(record.samples, record.batches) for record in worker.loader.records()]
+        weights = weigh(shares, own, batch_size)
+        if weights.averaging is Averaging.NONE:
             return None
-        if worker.ring.alone:
-            return local
+        if not weights.sends:
+            return local * weights.received
         if handle is None:
-            handle = member.average_start(weight * local, "edl.gradient.w")
+            handle = member.average_start(sent, "edl.gradient.w")
         average: Vector = member.average_finish(handle)
     except CollectiveFailed as error:
         raise RingBroken(worker.generation, str(error)) from error
-    return average * average_correction(worker.loader.batch_size, len(records), total)
+    return average * weights.received
 
 
 @dataclass(frozen=True)
@@ -167,6 +179,7 @@ class Counting:
     """A script that trains the counting model; call it with a worker of a job.
 
     ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
+    ``accumulated``: the gradients of so many batches make one step, after ``single`` steps of one.
     """
 
     samples: int = 48
@@ -174,6 +187,8 @@ class Counting:
     batch_size: int = 2
     prefetch_batches: int = 0
     exchange_every: int = 0
+    accumulated: int = 1
+    single: int = 0
     step_s: float = 0.1
 
     def __call__(self, one: LoopbackWorker) -> None:
@@ -187,11 +202,20 @@ class Counting:
         steps = Steps(worker, feed, "the batch was not trained")
         exchanged: dict[int, list[list[float]]] = {}
         sizes: dict[int, int] = {}
+        batches = 0  # of the step so far
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 assert feed.batch is not None
                 one.compute(self.step_s)
-                train_step(worker, one.member, model, feed.batch)
+                together = self.accumulated if worker.step >= self.single else 1
+                gradient = model.gradient(feed.batch) / together
+                batches += 1
+                if batches < together:
+                    model.sum = accumulated(worker, model, gradient)
+                    worker.loader.accumulate()
+                    continue
+                train_step(worker, one.member, model, gradient)
+                batches = 0
                 if not worker.warming_up:
                     sizes[worker.step] = worker.size
                 due = self.exchange_every and worker.step % self.exchange_every == 0

@@ -36,7 +36,7 @@ from edl.framework.process import (
     step,
 )
 from edl.torch import elastic, horovod_names
-from edl.torch.api import init, notify_batch_end, track
+from edl.torch.api import init, no_sync, notify_batch_end, track
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
 from edl.torch.optimizer import Optimizer
@@ -58,6 +58,7 @@ __all__ = [
     "load_weights",
     "local_rank",
     "mean",
+    "no_sync",
     "notify_batch_end",
     "on_resize",
     "rank",

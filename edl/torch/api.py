@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.process import current_worker
 from edl.framework.replica import Stateful
@@ -43,13 +46,34 @@ def track(**objects: Stateful) -> None:
 def notify_batch_end() -> None:
     """This batch is done with, and counts as trained. ``optimizer.step()`` ends with it.
 
-    Only a batch needs it that has no ``backward()``, on all workers alike. Harmless twice.
+    Only a batch needs it that has no ``backward()``, on all workers alike. Harmless twice. Inside
+    of :func:`no_sync` its step goes on with the next batch, and only this worker leaves it out.
     """
     worker = current_worker()
+    if worker.loader.open and _reduction is not None and _reduction.leave_out():
+        return
     if worker.loader.open and _reduction is not None:
         _reduction.skip()
     else:
         worker.loader.end()
+
+
+@contextlib.contextmanager
+def no_sync() -> Iterator[None]:
+    """Backward passes inside only add up gradients on this worker, as in PyTorch's DDP.
+
+    Several batches make one step of the optimizer: all but the last one have their ``backward()``
+    inside, the last one has it outside, and sends the sums. The update is weighted by the samples
+    of all those batches; divide each loss by their number to get the mean over them. Workers join
+    and leave between two steps.
+
+    Raises:
+        UsageError: there is no ``edl.Optimizer`` yet.
+    """
+    if _reduction is None:
+        raise UsageError("create an edl.Optimizer before edl.no_sync()")
+    with _reduction.no_sync():
+        yield
 
 
 def settle_step() -> None:

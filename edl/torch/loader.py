@@ -26,7 +26,8 @@ from edl.torch.api import settle_step
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 UNFINISHED = (
     "the loop body took a batch without calling backward() and optimizer.step(); every worker must "
-    "train each batch, or call edl.notify_batch_end() for one that all leave out"
+    "train each batch, or call edl.notify_batch_end() for one that all leave out; to accumulate "
+    "gradients over several batches, use edl.no_sync()"
 )
 
 

@@ -17,7 +17,9 @@ from edl.torch.scalers import see_scalers
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 
 
-def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
+def Optimizer(
+    optimizer: Wrapped, model: torch.nn.Module, *, backward_passes_per_step: int = 1
+) -> Wrapped:
     """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
 
     Gradients are sent while backward still computes, and are that mean when ``backward()``
@@ -26,9 +28,14 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
 
     The model's parameters and buffers and the optimizer's state reach every newcomer.
 
+    Args:
+        backward_passes_per_step: gradients of so many backward passes are added up before they are
+            sent, as with :func:`edl.torch.no_sync`; then comes ``optimizer.step()``. After fewer
+            passes it sends what there is.
+
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
-            wants a closure.
+            wants a closure; ``backward_passes_per_step`` is less than 1.
     """
     worker = current_worker()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -41,8 +48,12 @@ def Optimizer(optimizer: Wrapped, model: torch.nn.Module) -> Wrapped:
         )
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
+    if backward_passes_per_step < 1:
+        raise UsageError(
+            f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1"
+        )
     last_step = LastStep()
-    reduction = GradientReduction(worker, optimizer, model, last_step)
+    reduction = GradientReduction(worker, optimizer, model, last_step, backward_passes_per_step)
     replica = TorchReplica(model, optimizer, last_step)
     attach_optimizer(replica, reduction)
     see_scalers(replica.see_scaler)

@@ -9,6 +9,10 @@ one more gradient's memory and no copy.
 When ``backward()`` returns, each gradient is the mean over the global batch, so what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's.
 
+Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_passes_per_step``,
+gradients are added up here, each weighted by the samples of its batch, and sent with those of the
+last pass.
+
 What becomes of a step is decided in :mod:`edl.framework.reduction`. Who has a gradient is decided
 by all workers together, at the end of backward (:func:`edl.core.step.weighting.present`).
 """
@@ -62,6 +66,10 @@ class _Gradient:
     name: str = ""  # no name: the optimizer does not have it any more
     collective: str = ""  # under which name it is sent
     computed: int = 0  # the number of the step in which backward has computed it last
+    computed_in: int = -1  # that of the backward pass
+    weighted_in: int = -1  # that in which it was weighted before it was added to others
+    is_padding: bool = False  # then there were no others, and it is to count for nothing
+    node: Any = None  # what adds it up in a graph of autograd's, kept alive with its hooks
     flight: _InFlight | None = None
     spare: torch.Tensor | None = None  # memory for the next average
     left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
@@ -106,6 +114,7 @@ class GradientReduction:
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         last_step: LastStep,
+        passes_per_step: int = 1,
     ) -> None:
         self._worker = worker
         self._optimizer = optimizer
@@ -118,7 +127,15 @@ class GradientReduction:
         self._in_flight: list[_Gradient] = []
         self._failed: RingBroken | None = None  # a gradient could not be sent; for who waits for it
         self._reduction = StepReduction(worker, self._forget_flights)
+        self._no_sync = False
+        self._passes_per_step = passes_per_step
+        self._passes_left = passes_per_step  # backward passes of this step
+        self._pass = 0  # how many have ended in all
+        self._adds_up_ever = False
         self._hook_new()
+        if passes_per_step > 1:
+            self._expect_sums()
+            worker.loader.expect_accumulation()
 
     # --- the life of a step
 
@@ -153,6 +170,9 @@ class GradientReduction:
             superseded = self._reduction.step.state is StepState.SUPERSEDED
             # The others may have skipped the update, and the script here must decide the same.
             self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
+        elif (weight := self._reduction.kept_weight) != 1.0:
+            gradients = [each.parameter.grad for each in self._gradients]
+            torch._foreach_mul_([each for each in gradients if each is not None], weight)
 
     def synchronize(self) -> None:
         """Horovod's name. The gradients are the mean when ``backward()`` returns.
@@ -179,6 +199,7 @@ class GradientReduction:
         if skipped is not True:
             self._reduction.apply()
         self._reduction.end_step()
+        self._passes_left = self._passes_per_step
         for gradient in self._gradients:
             gradient.remember()
 
@@ -186,6 +207,8 @@ class GradientReduction:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
         if self._worker.loader.open and self._reduction.decided:
             self.end_step(skipped=True)
+        if not self._worker.loader.open:
+            self._drop_sums()
         self._hook_new()
 
     def skip(self) -> None:
@@ -196,6 +219,70 @@ class GradientReduction:
                     gradient.parameter.grad = None
         self.finish()
         self.end_step(skipped=True)
+
+    # --- while gradients are accumulated
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes add up gradients on this worker, and send none."""
+        self._expect_sums()
+        before, self._no_sync = self._no_sync, True
+        try:
+            yield
+        finally:
+            self._no_sync = before
+
+    def leave_out(self) -> bool:
+        """The script is done with a batch, without a backward pass; whether its step goes on."""
+        if self._no_sync:
+            self._reduction.accumulate()
+        return self._no_sync
+
+    @property
+    def _adds_up(self) -> bool:
+        """The backward pass that runs is not the last one of its step."""
+        return self._no_sync or self._passes_left > 1
+
+    def _drop_sums(self) -> None:
+        """The script has left a loop in the middle of a step: its batches are not trained."""
+        if self._passes_left < self._passes_per_step:
+            self._passes_left = self._passes_per_step
+            for parameter in self._listed:
+                parameter.grad = None
+
+    def _expect_sums(self) -> None:
+        """From now on gradients are weighted before autograd adds them up."""
+        if not self._adds_up_ever:
+            self._adds_up_ever = True
+            for gradient in self._hooked.values():
+                self._weigh_sums(gradient)
+
+    def _weigh_sums(self, gradient: _Gradient) -> None:
+        """Let a hook weigh what is added; `torch.autograd.grad`, which adds nothing, skips it."""
+        with _requiring_gradient(gradient.parameter) as parameter:
+            view: Any = parameter.view_as(parameter)
+            gradient.node = view.grad_fn.next_functions[0][0]
+        gradient.node.register_prehook(lambda computed: self._before_sum(gradient, *computed))
+
+    def _before_sum(
+        self, gradient: _Gradient, computed: torch.Tensor | None
+    ) -> tuple[torch.Tensor] | None:
+        """What is to be added to the gradient; None: what was computed."""
+        gradient.weighted_in, gradient.is_padding = self._pass, False
+        weight = self._part_weight()
+        if weight == 1.0 or computed is None:
+            return None
+        if weight == 0.0:  # 0 * inf would be nan
+            gradient.is_padding = gradient.parameter.grad is None
+            return (torch.zeros_like(computed),)
+        return (computed * weight,)
+
+    def _part_weight(self) -> float:
+        """What gradients of the batch are multiplied by before they are added to others."""
+        loader, reduction = self._worker.loader, self._reduction
+        if not loader.open or reduction.step.done or not (self._adds_up or loader.summed):
+            return 1.0
+        return reduction.part_weight
 
     # --- while backward runs
 
@@ -220,11 +307,11 @@ class GradientReduction:
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
         gradient = self._hooked[parameter] = _Gradient(parameter)
-        required = parameter.requires_grad
-        parameter.requires_grad_(True)  # PyTorch takes a hook only then
-        listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
-        listen(lambda _: self._accumulated(gradient))
-        parameter.requires_grad_(required)
+        with _requiring_gradient(parameter):
+            listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+            listen(lambda _: self._accumulated(gradient))
+        if self._adds_up_ever:
+            self._weigh_sums(gradient)
 
     def _accumulated(self, gradient: _Gradient) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
@@ -232,30 +319,44 @@ class GradientReduction:
             return
         reduction = self._reduction
         step = reduction.step
-        if gradient.computed == step.number or step.done:
+        if step.done or (gradient.computed, gradient.computed_in) == (step.number, self._pass):
             how = "twice" if gradient.computed == step.number else "by a second backward()"
             raise UsageError(
                 f"the gradient of {gradient.name} was computed {how} in one step; call "
-                "backward() once on the sum of the losses, then optimizer.step(); "
-                "torch.autograd.grad computes gradients for other purposes, and "
+                "backward() once on the sum of the losses, then optimizer.step(); to add up the "
+                "gradients of several backward(), call all but the last one inside of "
+                "edl.no_sync(); torch.autograd.grad computes gradients for other purposes, and "
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
         self._refuse_leftover(gradient, since=1)  # what autograd has added
-        gradient.computed = step.number
+        gradient.computed, gradient.computed_in = step.number, self._pass
         self._backward_end.expect()
+        if gradient.weighted_in != self._pass and self._part_weight() != 1.0:
+            raise UsageError(
+                f"the dtype or the device of {gradient.name} has changed since edl.Optimizer; "
+                "wrap the optimizer when the model is as it is to be trained"
+            )
+        if gradient.is_padding:
+            gradient.parameter.grad, gradient.is_padding = None, False
+            return
         local = gradient.parameter.grad
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
-        if reduction.sends_early and self._failed is None:
+        if reduction.sends_early and self._failed is None and not self._adds_up:
             try:
                 self._send(gradient)
             except RingBroken as error:  # backward() must not fail
                 self._failed = error
 
     def _backward_ended(self) -> None:
+        adds_up, self._pass = self._adds_up, self._pass + 1
+        self._passes_left -= 1
         with activity.training_here():
-            self.synchronize()
+            if adds_up:
+                self._reduction.accumulate()
+            else:
+                self.synchronize()
 
     @staticmethod
     def _refuse_leftover(gradient: _Gradient, since: int) -> None:
@@ -266,8 +367,8 @@ class GradientReduction:
         if gradient.is_leftover(since):
             raise UsageError(
                 f"the gradient of {gradient.name} is still there from the step before; "
-                "call optimizer.zero_grad() before each backward(); gradients are not "
-                "accumulated over batches"
+                "call optimizer.zero_grad() after each optimizer.step(); to accumulate gradients "
+                "over batches, use edl.no_sync()"
             )
 
     # --- around the ring
@@ -364,8 +465,10 @@ class GradientReduction:
 
         Until the optimizer's step the script may look at them.
         """
-        for parameter in self._listed:
-            if parameter.grad is not None:
+        step = self._reduction.step.number
+        for gradient in self._gradients:
+            parameter = gradient.parameter
+            if parameter.grad is not None or gradient.computed == step:
                 parameter.grad = torch.full_like(parameter, number)
 
     def _forget_flights(self) -> None:
@@ -386,6 +489,17 @@ class GradientReduction:
             return function(*arguments)
         except CollectiveFailed as error:
             raise RingBroken(self._worker.generation, str(error)) from error
+
+
+@contextlib.contextmanager
+def _requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
+    """PyTorch takes a hook only then."""
+    required = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        yield parameter
+    finally:
+        parameter.requires_grad_(required)
 
 
 def optimizer_parameters(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ordeal import Fault, fault, ordeal
+from ordeal import Fault, even, fault, ordeal
 
 from edl import failpoints as named
 
@@ -21,12 +21,13 @@ SWITCH = ("agreed", "closed", "build", "built", "broadcast")
 NEWCOMER = ("warmed_up", "build", "built", "broadcast")
 REPAIR = ("broken", "reported", "build", "built", "broadcast")
 LEADING = ("deciding", "decided")
+ACCUMULATING = ("accumulated", "gradient", "records", "reduced", "applied")
 Groups = Sequence[Sequence[Fault]]
 
 
 def test_every_named_point_has_its_death() -> None:
     missed = {"averaged"}  # by one that lives on
-    tried = {*STEP, *missed, *SWITCH, *NEWCOMER, *REPAIR, *LEADING, "finish"}
+    tried = {*STEP, *missed, *SWITCH, *NEWCOMER, *REPAIR, *LEADING, *ACCUMULATING, "finish"}
     assert tried == set(named.NAMES)
 
 
@@ -59,6 +60,26 @@ def test_in_a_step(
     """One after the other of four workers; two or more are left."""
     faults = [[fault(point, role)] for point in points]
     with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers) as job:
+        job.wait_for_strikes()
+        job.prove()
+
+
+@pytest.mark.parametrize(("role", "num_workers"), [("plain", 2), ("leader", 0)])
+def test_in_a_step_of_several_batches(
+    role: str, num_workers: int, tmp_path: Path, zk_hosts: str
+) -> None:
+    faults = [[fault(point, role, size=3)] for point in ACCUMULATING]
+    with ordeal(
+        tmp_path,
+        zk_hosts,
+        np=4,
+        max_np=4,
+        faults=faults,
+        num_workers=num_workers,
+        batch_size=2,
+        more=("--exchange", "2", "--accumulate", "3"),
+        throttled=even(0.05),
+    ) as job:
         job.wait_for_strikes()
         job.prove()
 

@@ -114,6 +114,10 @@ WRONG_USES = {
         "edl.init(); edl.Optimizer(edl.Optimizer(sgd))",
         "was wrapped by edl.Optimizer already",
     ),
+    "backward_passes_per_step": (
+        "edl.init(); edl.Optimizer(sgd, backward_passes_per_step=4)",
+        "give the Keras optimizer gradient_accumulation_steps",
+    ),
     "two optimizers": (
         "edl.init(); edl.Optimizer(sgd); edl.Optimizer(keras.optimizers.Adam())",
         "two edl.Optimizers",

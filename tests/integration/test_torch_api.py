@@ -261,7 +261,25 @@ for _ in loader.epochs(4):
         (model(torch.ones(1, 1)).sum() / 4).backward()
         if (edl.step() + 1) % 4 == 0: opt.step(); opt.zero_grad()
 """,
-        "call optimizer.zero_grad() before each backward()",
+        "to accumulate gradients over batches, use edl.no_sync()",
+    ),
+    "no_sync without an optimizer": (
+        "edl.init()\nwith edl.no_sync(): pass",
+        "create an edl.Optimizer before edl.no_sync()",
+    ),
+    "no pass": (
+        "edl.init(); edl.Optimizer(sgd, model, backward_passes_per_step=0)",
+        "backward_passes_per_step is 0; it must be at least 1",
+    ),
+    "step after the loop": (
+        LOOP
+        + """
+for _ in loader.epochs(1):
+    for batch in loader:
+        with edl.no_sync(): model(torch.ones(1, 1)).sum().backward()
+    opt.step()
+""",
+        "batches were handed out since the last optimizer.step()",
     ),
     "epochs twice": (
         LOOP + "for n in (1, 2):\n for _ in loader.epochs(n):\n  for _ in loader: train()",

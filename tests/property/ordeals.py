@@ -166,6 +166,8 @@ def scripts(exchange_every: int = 0) -> st.SearchStrategy[Counting]:
         batch_size=st.sampled_from([2, 1, 4]),
         prefetch_batches=st.integers(0, 1),
         exchange_every=st.just(exchange_every) if exchange_every else st.sampled_from([0, 2]),
+        accumulated=st.sampled_from([1, 1, 2, 3, 9]),
+        single=st.sampled_from([0, 0, 2]),
     )
 
 

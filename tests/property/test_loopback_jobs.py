@@ -15,6 +15,10 @@ from edl.core.records import JobState
 from edl.testing.counting import Counting
 
 EXCHANGING = Counting(24, exchange_every=1)
+ACCUMULATING = {
+    "at once": Counting(28, accumulated=3),
+    "later": Counting(36, accumulated=3, single=2),
+}
 FEW = Counting(12, exchange_every=1)  # steps, some fifty points of a worker
 MORE = settings(max_examples=2 * settings().max_examples)
 
@@ -62,6 +66,32 @@ def test_a_broken_ring_at_each_point_costs_nobody(worker: int, what: str) -> Non
             job = Trial(seed, script=FEW, faults=(Fault(worker, point, what),)).run()
             assert job.memory.job.state is JobState.FINISHED
             assert len(job.results) == 3
+
+
+@pytest.mark.parametrize("script", ACCUMULATING.values(), ids=ACCUMULATING)
+@pytest.mark.parametrize("what", ["kill", "cut", "fail"])
+@pytest.mark.parametrize("worker", range(3))
+def test_a_fault_at_each_point_of_a_step_of_several_batches(
+    worker: int, what: str, script: Counting
+) -> None:
+    """Also of the first one, in which all learn that gradients are accumulated."""
+    for point in range(1, 61):
+        job = Trial(point % 2, script=script, faults=(Fault(worker, point, what),)).run()
+        assert job.memory.job.state is JobState.FINISHED
+        assert what == "kill" or len(job.results) == 3
+
+
+@pytest.mark.parametrize("single", [0, 2])
+def test_nobody_waits_for_leases_in_a_step_of_several_batches(single: int) -> None:
+    """Else it would have padding, while there are samples that nobody has.
+
+    Only the first such step may come as a surprise.
+    """
+    script = Counting(264, batch_size=2, accumulated=8, single=single)
+    job = Trial(np=2, script=script).run()
+    least = sum(-(-samples // 32) for samples in (264 - 4 * single, 264))
+    surprise = bool(single)
+    assert {result.steps for result in job.results.values()} == {single + surprise + least}
 
 
 @MORE

@@ -93,7 +93,7 @@ def test_a_batch_weighs_its_samples(samples: int, padding: bool, weight: int) ->
     """In the step and after it."""
     progress = in_a_step(samples, padding)
     assert progress.weight == weight
-    progress._forget_batch()
+    progress._forget_batches()
     assert progress.weight == weight
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from edl.core.step.step_state import StepEvent, StepState
-from edl.core.step.weighting import Weights
+from edl.core.step.weighting import Share, Weights
 from edl.errors import RingBroken, RingError
 from edl.framework.reduction import Branch, StepReduction
 
@@ -58,7 +58,22 @@ class Worker:
     def records(self) -> Any:
         if (AWAITED, "record") not in self.log:
             self.wait("record")
-        return [SimpleNamespace(samples=each) for each in (self.samples, *self.others)]
+        return [Share(each) for each in (self.samples, *self.others)]
+
+    @property
+    def share(self) -> Share:
+        return Share(self.samples)
+
+    @property
+    def batch_weight(self) -> int:
+        return self.samples
+
+    @property
+    def handed_out(self) -> int:
+        return self.begun
+
+    def announce(self) -> None:
+        assert (SENT, "record") in self.log
 
     def recover(self, _error: RingError) -> bool:
         assert self.cut, "a ring that stands is not repaired"
@@ -304,7 +319,7 @@ def test_alone_nothing_is_sent(how: str, framework: Any) -> None:
     worker = framework.worker
     if how == "alone":
         worker.ring.alone = True
-        worker.loader.records = lambda: [SimpleNamespace(samples=BATCH)]
+        worker.loader.records = lambda: [Share(BATCH)]
     else:
         worker.warming_up = True
     worker.loader.begin()

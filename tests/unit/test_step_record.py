@@ -43,8 +43,8 @@ def test_a_row_is_one_line_of_int64() -> None:
     row = ROW.encode()
     assert row.shape == (1, WIDTH)
     assert row.dtype == np.int64
-    assert row[0, :9].tolist() == [3, 41, 0, 1, 32, 96, 64, 3, 7]
-    assert not row[0, 9:].any()
+    assert row[0, :10].tolist() == [3, 41, 0, 1, 32, 96, 64, 3, 7, 1]
+    assert not row[0, 10:].any()
 
 
 def test_a_row_ends_with_the_parts_of_the_last_switch() -> None:
@@ -106,7 +106,7 @@ def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
 
 
 def test_rows_may_differ_in_what_is_a_workers_own() -> None:
-    own = {"samples", "position", "wanted", "newest_generation", "state"} | {
+    own = {"samples", "batches", "late", "position", "wanted", "newest_generation", "state"} | {
         n for n in FIELDS if n.endswith("_us")
     }
     assert set(FIELDS) - own == {"generation", "step", "worker", "epoch", "ledger", "stop"}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from edl.core.step.weighting import Share
 from edl.daemon import activity
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
@@ -29,6 +30,8 @@ class Worker:
         self.ring = SimpleNamespace(alone=False)
         self.warming_up = self.open = False
         self.begun, self.samples, self.batch_size, self.generation = 0, BATCH, BATCH, 1
+        self.handed_out = self.batches = self.batch_weight = 0
+        self.summed = self.may_grow = False
         self.other_samples = BATCH
         self.other: dict[str, Tensor] = {}
         self.sent: list[str] = []
@@ -38,14 +41,33 @@ class Worker:
         monkeypatch.setattr(module, "finish", self._finish)
 
     def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
-        self.begun += 1
-        self.open, self.samples, self.other_samples = True, samples, other_samples
+        if self.open and self.may_grow:
+            self.samples, self.batches = self.samples + samples, self.batches + 1
+        else:
+            self.begun += 1
+            self.samples, self.batches, self.summed = samples, 1, False
+        self.handed_out += 1
+        self.open, self.may_grow, self.other_samples = True, False, other_samples
+        self.batch_weight = samples
         self.other = {f"edl.gradient.{name}": tensor for name, tensor in other.items()}
         self.sent = []
 
     def records(self) -> Any:
-        samples = [self.samples] if self.ring.alone else [self.samples, self.other_samples]
-        return [SimpleNamespace(samples=each) for each in samples]
+        other = Share(self.other_samples, self.batches)
+        return [self.share] if self.ring.alone else [self.share, other]
+
+    @property
+    def share(self) -> Share:
+        return Share(self.samples, self.batches, self.summed)
+
+    def announce(self) -> None:
+        pass
+
+    def expect_accumulation(self) -> None:
+        pass
+
+    def accumulate(self) -> None:
+        self.summed = self.may_grow = True
 
     def end(self) -> None:
         self.open = False
@@ -77,14 +99,20 @@ class Worker:
 class Job:
     """One worker's model of named scalars, with edl's hooks as ``edl.Optimizer`` sets them."""
 
-    def __init__(self, worker: Worker, *names: str, **options: Any) -> None:
+    def __init__(self, worker: Worker, *names: str, passes: int = 1, **options: Any) -> None:
         self.worker = worker
         self.model = torch.nn.Module()
         for name in names:
             self.model.register_parameter(name, torch.nn.Parameter(torch.ones(())))
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0, **options)
         self.last_step = LastStep()
-        self.reduction = GradientReduction(worker, self.sgd, self.model, self.last_step)  # type: ignore[arg-type]
+        self.reduction = GradientReduction(
+            worker,  # type: ignore[arg-type]
+            self.sgd,
+            self.model,
+            self.last_step,
+            passes,
+        )
 
     def __getattr__(self, name: str) -> torch.nn.Parameter:
         return self.model.get_parameter(name)
@@ -271,6 +299,179 @@ def test_a_graph_of_gradients_is_none_of_the_jobs(worker: Worker) -> None:
         (job.a**2).backward(create_graph=True)
     assert job.a.grad is not None
     assert (job.gradients(), job.a.grad.requires_grad) == ({"a": 3.0}, False)
+
+
+# --- several backward passes in one step
+
+
+def test_gradients_of_several_batches_are_sent_with_the_last(worker: Worker) -> None:
+    job = Job(worker, "a", "b")
+    for _ in range(2):
+        worker.begin()
+        with job.reduction.no_sync():
+            (2 * job.a + job.b).backward()
+        assert (worker.sent, job.gradients()) == ([], {"a": 2.0, "b": 1.0})
+        worker.begin(other_samples=2 * BATCH, present=ones(1, 0), a=ones(8))
+        (4 * job.a).backward()
+        assert job.gradients() == {"a": 7.0, "b": 0.5}
+        assert worker.sent == ["edl.gradient.a", PRESENT, "edl.gradient.b"]
+        job.step()
+        job.sgd.zero_grad()
+
+
+def test_each_batch_weighs_as_its_samples(worker: Worker) -> None:
+    """The loss of each is divided by their number, so the update is the mean over all samples."""
+    job = Job(worker, "a", "b")
+    for samples, slope in ((BATCH, 3.0), (1, 9.0)):
+        worker.begin(samples, other_samples=3, present=ones(1, 0), a=ones(1.5))
+        with job.reduction.no_sync():
+            (slope * job.a / 3).backward()
+    worker.begin(samples=0, other_samples=3, present=ones(1, 0), a=ones(1.5))
+    (float("inf") * job.a + job.b).backward()
+    assert job.gradients() == {"a": pytest.approx((2 * 3 + 1 * 9 + 3 * 3) / 6), "b": None}
+
+
+def test_a_last_batch_for_padding_is_sent_with_those_before(worker: Worker) -> None:
+    job = Job(worker, "a")
+    worker.begin()
+    with job.reduction.no_sync():
+        (2 * job.a).backward()
+    worker.begin(samples=0, other_samples=0, present=ones(0))
+    (float("nan") * job.a).backward()
+    assert job.gradients() == {"a": 4.0}, "the mean over one full batch of two"
+
+
+def test_alone_each_batch_weighs_as_its_samples_too(worker: Worker) -> None:
+    worker.ring.alone = True
+    job = Job(worker, "a")
+    for samples, slope in ((BATCH, 3.0), (1, 9.0)):
+        worker.begin(samples)
+        with job.reduction.no_sync():
+            (slope * job.a / 2).backward()
+    job.step()
+    assert job.a.item() == pytest.approx(1 - (2 * 3 + 1 * 9) / 3)
+    job.sgd.zero_grad()
+    worker.begin(samples=1)
+    (3 * job.a).backward()
+    assert job.gradients() == {"a": 3.0}, "a small batch of one pass is as it is"
+
+
+@pytest.mark.parametrize("samples", [BATCH, 1])
+def test_passes_over_the_parts_of_one_batch(samples: int, worker: Worker) -> None:
+    """Horovod's `backward_passes_per_step`."""
+    job = Job(worker, "a", passes=3)
+    for _ in range(2):
+        worker.begin(samples, other_samples=0, present=ones(0))
+        for slope in (1.0, 2.0, 3.0):
+            assert worker.sent == []
+            (slope * job.a).backward()
+        assert worker.sent == ["edl.gradient.a", PRESENT]
+        assert job.gradients() == {"a": pytest.approx(6.0)}
+        with pytest.raises(UsageError, match=r"gradient of a was computed twice in one step"):
+            job.a.backward()
+        job.step()
+        job.sgd.zero_grad()
+
+
+def test_sums_of_batches_that_the_script_has_left_are_dropped(worker: Worker) -> None:
+    job = Job(worker, "a", passes=3)
+    worker.begin()
+    (8 * job.a).backward()
+    worker.open = False  # the script has left its loop
+    job.reduction.settle()
+    worker.begin(present=ones(0))
+    for _ in range(3):
+        assert worker.sent == []
+        (2 * job.a).backward()
+    assert job.gradients() == {"a": 3.0}
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_step_after_fewer_passes_sends_what_there_is(passes: int, worker: Worker) -> None:
+    job = Job(worker, "a", passes=passes)
+    worker.begin(present=ones(1), a=ones(8))
+    with contextlib.nullcontext() if passes > 1 else job.reduction.no_sync():
+        (2 * job.a).backward()
+    assert worker.sent == []
+    job.step()
+    assert job.a.item() == 1.0 - 5.0
+    job.sgd.zero_grad()
+    worker.begin()
+    job.a.backward()
+    assert bool(worker.sent) == (passes == 1), "the next step begins anew"
+
+
+def test_survivors_send_the_sum_again_and_who_missed_the_step_drops_it(worker: Worker) -> None:
+    job = Job(worker, "a", weight_decay=0.5)
+    for superseded in (False, True):
+        worker.begin()
+        with job.reduction.no_sync():
+            (2 * job.a).backward()
+        worker.begin(other_samples=2 * BATCH, present=ones(1), a=ones(8))
+        worker.breaks = [lambda answer=superseded: answer]  # type: ignore[misc]
+        (2 * job.a).backward()
+        assert job.gradients() == {"a": 0.0 if superseded else 6.0}
+        before = job.a.item()
+        job.step()
+        assert (job.a.item() == before) == superseded
+        job.sgd.zero_grad()
+
+
+def test_a_batch_may_be_left_out_of_a_step(worker: Worker) -> None:
+    job = Job(worker, "a")
+    for left_out in (True, False):
+        worker.begin()
+        with job.reduction.no_sync():
+            if left_out:
+                assert job.reduction.leave_out()
+            else:
+                (3 * job.a).backward()
+    worker.begin(other_samples=3 * BATCH, present=ones(0))
+    assert not job.reduction.leave_out()
+    (3 * job.a).backward()
+    assert job.gradients() == {"a": 3.0}
+
+
+def test_gradients_that_are_not_added_up_are_not_weighted(worker: Worker) -> None:
+    """What `torch.autograd.grad` returns; and after it in a batch for padding."""
+    job = Job(worker, "a", "b")
+    worker.begin()
+    with job.reduction.no_sync():
+        job.a.backward()
+    worker.begin(samples=0, other_samples=2 * BATCH, present=ones(1, 1))
+    with job.reduction.no_sync():
+        assert torch.autograd.grad(3 * job.b, job.b) == (torch.tensor(3.0),)
+        (job.a * float("nan")).backward()
+    worker.begin(other_samples=2 * BATCH, present=ones(1, 1))
+    (job.a + job.b).backward()
+    assert job.gradients() == {"a": pytest.approx(2 * 3 / 2 / 2), "b": pytest.approx(3 / 2 / 2)}
+
+
+def test_nothing_to_train_leaves_gradients_that_a_scaler_can_look_at(worker: Worker) -> None:
+    job = Job(worker, "a", passes=2)
+    worker.begin(samples=0, other_samples=0)
+    for _ in range(2):
+        job.a.backward()
+    assert job.gradients() == {"a": 0.0}
+
+
+def test_a_model_that_has_changed_since_is_refused_by_name(worker: Worker) -> None:
+    job = Job(worker, "a", passes=2)
+    job.model.double()
+    worker.begin(samples=1)
+    with pytest.raises(UsageError, match="the dtype or the device of a has changed since"):
+        job.a.backward()
+
+
+def test_no_sync_ends_with_its_block(worker: Worker) -> None:
+    job = Job(worker, "a")
+    with contextlib.suppress(ZeroDivisionError), job.reduction.no_sync():
+        raise ZeroDivisionError
+    with job.reduction.no_sync(), job.reduction.no_sync():
+        pass
+    worker.begin(present=ones(1))
+    job.a.backward()
+    assert worker.sent
 
 
 # --- refusals

@@ -6,6 +6,7 @@ import pytest
 
 from edl.core.step.weighting import (
     Averaging,
+    Share,
     Weights,
     average_correction,
     presence,
@@ -21,6 +22,10 @@ def update(gradients: list[float], samples: list[int], batch_size: int) -> float
     sent = [g * send_weight(n, batch_size) for g, n in zip(gradients, samples, strict=True)]
     average = sum(sent) / len(sent)
     return average * average_correction(batch_size, len(samples), sum(samples))
+
+
+def shares(samples: list[int]) -> list[Share]:
+    return [Share(each) for each in samples]
 
 
 def test_a_full_step_is_plain_horovod_bit_for_bit() -> None:
@@ -44,7 +49,7 @@ def test_one_small_batch_alone_keeps_its_own_mean() -> None:
 
 
 def test_a_step_without_samples_has_no_mean() -> None:
-    with pytest.raises(DataError, match="a step of 3 workers has 0 samples"):
+    with pytest.raises(DataError, match="a step of 3 batches has 0 samples"):
         average_correction(32, 3, 0)
 
 
@@ -62,7 +67,7 @@ def test_a_step_without_samples_has_no_mean() -> None:
     ],
 )
 def test_what_a_step_needs(samples: list[int], averaging: Averaging) -> None:
-    found = [weigh(samples, own, batch_size=4) for own in samples]
+    found = [weigh(shares(samples), Share(own), batch_size=4) for own in samples]
     assert {weights.averaging for weights in found} == {averaging}
     assert {weights.sends for weights in found} == {
         averaging in (Averaging.PLAIN, Averaging.WEIGHTED)
@@ -70,10 +75,37 @@ def test_what_a_step_needs(samples: list[int], averaging: Averaging) -> None:
 
 
 def test_what_each_worker_multiplies_by() -> None:
-    assert weigh([4, 4], 4, batch_size=4) == Weights(Averaging.PLAIN, 1.0, 1.0)
-    assert weigh([4, 2, 0], 2, batch_size=4) == Weights(Averaging.WEIGHTED, 0.5, 2.0)
-    assert weigh([4, 2, 0], 0, batch_size=4) == Weights(Averaging.WEIGHTED, 0.0, 2.0)
-    assert weigh([2], 2, batch_size=4) == Weights(Averaging.LOCAL, 1.0, 1.0)
+    assert weigh(shares([4, 4]), Share(4), batch_size=4) == Weights(Averaging.PLAIN, 1.0, 1.0)
+    assert weigh(shares([4, 2, 0]), Share(2), batch_size=4) == Weights(Averaging.WEIGHTED, 0.5, 2.0)
+    assert weigh(shares([4, 2, 0]), Share(0), batch_size=4) == Weights(Averaging.WEIGHTED, 0.0, 2.0)
+    assert weigh(shares([2]), Share(2), batch_size=4) == Weights(Averaging.LOCAL, 1.0, 1.0)
+
+
+def test_sums_over_batches_are_the_mean_over_all_samples() -> None:
+    """Two workers with 3 batches each, whose losses are divided by 3; the last ones are uneven."""
+    held: list[list[tuple[int, float]]] = [[(4, 3.0), (4, 6.0), (2, 9.0)], [(4, 12.0), (1, 3.0)]]
+    batches = [Share(sum(n for n, _ in worker), 3, summed=True) for worker in held]
+    sums = [sum(Share(n).send_weight(4) * g / 3 for n, g in worker) for worker in held]
+    weights = [weigh(batches, own, batch_size=4) for own in batches]
+    average = sum(w.sent * s for w, s in zip(weights, sums, strict=True)) / 2
+    total = sum(n * g for worker in held for n, g in worker)
+    assert average * weights[0].received == pytest.approx(total / 15)
+    assert {each.averaging for each in weights} == {Averaging.WEIGHTED}
+
+
+def test_full_batches_need_no_weights_however_many_they_are() -> None:
+    full = [Share(12, 3, summed=True), Share(4)]
+    for own in full:
+        assert weigh(full, own, batch_size=4) == Weights(Averaging.PLAIN)
+
+
+def test_alone_only_sums_are_corrected() -> None:
+    assert weigh([Share(6, 2)], Share(6, 2, True), batch_size=4).received == pytest.approx(8 / 6)
+    assert weigh([Share(3)], Share(3), batch_size=4).received == 1.0
+
+
+def test_who_lost_its_samples_sends_nothing_of_its_sums() -> None:
+    assert weigh([Share(0, 3), Share(12, 3)], Share(0, 3, True), batch_size=4).sent == 0.0
 
 
 def test_who_has_a_gradient_is_decided_together() -> None:

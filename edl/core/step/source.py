@@ -27,10 +27,13 @@ class Source:
     prefetch_batches: int
     fingerprint: str = ""
 
-    @property
-    def need(self) -> int:
-        """Samples that a worker wants to hold, so that its loader never waits for a lease."""
-        return (self.prefetch_batches + 2) * self.batch_size
+    def need(self, step_batches: int) -> int:
+        """Samples that a worker wants to hold, so that its loader never waits for a lease.
+
+        ``step_batches``: how many batches it takes for one step. It wants to hold those of the step
+        that is under way, and of the next one.
+        """
+        return (self.prefetch_batches + 2 * step_batches) * self.batch_size
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         return epoch_order(self.total, self.seed, epoch, self.shuffle)

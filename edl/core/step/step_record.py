@@ -104,6 +104,9 @@ class StepRecord(SwitchTimes):
     leases; ``position`` is the epoch position of the first of them (-1 without any: the worker
     had no data and repeats a batch that counts for nothing).
     ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
+    ``batches`` is how many batches of its loader the samples are from, padding included: one,
+    unless it accumulates gradients. ``late``: the row is sent at the end of the step then; 0: when
+    the first batch is handed out.
     ``ledger`` is the digest of its ledger before this step.
     ``newest_generation`` is the newest one that it knows to be prepared, its own at least.
     ``stop`` is a :class:`Stop`.
@@ -121,6 +124,8 @@ class StepRecord(SwitchTimes):
     wanted: int
     newest_generation: int
     ledger: int
+    batches: int = 1
+    late: int = 0
     stop: int = Stop.NO
     state: int = 0
     compute_us: int = 0

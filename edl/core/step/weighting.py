@@ -8,6 +8,12 @@ Horovod sends gradients before N is known and averages over the ``size`` workers
 is split: each worker scales what it sends by ``n_i / b`` (b: the nominal batch of one worker,
 equal everywhere), and all scale the average by ``b * size / N`` afterwards. In a full step both
 factors are 1 and no multiplication happens: such a step is plain Horovod's, bit for bit.
+
+A worker that accumulates gradients adds up those of m_i batches, ``sum_k (n_ik / b) g_ik``, which
+is sent as it is; all scale the average by ``b * sum_i m_i / N``. When all batches are full, that
+is the mean over the workers of the sums of their gradients, as in PyTorch's DDP. When they are
+not, the script's division of each loss by m still gives the mean over the N samples, as long as
+all workers have m batches, padding included.
 """
 
 from __future__ import annotations
@@ -24,15 +30,36 @@ def send_weight(samples: int, batch_size: int) -> float:
     return samples / batch_size
 
 
-def average_correction(batch_size: int, size: int, total: int) -> float:
-    """b * size / N: what all workers multiply Horovod's average by afterwards.
+def average_correction(batch_size: int, batches: int, total: int) -> float:
+    """b * sum_i m_i / N: what all workers multiply Horovod's average by afterwards.
+
+    ``batches``: of all workers together; their number, unless they accumulate gradients.
 
     Raises:
         DataError: N is 0; such a step has no update.
     """
     if total <= 0:
-        raise DataError(f"a step of {size} workers has {total} samples")
-    return batch_size * size / total
+        raise DataError(f"a step of {batches} batches has {total} samples")
+    return batch_size * batches / total
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker brings into a step.
+
+    ``summed``: its gradients are those of ``batches`` batches, or of parts of one, added up and
+    weighted already.
+    """
+
+    samples: int
+    batches: int = 1
+    summed: bool = False
+
+    def send_weight(self, batch_size: int) -> float:
+        """What it multiplies its local gradients by before they are reduced; 0 without samples."""
+        if self.summed:
+            return float(self.samples > 0)
+        return send_weight(self.samples, batch_size)
 
 
 class Averaging(Enum):
@@ -40,13 +67,16 @@ class Averaging(Enum):
 
     NONE = "no worker has samples: there is no update"
     LOCAL = "there is one worker: its gradient is the mean"
-    PLAIN = "all have n_i = b: Horovod's average is the mean"
+    PLAIN = "all batches are full: Horovod's average is the mean"
     WEIGHTED = "what is sent and what comes back must be weighted"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What one worker multiplies gradients by in a step: what it sends, and what comes back."""
+    """What one worker multiplies gradients by in a step: what it sends, and what comes back.
+
+    Where nothing is sent, ``received`` is for the local gradients.
+    """
 
     averaging: Averaging
     sent: float = 1.0
@@ -58,19 +88,17 @@ class Weights:
         return self.averaging in (Averaging.PLAIN, Averaging.WEIGHTED)
 
 
-def weigh(samples: Sequence[int], own: int, batch_size: int) -> Weights:
-    """The weights of the worker that has ``own`` of the ``samples``, given in rank order."""
-    total = sum(samples)
+def weigh(shares: Sequence[Share], own: Share, batch_size: int) -> Weights:
+    """The weights of the worker with the share ``own``, one of ``shares``."""
+    total = sum(share.samples for share in shares)
     if total == 0:
         return Weights(Averaging.NONE)
-    if len(samples) == 1:
-        return Weights(Averaging.LOCAL)
-    full = all(each == batch_size for each in samples)
-    return Weights(
-        Averaging.PLAIN if full else Averaging.WEIGHTED,
-        send_weight(own, batch_size),
-        average_correction(batch_size, len(samples), total),
-    )
+    correction = average_correction(batch_size, sum(share.batches for share in shares), total)
+    if len(shares) == 1:
+        return Weights(Averaging.LOCAL, received=correction if own.summed else 1.0)
+    full = all(share.samples == share.batches * batch_size for share in shares)
+    averaging = Averaging.PLAIN if full else Averaging.WEIGHTED
+    return Weights(averaging, own.send_weight(batch_size), correction)
 
 
 def presence(own: int, has_gradient: Iterable[bool]) -> list[float]:

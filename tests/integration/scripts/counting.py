@@ -1,5 +1,7 @@
 """The counting model in PyTorch: its parameters prove which samples were trained, see tally.py."""
 
+import contextlib
+
 import torch
 from tally import Diary, parser
 from torch_model import CountingModel, Indices
@@ -32,12 +34,16 @@ if args.checkpoint:
 
 diary = Diary(args)
 for epoch in loader.epochs(args.epochs):
-    for indices in loader:
+    for number, indices in enumerate(loader):
         diary.begin_step(model.steps.item())
-        optimizer.zero_grad()
-        model(indices).backward()
+        last = (number + 1) % args.accumulate == 0
+        with contextlib.nullcontext() if last else edl.no_sync():
+            (model(indices) / args.accumulate).backward()
         diary.in_step()
+        if not last:
+            continue
         optimizer.step()
+        optimizer.zero_grad()
         if not edl.is_warming_up():
             diary.end_step(model.steps.item(), tally())
             diary.exchange(model.steps.item())

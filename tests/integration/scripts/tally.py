@@ -39,6 +39,7 @@ def parser():
     options.add_argument("--samples", type=int, default=1797)
     options.add_argument("--epochs", type=int, default=3)
     options.add_argument("--batch-size", type=int, default=4)
+    options.add_argument("--accumulate", type=int, default=1, help="batches in a step")
     options.add_argument("--num-workers", type=int, default=0)
     options.add_argument("--together", type=Path, help="newcomers wait as long as it exists")
     options.add_argument("--stuck", type=Path, help="the worker of the slot in it stands still")

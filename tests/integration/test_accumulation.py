@@ -1,0 +1,54 @@
+"""Several batches in one step: each sample counts once, whoever comes, leaves or dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+from trial import trial
+
+from edl.testing.throttle import Throttle
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ACCUMULATING = ("--accumulate", "3")
+SLOW = Throttle(0.1)
+
+
+def test_a_join_a_leave_and_a_death_in_the_middle_of_a_step(tmp_path: Path, zk_hosts: str) -> None:
+    """Epochs end in the middle of a group of batches, on some workers with padding."""
+    with trial(
+        tmp_path, zk_hosts, np=2, max_np=3, samples=730, more=ACCUMULATING, throttled=SLOW
+    ) as job:
+        job.wait_for_step(2)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.scale(2)
+        job.wait_for_size(2)
+        os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
+        job.wait(lambda now: now["given_up"], "death")
+        job.wait_for_size(2)
+        reports = job.prove(workers=2)
+    assert reports[0]["steps"] < 4 * 730 / 4 / 2, "a step has several batches of each worker"
+
+
+def test_the_example_alone() -> None:
+    script = str(ROOT / "examples" / "torch_accumulation.py")
+    ended = subprocess.run(
+        [sys.executable, script, "--epochs", "10"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+    )
+    last = ended.stdout.splitlines()[-1]
+    found = re.fullmatch(r"accuracy (\S+) epochs 10 steps (\d+)", last)
+    assert found, ended.stdout
+    assert float(found[1]) > 0.9
+    assert int(found[2]) == 10 * 47, "1,497 digits, 4 batches of 8 a step; a rest is a step"
