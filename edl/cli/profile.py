@@ -78,12 +78,16 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
     """The size is given back on every way out, so also when we are told to end."""
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
-        with handled(to_end, signal.default_int_handler), progress() as on_message:
+        with handled(to_end, _interrupt), progress() as on_message:
             return job.profile(order, steps, timeout_s, on_message)
     except KeyboardInterrupt as end:
         notes = getattr(end, "__notes__", ["nothing was changed"])
         print(f"edl: {'; '.join(['interrupted', *notes])}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(128 + (end.args[0] if end.args else signal.SIGINT)) from None
+
+
+def _interrupt(number: int, _: object) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def table(curve: Curve) -> Table:

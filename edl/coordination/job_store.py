@@ -153,7 +153,10 @@ class JobStore:
         exit_code: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
     ) -> bool:
-        """Move the job to ``state`` if it is in one of ``only_from``; whether it was."""
+        """Move the job to ``state`` if it is in one of ``only_from``; whether it was.
+
+        ``exit_code``: of `edl run`; 0 leaves the one of a job that stops as it is.
+        """
         moved = False
 
         def change(values: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +165,8 @@ class JobStore:
             moved = job.state in only_from
             if not moved:
                 return values
-            return replace(job, state=state, reason=reason, exit_code=exit_code).to_json()
+            code = 0 if state is JobState.FINISHED else exit_code or job.exit_code
+            return replace(job, state=state, reason=reason, exit_code=code).to_json()
 
         self.nodes.compare_and_set(self.paths.job, change)
         return moved

@@ -30,7 +30,9 @@ class JobStatus(TrainingStatus):
 
     job: Annotated[str, "its name"]
     state: Annotated[JobState, "`running`, `stopping`, `finished`, `stopped` or `failed`"]
-    exit_code: Annotated[int, "of a job that has failed; 130 after a second signal; else 0"]
+    exit_code: Annotated[
+        int, "of a job that has failed, or that a signal to `edl run` has stopped; else 0"
+    ]
     command: Annotated[tuple[str, ...], "of each worker"]
     np: Annotated[int, "workers that it began with"]
     min_np: Annotated[int, "fewer do not train"]

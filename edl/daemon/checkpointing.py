@@ -16,6 +16,7 @@ from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
+from edl.core.host.process import STOPPED_EXIT
 from edl.core.job_spec import JobSettings
 from edl.core.plural import counted
 from edl.core.records import Generation, JobState
@@ -154,7 +155,7 @@ class Checkpointing:
     def save_if_due(self, rank: int, generation: int) -> None:
         """At a boundary: rank 0 saves when it is time.
 
-        In a job of one, a SIGTERM ends the process here (SystemExit 0), with all saved.
+        In a job of one, a SIGTERM ends the process here (SystemExit 143), with all saved.
 
         Raises:
             CheckpointError: the script's state is nothing that can be saved; at the first step.
@@ -164,7 +165,7 @@ class Checkpointing:
         self._generation = generation
         if self._coordinator.leave_requested and not self._coordinator.is_shared:
             self.save_last()
-            raise SystemExit(0)
+            raise SystemExit(STOPPED_EXIT)
         try:
             at = self._loader
             self._checkpoints.save_if_due(at.step, at.source, at.ledger, self.replica)

@@ -20,7 +20,7 @@ from edl.core.event_text import describe
 from edl.core.events import EventKind
 from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.job_end import failed_late
-from edl.core.host.process import Process, how
+from edl.core.host.process import STOPPED_EXIT, Process, exit_status, how
 from edl.core.host.supervision import Decision, Ending, GiveUp, Start
 from edl.core.host.upkeep import lingers
 from edl.core.job.host_join import arrive, is_last, withdrawn
@@ -35,8 +35,6 @@ from edl.launch.supervisor import Supervisor
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
-
-KILLED = 130  # exit code after a second signal, as a shell's after Ctrl-C
 
 # By `edl run`: its last line says how the job has ended, and that a worker ends well is usual.
 NOT_SHOWN = (
@@ -273,7 +271,7 @@ class Agent(Supervisor[AgentState]):
         else:
             self._say(f"{cause}: the job ends after this step; again kills its workers")
             reason = f"{cause} in edl run"
-            self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
+            self._store.set_job_state(JobState.STOPPING, reason, self._signal_exit)
             self._changed.set()
         self._asked = True
 
@@ -333,10 +331,10 @@ class Agent(Supervisor[AgentState]):
         """A second signal."""
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
-        name = self._host.name
+        name, code = self._host.name, self._signal_exit
         try:
             if not self._store.session.connected:
-                return KILLED
+                return code
             members = self._store.snapshot().members
             others = [m for m in members if not m.launch.startswith(self._own.token)]
             either = (JobState.RUNNING, JobState.STOPPING)
@@ -344,13 +342,18 @@ class Agent(Supervisor[AgentState]):
                 self._desire(lambda now: {**now, name: 0}, f"a second signal on host {name}")
             elif others:
                 reason = f"the workers on {name} were killed by a second signal"
-                self._store.set_job_state(JobState.STOPPING, reason, only_from=either[:1])
+                self._store.set_job_state(JobState.STOPPING, reason, code)
             else:
                 reason = "a second signal killed all workers"
-                self._store.set_job_state(JobState.STOPPED, reason, KILLED, only_from=either)
+                self._store.set_job_state(JobState.STOPPED, reason, code, only_from=either)
         except (CoordinationError, UnknownJob) as error:
             self._say(str(error))
-        return KILLED
+        return code
+
+    @property
+    def _signal_exit(self) -> int:
+        """The exit code after the first signal, as a shell has it: 130 after Ctrl-C."""
+        return exit_status(-next(iter(self._signals)))
 
     # --- what people see
 
@@ -364,6 +367,8 @@ class Agent(Supervisor[AgentState]):
         late = failed_late(job, self._own)
         if late is not None:
             self._say(f"after that, {late.name} {how(late.exit_code or 1)}")
+        if job.state is JobState.STOPPED and not self._guest:  # `edl run ... && evaluate`
+            return job.exit_code or STOPPED_EXIT
         return code
 
     def _say(self, text: str, for_all: bool = False) -> None:

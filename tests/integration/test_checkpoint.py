@@ -110,7 +110,7 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
     with started(trial.directory, zk_hosts, *script, **first) as job:
         job.wait_for_step(125)  # in the second epoch
         job.edl("stop")
-        assert job.end() == 0, job.describe("it failed")
+        assert job.end() == 143, job.describe("it failed")
     stopped = trial.newest
     assert stopped.job == job.name
     assert stopped.step >= 125
@@ -167,7 +167,7 @@ def test_sigterm_to_everything_saves(trial: Trial, zk_hosts: str) -> None:
         job.wait_for_step(5)
         for process in job.processes():
             process.terminate()
-        assert job.end() == 0, job.describe("it failed")
+        assert job.end() == 143, job.describe("it failed")
         assert "Traceback" not in job.output()
     assert trial.newest.step >= 5
 
@@ -190,7 +190,7 @@ def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     first.terminate()
-    assert first.wait(60) == 0
+    assert first.wait(60) == 143
     saved = trial.newest
     job.hurry()
     assert run("").wait(60) == 1

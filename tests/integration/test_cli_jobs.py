@@ -61,7 +61,7 @@ def test_grow_shrink_drain_stop(shell: Shell) -> None:
     assert done.returncode == 2
     assert "cannot drain w0" in done.stderr
     assert shell.edl("stop", "j").stdout == "job j is stopped: edl stop\n"
-    assert job.wait() == 0
+    assert job.wait() == 143
     kinds = {event["kind"] for event in shell.events()}
     assert {"generation", "job_stopped"} <= kinds
     assert "worker_failed" not in kinds
@@ -78,7 +78,7 @@ def test_a_signal_ends_the_job_cleanly(shell: Shell, number: signal.Signals) -> 
     job = start(shell)
     shell.until_size(2)
     job.signal(number)
-    assert job.wait() == 0
+    assert job.wait() == 128 + number
     assert shell.status()["state"] == "stopped"
     assert "worker_failed" not in job.output
 
@@ -92,7 +92,7 @@ def test_nohup_keeps_a_job_when_its_terminal_ends(shell: Shell) -> None:
     shell.until_size(2)
     job.signal(signal.SIGHUP)
     job.signal(signal.SIGTERM)  # the first one that is heard; two would have killed the workers
-    assert job.wait() == 0
+    assert job.wait() == 143
     assert "SIGTERM: the job ends after this step" in job.output
 
 
@@ -101,7 +101,7 @@ def test_a_signal_before_the_first_ring(shell: Shell) -> None:
     job = shell.start(*RUN, sys.executable, "train.py")
     job.expect("[slot 0] up")
     job.signal(signal.SIGINT)
-    assert job.wait() == 0
+    assert job.wait() == 130
     assert shell.status()["state"] == "stopped"
 
 
@@ -133,7 +133,7 @@ def test_a_second_host_joins_and_leaves(shell: Shell) -> None:
     facts = shell.until_size(2)
     assert facts["desired"] == {"a": 2, "b": 0}
     assert shell.edl("stop").returncode == 0
-    assert job.wait() == 0
+    assert job.wait() == 143
 
 
 def test_who_still_ends_an_earlier_job_of_that_name_is_no_host_of_the_next(shell: Shell) -> None:
@@ -159,7 +159,7 @@ def test_who_still_ends_an_earlier_job_of_that_name_is_no_host_of_the_next(shell
     assert "edl: job 'j' is over, and a new one of that name has taken its place" in other.output
     assert set(shell.until_size(2)["hosts"]) == {"a"}
     assert shell.edl("stop", "j").returncode == 0
-    assert next_one.wait() == 0
+    assert next_one.wait() == 143
 
 
 def test_a_job_without_an_agent_can_be_stopped(shell: Shell) -> None:
@@ -186,7 +186,7 @@ def test_a_refused_leave(shell: Shell) -> None:
     guest.expect("host b cannot leave job j: 0 workers would be left and min_np is 1")
     assert shell.until_size(1)["desired"] == {"a": 0, "b": 1}
     assert shell.edl("stop").returncode == 0
-    assert (guest.wait(), job.wait()) == (0, 0)
+    assert (guest.wait(), job.wait()) == (0, 143)
 
 
 def test_workers_outlive_their_agent_and_another_one_finds_them(shell: Shell) -> None:
@@ -240,7 +240,7 @@ def test_a_worker_that_the_system_cannot_start_is_tried_again(shell: Shell) -> N
     logs.unlink()
     shell.until_size(3)
     assert shell.edl("stop", "j").returncode == 0
-    assert job.wait() == 0
+    assert job.wait() == 143
 
 
 def test_an_error_on_all_workers_ends_the_job(shell: Shell) -> None:
@@ -284,7 +284,7 @@ def test_zookeeper_is_away_for_a_while(shell: Shell, tmp_path: Path) -> None:
         assert [m["pid"] for m in after["members"]] == [m["pid"] for m in before["members"]]
         assert job.output.count("ZooKeeper is away") == 1
         assert shell.edl("stop", "j").returncode == 0
-        assert job.wait() == 0
+        assert job.wait() == 143
     finally:
         stop_local(state)
 

@@ -99,7 +99,7 @@ def test_a_host_that_is_needed_leaves_when_others_have_come(shell: Shell) -> Non
     assert spot.wait() == 0, spot.output
     assert shell.until_size(2)["desired"] == {"a": 1, "b": 0, "c": 1}
     assert shell.edl("stop", "j").returncode == 0
-    assert (job.wait(), after.wait()) == (0, 0)
+    assert (job.wait(), after.wait()) == (143, 0)
 
 
 def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: Shell) -> None:
@@ -115,7 +115,7 @@ def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: She
     assert guest.wait() == 0
     assert shell.until_size(1)["desired"] == {"A": 0, "a": 1}
     assert shell.edl("stop", "j").returncode == 0
-    assert job.wait() == 0
+    assert job.wait() == 143
 
 
 def test_hosts_that_bring_one_worker_each_make_an_allowed_size_together(shell: Shell) -> None:
@@ -135,7 +135,7 @@ def test_hosts_that_bring_one_worker_each_make_an_allowed_size_together(shell: S
         ("person", "edl scale: 4 -> 2 workers wanted (b: 1 -> 0, c: 1 -> 0)"),
     ]
     assert shell.edl("stop", "j").returncode == 0
-    assert [one.wait() for one in (job, *hosts)] == [0, 0, 0]
+    assert [one.wait() for one in (job, *hosts)] == [143, 0, 0]
 
 
 def test_what_cannot_be_shared_is_refused(shell: Shell) -> None:

@@ -61,7 +61,10 @@ def as_the_job_cannot_go_on(
 
 
 def result(job: Job, own: SupervisorState) -> int:
-    """The exit code of a launcher for a job that is over: an error after its training counts."""
+    """The exit code of a launcher for a job that is over: an error after its training counts.
+
+    A job that was stopped is no error of one that only takes part in it.
+    """
     if job.state is JobState.FAILED:
         return job.exit_code
     late = failed_late(job, own)

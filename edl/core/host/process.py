@@ -198,6 +198,9 @@ def _leaves(
     return by_switch or bool(evicted)
 
 
+STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
+
+
 def exit_status(code: int) -> int:
     """A shell's exit status for a process's exit code: 128 + n for signal n."""
     if code == UNKNOWN_EXIT:
