@@ -277,6 +277,17 @@ class GradientReduction:
             return (torch.zeros_like(computed),)
         return (computed * weight,)
 
+    def _is_added_padding(self, gradient: _Gradient) -> bool:
+        """What is there now is of padding alone, and counts for nothing."""
+        if gradient.weighted_in == self._pass:
+            return gradient.is_padding
+        if self._part_weight() != 1.0:
+            raise UsageError(
+                f"the dtype or the device of {gradient.name} has changed since edl.Optimizer; "
+                "wrap the optimizer when the model is as it is to be trained"
+            )
+        return False
+
     def _part_weight(self) -> float:
         """What gradients of the batch are multiplied by before they are added to others."""
         loader, reduction = self._worker.loader, self._reduction
@@ -319,7 +330,8 @@ class GradientReduction:
             return
         reduction = self._reduction
         step = reduction.step
-        if step.done or (gradient.computed, gradient.computed_in) == (step.number, self._pass):
+        again = gradient.computed_in == self._pass and gradient.computed == step.number
+        if again or step.done:
             how = "twice" if gradient.computed == step.number else "by a second backward()"
             raise UsageError(
                 f"the gradient of {gradient.name} was computed {how} in one step; call "
@@ -331,13 +343,8 @@ class GradientReduction:
         self._refuse_leftover(gradient, since=1)  # what autograd has added
         gradient.computed, gradient.computed_in = step.number, self._pass
         self._backward_end.expect()
-        if gradient.weighted_in != self._pass and self._part_weight() != 1.0:
-            raise UsageError(
-                f"the dtype or the device of {gradient.name} has changed since edl.Optimizer; "
-                "wrap the optimizer when the model is as it is to be trained"
-            )
-        if gradient.is_padding:
-            gradient.parameter.grad, gradient.is_padding = None, False
+        if self._adds_up_ever and self._is_added_padding(gradient):
+            gradient.parameter.grad = None
             return
         local = gradient.parameter.grad
         assert local is not None
