@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -163,11 +163,7 @@ class Checkpoints:
                 raise CheckpointError(f"cannot resume: there is no directory {config.resume_from}")
             found, refused, _ = self._newest(config.resume_from, own_only=False)
         if found is None and config.resume_from is not None and not config.or_begin:
-            why = f"; refused: {'; '.join(refused)}" if refused else ""
-            raise CheckpointError(
-                f"cannot resume: there is no checkpoint in {config.resume_from}{why}; start "
-                "without --resume to begin afresh"
-            )
+            raise _nothing_to_resume(config.resume_from, refused)
         if found is None and refused:
             raise CheckpointError(
                 f"{config.directory} has files in the way: {'; '.join(refused)}; remove them"
@@ -311,3 +307,28 @@ def _check_source(found: Checkpoint, source: Source) -> None:
                 f"{found.path} was trained on a {what}: {theirs} there, {mine} in this script; "
                 "a checkpoint continues with the same samples in the same order only"
             )
+
+
+def check_resumable(directory: Path) -> None:
+    """Look for a checkpoint to resume from; only headers are read.
+
+    Raises:
+        CheckpointError: there is none in ``directory``, with why files were refused.
+    """
+    refused: list[str] = []
+    for path in files.listed(directory):
+        try:
+            files.read_manifest(path)
+        except CheckpointError as error:
+            refused.append(str(error))
+        else:
+            return
+    raise _nothing_to_resume(directory, refused)
+
+
+def _nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointError:
+    why = f"; refused: {'; '.join(refused)}" if refused else ""
+    return CheckpointError(
+        f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "
+        "begin afresh"
+    )

@@ -36,7 +36,7 @@ from edl.core.host.supervision import SupervisorLimits
 from edl.core.job_spec import JobSpec
 from edl.core.plural import counted, workers
 from edl.core.records import Job, JobState
-from edl.errors import AccessDenied, JobExists, UnknownJob, UsageError
+from edl.errors import AccessDenied, CheckpointError, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 
 POLL_S = 0.5  # for the end of a job that stops
@@ -196,6 +196,12 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
     if directory is not None and not directory.is_dir():
         raise UsageError(f"cannot resume: there is no directory {directory}")
     if directory is not None:
+        from edl.checkpoint.store import check_resumable  # imports NumPy: 0.1 s
+
+        try:
+            check_resumable(directory.absolute())
+        except CheckpointError as error:  # before any worker is started
+            raise UsageError(str(error)) from None
         return str(directory.absolute())
     return "auto" if auto else "1" if newest else None
 

@@ -66,6 +66,8 @@ def test_no_job_at_all(shell: Shell) -> None:
         (("-np", "2", "--min-np", "3", "--max-np", "2", "x"), "min must not be above max"),
         (("--min-np", "3", "x"), "--min-np is 3 and -np is 1; start with -np 3 or more"),
         (("--job", "a/b", sys.executable, STANDIN), "'a/b' cannot be the name of a job"),
+        (("--resume-from", "nosuch", "x"), "cannot resume: there is no directory nosuch"),
+        (("--resume-from", ".", "x"), "cannot resume: there is no checkpoint in"),
         (("--host", "a b", sys.executable, STANDIN), "'a b' cannot be the name of a host"),
         ((sys.executable, "nosuch.py"), "the script nosuch.py does not exist"),
         (("./train.py",), "./train.py is not executable; write `python ./train.py`"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edl.checkpoint import format as files
-from edl.checkpoint.store import CheckpointConfig, Checkpoints
+from edl.checkpoint.store import CheckpointConfig, Checkpoints, check_resumable
 from edl.config import Config
 from edl.core.events import Details
 from edl.core.job_spec import JobSettings
@@ -139,6 +139,16 @@ def test_resuming_without_a_checkpoint(tmp_path: Path) -> None:
         Start(tmp_path, resume=tmp_path).restore()
     with pytest.raises(CheckpointError, match="there is no directory"):
         Start(tmp_path, resume=tmp_path / "nothing").restore()
+
+
+def test_a_directory_to_resume_from_is_looked_into_first(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "step-000000000030.safetensors").write_text("not one")
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*; refused: .*000030"):
+        check_resumable(tmp_path)
+    Start(tmp_path).save(10)
+    check_resumable(tmp_path)
 
 
 def test_resuming_if_there_is_a_checkpoint_else_beginning(tmp_path: Path) -> None:
