@@ -161,6 +161,11 @@ class Worker:
     # --- who and where ---
 
     @property
+    def is_shared(self) -> bool:
+        """Others may take part: this is no job of one."""
+        return self._coordinator.is_shared
+
+    @property
     def warming_up(self) -> bool:
         """A newcomer trains alone, for nothing."""
         return self._switching.warming_up

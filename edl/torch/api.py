@@ -13,6 +13,7 @@ from edl.framework.replica import Stateful
 from edl.torch.collectives import TorchCollectives
 from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica
+from edl.torch.schedulers import watch_schedulers
 
 _reduction: GradientReduction | None = None
 
@@ -29,6 +30,7 @@ def init(**settings: Any) -> None:
         CoordinationError: ZooKeeper or the job is not there.
         JobFailed: the job did not start in time.
     """
+    watch_schedulers()
     process.start(TorchCollectives, settings)
 
 

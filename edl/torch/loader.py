@@ -22,6 +22,7 @@ from edl.framework.process import current_worker
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
 from edl.torch.api import settle_step
+from edl.torch.schedulers import warn_of_counted_steps
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 UNFINISHED = (
@@ -91,7 +92,10 @@ class DataLoader:
         A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
-        return self._steps.epochs(count)
+        for epoch in self._steps.epochs(count):
+            if self._worker.is_shared and self._worker.rank == 0:
+                warn_of_counted_steps(count)
+            yield epoch
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the current epoch."""
