@@ -90,7 +90,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
             JobStore(session, job.name).requests.add(records.Request("drain", 99))
             yield Training(job, server, session, access)
         job.edl("stop")
-        assert job.end() == 0
+        assert job.end() == 143
     finally:
         job.close()
         stop_local(server)
@@ -323,7 +323,7 @@ class TestCommands:
         assert quick("scale j --np 2", 0) == ""  # join has kept the secret
         assert {m["host"] for m in shell.until_size(2)["members"]} == {"a", "b"}
         assert quick("stop j", 0) == ""
-        assert [running.wait() for running in shell.started] == [0, 0]
+        assert [running.wait() for running in shell.started] == [143, 0]
 
     def test_the_name_of_an_ended_job_belongs_to_who_knows_its_secret(
         self, shell: Shell, tmp_path: Path
