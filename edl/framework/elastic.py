@@ -35,7 +35,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
-from edl.framework.horovod_errors import is_refusal
+from edl.framework.horovod_errors import refusal
 from edl.framework.process import current_worker, let_state_follow
 from edl.ring.ring import Ring
 
@@ -234,8 +234,8 @@ def run(
                 why = broken(error)
                 if why is None:
                     raise
-                if is_refusal(why):
-                    raise UsageError(f"{why} (every worker must run the same script)") from error
+                if (refused := refusal(why, "run the same script")) is not None:
+                    raise refused from error
                 failure = RingBroken(worker.generation, why)
             worker.ring.break_()
             state.restore()

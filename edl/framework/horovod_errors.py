@@ -9,18 +9,27 @@ from __future__ import annotations
 import re
 
 from edl.errors import UsageError
+from edl.framework.horovod_absent import ADASUM
 from edl.ring.ring import CollectiveFailed
 
-_REFUSAL = re.compile(r"Mismatched |with the same name as another|is not supported|tried to ")
+_REFUSAL = re.compile(
+    r"Mismatched |with the same name as another|is not supported|tried to |No \w+ operation enabled"
+)
+_NO_ADASUM = "No Adasum operation enabled"
 
 
-def is_refusal(message: str) -> bool:
-    """Whether this is what Horovod says when it would say the same in any ring."""
-    return _REFUSAL.search(message) is not None
+def refusal(message: str, hint: str) -> UsageError | None:
+    """For what Horovod says when it would say the same in any ring; None: something else failed.
+
+    ``hint``: what every worker must do.
+    """
+    if _NO_ADASUM in message:
+        return UsageError(f"op=Adasum is not there: {ADASUM}")
+    if _REFUSAL.search(message) is not None:
+        return UsageError(f"{message} (every worker must {hint})")
+    return None
 
 
 def classify_error(message: str) -> CollectiveFailed | UsageError:
     """What a collective that failed with ``message`` is to be raised as."""
-    if is_refusal(message):
-        return UsageError(f"{message} (every worker must build the same model)")
-    return CollectiveFailed(message)
+    return refusal(message, "build the same model") or CollectiveFailed(message)

@@ -19,7 +19,10 @@ A script written for Horovod Elastic needs no more than ``import edl.tensorflow 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edl import data
+from edl.framework.horovod_absent import absent
 from edl.framework.metrics import batch_weight
 from edl.framework.process import (
     checkpoint,
@@ -83,3 +86,6 @@ __all__ = [
     "track",
 ]
 __all__ += ["elastic", *(name for name in horovod_names.__all__ if name not in __all__)]
+
+if not TYPE_CHECKING:  # else every name would be one of this module's
+    __getattr__ = absent(__name__)

@@ -9,7 +9,7 @@ import copy
 import re
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import tensorflow as tf
@@ -17,6 +17,7 @@ import tensorflow as tf
 from edl.errors import UsageError
 from edl.framework import elastic
 from edl.framework.elastic import HorovodInternalError, Plain, State
+from edl.framework.horovod_absent import absent
 from edl.framework.replica import Stateful
 from edl.framework.state import few, map_leaves
 from edl.ring.ring import Ring
@@ -171,3 +172,7 @@ def _broken(error: Exception) -> str | None:
         return None
     said = _SAID.search(message)
     return said[0] if said else message
+
+
+if not TYPE_CHECKING:  # else every name would be one of this module's
+    __getattr__ = absent(__name__)

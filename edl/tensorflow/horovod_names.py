@@ -55,6 +55,7 @@ from horovod.tensorflow import (
 )
 
 from edl.errors import UsageError
+from edl.framework.horovod_absent import ADASUM, PROCESS_SETS
 from edl.framework.process import cross_rank, cross_size, current_worker, local_size
 from edl.tensorflow import training
 from edl.tensorflow.tape import JobTape
@@ -120,8 +121,19 @@ def _keras_optimizer(
     gradient_predivide_factor: float = 1.0,
     op: Any = Average,
     backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
     groups: Any = None,
+    process_set: Any = global_process_set,
+    scale_local_gradients: bool = True,
+    use_locking: bool = False,
 ) -> Any:
+    del average_aggregated_gradients  # says something of more than one backward pass
+    del scale_local_gradients, use_locking  # of local variables; of TensorFlow 1
+    if process_set is not global_process_set:
+        raise UsageError(f"hvd.DistributedOptimizer: {PROCESS_SETS}")
+    if op == Adasum:
+        raise UsageError(f"op=Adasum is not there: {ADASUM}")
     if op not in (Average, Sum):
         raise UsageError("hvd.DistributedOptimizer: op is hvd.Average or hvd.Sum")
     if backward_passes_per_step != 1:
@@ -143,7 +155,7 @@ def _keras_optimizer(
         sparse_as_dense,
         op,
         gradient_predivide_factor,
-        groups,
+        groups if groups is not None else num_groups or None,
         process_set=global_process_set,
     )
     apply_plainly = optimizer.apply
@@ -159,6 +171,9 @@ def _keras_optimizer(
     optimizer.apply = apply  # apply_gradients calls it, too
     optimizer._edl_averages = True
     return optimizer
+
+
+_keras_optimizer.__qualname__ = "DistributedOptimizer"  # in Python's own words of an argument
 
 
 __all__ = [

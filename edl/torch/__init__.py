@@ -18,7 +18,10 @@ A script written for Horovod Elastic needs no more than ``import edl.torch as hv
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edl import data
+from edl.framework.horovod_absent import absent
 from edl.framework.metrics import batch_weight, mean
 from edl.framework.process import (
     checkpoint,
@@ -68,3 +71,6 @@ __all__ = [
     "track",
 ]
 __all__ += ["elastic", *horovod_names.__all__]
+
+if not TYPE_CHECKING:  # else every name would be one of this module's
+    __getattr__ = absent(__name__)

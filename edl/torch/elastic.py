@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
@@ -15,6 +15,7 @@ import torch
 from edl.errors import UsageError
 from edl.framework import elastic
 from edl.framework.elastic import HorovodInternalError, Plain, State
+from edl.framework.horovod_absent import absent
 from edl.framework.replica import Stateful
 from edl.framework.state import map_leaves
 from edl.ring.ring import Ring
@@ -125,3 +126,7 @@ def _clone(value: Any, _where: str) -> Any:
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+if not TYPE_CHECKING:  # else every name would be one of this module's
+    __getattr__ = absent(__name__)

@@ -71,6 +71,7 @@ from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 from edl.daemon.activity import waits
 from edl.errors import UsageError
 from edl.framework.elastic import warmed_up
+from edl.framework.horovod_absent import ADASUM
 from edl.framework.process import (
     cross_rank,
     cross_size,
@@ -98,7 +99,7 @@ def DistributedOptimizer(
     worker = current_worker()
     asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
     if asked.get("op") == Adasum:
-        raise UsageError("op=Adasum needs a ring of constant size; use hvd.Average or hvd.Sum")
+        raise UsageError(f"op=Adasum is not there: {ADASUM}")
     distributed: Any = _DistributedOptimizer(optimizer, *arguments, **named)
     plainly = distributed.synchronize
 

@@ -145,6 +145,31 @@ def learned(output: str, workers: int | None = None) -> None:
     assert float(results[0][0]) >= 0.9
 
 
+ADASUM = """
+import torch
+import edl.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(1, 1)
+
+@hvd.elastic.run
+def train(state):
+    hvd.allreduce(torch.ones(2), op=hvd.Adasum)
+
+train(hvd.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+"""
+
+
+@pytest.mark.long
+def test_what_horovod_refuses_is_not_tried_again(tmp_path: Path, zk_hosts: str) -> None:
+    script = tmp_path / "adasum.py"
+    script.write_text(ADASUM)
+    with started(tmp_path, zk_hosts, script, np=2, max_np=2) as job:
+        assert job.end() == 1
+        assert "op=Adasum is not there: Adasum needs a ring of constant size" in job.output()
+        assert len(job.events("generation")) == 1
+
+
 def test_the_torch_example_alone() -> None:
     alone(ROOT / "examples" / "horovod" / "torch_elastic.py")
 
@@ -255,7 +280,11 @@ WRONG = {
     ),
     "Adasum": (
         "hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Adasum)",
-        "op=Adasum needs a ring of constant size",
+        "op=Adasum is not there: Adasum needs a ring of constant size",
+    ),
+    "a name that there is not": (
+        "hvd.add_process_set([0])",
+        "edl.torch has no add_process_set: process sets need a ring of constant size",
     ),
     "process sets": ("hvd.init(process_sets=[])", "edl has no setting named process_sets"),
     "a restore into another model": (

@@ -106,6 +106,21 @@ WRONG = {
         "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)",
         "gradient_accumulation_steps",
     ),
+    "a process set": (
+        (
+            "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), num_groups=2, "
+            "average_aggregated_gradients=True, scale_local_gradients=True, process_set=1)"
+        ),
+        "hvd.DistributedOptimizer: process sets need a ring of constant size",
+    ),
+    "Adasum": (
+        "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), op=hvd.Adasum)",
+        "op=Adasum is not there",
+    ),
+    "a name that there is not": (
+        "from edl.tensorflow.keras import load_model",
+        "edl.tensorflow.keras has no load_model: load it with keras.models.load_model",
+    ),
     "a divided sum": (
         (
             "sgd = tf.keras.optimizers.SGD(0.1)\n"

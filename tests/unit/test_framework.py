@@ -9,7 +9,7 @@ import pytest
 
 from edl.errors import UsageError
 from edl.framework.broadcast import FIRST_PIECE_BYTES, LENGTH_BYTES, broadcast_message
-from edl.framework.horovod_errors import is_refusal
+from edl.framework.horovod_errors import refusal
 from edl.framework.interrupt import raise_in
 from edl.framework.state import (
     LARGE_BYTES,
@@ -101,12 +101,13 @@ def test_a_few_of_many() -> None:
     [
         ("Mismatched allreduce tensor shapes: One rank sent ...", True),
         ("Requested to allreduce a tensor with the same name as another tensor", True),
+        ("No Adasum operation enabled", True),
         ("Horovod has been shut down. This was caused by an exception on one of the ranks", False),
         ("[../gloo/transport/tcp/pair.cc:589] Read error: Connection reset by peer", False),
     ],
 )
 def test_a_refusal_is_not_taken_for_a_ring_that_broke(message: str, refused: bool) -> None:
-    assert is_refusal(message) is refused
+    assert (refusal(message, "run the same script") is not None) is refused
 
 
 def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from edl.framework.horovod_absent import absent
 from edl.framework.process import (
     cross_rank,
     cross_size,
@@ -78,3 +81,6 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+if not TYPE_CHECKING:  # else every name would be one of this module's
+    __getattr__ = absent(__name__)

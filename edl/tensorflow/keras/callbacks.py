@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from edl.framework import elastic, process
+from edl.framework.horovod_absent import absent
 from edl.tensorflow.horovod_names import allreduce, broadcast_variables
 
 __all__ = [
@@ -152,3 +153,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         if epoch == self.end_epoch - 1 and self.verbose > 0 and process.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: the learning rate is warm: {rate:g}.")
+
+
+if not TYPE_CHECKING:  # else every name would be one of this module's
+    __getattr__ = absent(__name__)

@@ -1,0 +1,60 @@
+"""Each public name of Horovod's modules works in edl's, or answers a sentence with what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+from edl.framework.horovod_absent import ABSENT, INTERNAL
+
+pytestmark = pytest.mark.integration
+
+LOOK = """
+import importlib, json, sys, types
+from edl.errors import UsageError
+told = {}
+for module in sys.argv[1:]:
+    theirs = importlib.import_module(module)
+    ours = importlib.import_module(module.replace("horovod", "edl", 1))
+    for name in dir(theirs):
+        thing = getattr(theirs, name)
+        if name.startswith("_") or isinstance(thing, types.ModuleType):
+            continue
+        if "elastic" in module and not getattr(thing, "__module__", "").endswith("elastic"):
+            continue  # what it imports for itself
+        try:
+            getattr(ours, name)
+        except UsageError as error:
+            told[name] = str(error)
+print(json.dumps(told))
+"""
+TENSORFLOW = ("horovod.tensorflow", "horovod.tensorflow.elastic", "horovod.tensorflow.keras")
+MODULES = {
+    "torch": ("horovod.torch", "horovod.torch.elastic"),
+    "tensorflow": (*TENSORFLOW, f"{TENSORFLOW[2]}.elastic", f"{TENSORFLOW[2]}.callbacks"),
+}
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_each_name_works_or_answers_a_sentence(framework: str) -> None:
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK, *MODULES[framework]],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=240.0,
+    )
+    told = json.loads(looked.stdout.splitlines()[-1])
+    assert "ProcessSet" in told
+    for name, sentence in told.items():
+        assert f" has no {name}: " in sentence
+
+
+def test_docs_have_what_there_is_not() -> None:
+    table = (ROOT / "docs" / "horovod-scripts.md").read_text()
+    assert [name for name in ABSENT if f"{name}`" not in table] == []
+    assert not ABSENT.keys() & INTERNAL
