@@ -26,7 +26,7 @@ setup(
     ],
     extras_require={
         "torch": ["torch>=2.1"],
-        "tensorflow": ["tensorflow>=2.16"],
+        "tensorflow": ["tensorflow>=2.16", "tensorboard>=2.16"],
         "parquet": ["pyarrow>=15"],
         "plot": ["matplotlib>=3.8,<4"],
         "dev": [

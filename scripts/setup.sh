@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 TORCH="torch==2.13.0"
 TENSORFLOW="tensorflow-cpu==2.21.0"
+TENSORBOARD="tensorboard==2.21.0" # TensorFlow does not bring it any more
 JAR=/usr/share/java/zookeeper.jar # of Debian's package
 VENV=.venv
 STAMP=$VENV/.edl-setup # holds the fingerprint of what it was set up from
@@ -112,7 +113,7 @@ main() {
     rm -f "$STAMP"
 
     step "3/4 Python packages (PyTorch, TensorFlow, edl; a few minutes the first time)"
-    "$VENV/bin/python" -m pip install --retries 10 "$TORCH" "$TENSORFLOW" --editable '.[dev,parquet]' ||
+    "$VENV/bin/python" -m pip install --retries 10 "$TORCH" "$TENSORFLOW" "$TENSORBOARD" --editable '.[dev,parquet]' ||
         die "pip could not install the Python packages; its last lines say which. Try again if it was a time-out"
 
     step "4/4 Horovod (from the cache, or about four minutes of compiling)"

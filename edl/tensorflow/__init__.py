@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import edl.framework.needs_horovod  # noqa: F401 - before the others
 from edl import data
 from edl.framework.horovod_absent import absent
 from edl.framework.metrics import batch_weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -138,8 +139,8 @@ def Dataset(
     others do, a batch is repeated with weight zero. ``map`` and ``prefetch`` may follow.
 
     Args:
-        source: numpy arrays (one, a tuple, a dict), or anything with ``__len__`` and
-            ``__getitem__``; the same on all workers.
+        source: numpy arrays (one, a tuple, a dict; inside, a list is a tuple), or anything with
+            ``__len__`` and ``__getitem__``; the same on all workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
 
@@ -148,6 +149,8 @@ def Dataset(
         UsageError: it has no numbered samples, or there is a data set already.
     """
     now = training.current()
+    # Of fit, whose default that is: the data set has an order of its own.
+    warnings.filterwarnings("ignore", "`shuffle=True` was passed, but will be ignored", UserWarning)
     load = now.attach_source(source, batch_size, shuffle, seed)
     signature = signature_of(load(np.zeros(1, dtype=np.int64)))
     batches = _batches_of(now.feed, load, signature)

@@ -23,6 +23,7 @@ from edl.framework.state import few, map_leaves
 from edl.ring.ring import Ring
 from edl.tensorflow.transfer import array_of, exchange
 from edl.tensorflow.variables import Access, EagerAccess, SessionAccess, differences, named
+from edl.tensorflow.xla import turn_off_xla
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -115,7 +116,7 @@ class TensorFlowKerasState(_VariablesState):
         if not self.optimizer.built:  # or it would have more variables after the first update
             self.optimizer.build(model.trainable_variables)
         if getattr(model, "optimizer", None) is not None:
-            model.jit_compile = False  # collectives are no part of XLA programs
+            turn_off_xla(model)
         self._access = EagerAccess()
         super().__init__(**attributes)
 

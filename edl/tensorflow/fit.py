@@ -42,6 +42,7 @@ from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
 from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
 from edl.tensorflow.optimizer import is_elastic
+from edl.tensorflow.xla import turn_off_xla
 
 logger = logging.getLogger(__name__)
 
@@ -259,10 +260,7 @@ def _check_compiled(model: Any) -> None:
         raise UsageError(f"the model is compiled with an optimizer that edl does not know: {what}")
     if getattr(model, "steps_per_execution", 1) != 1:
         raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
-    if model.jit_compile:
-        # Collectives are no part of XLA programs; nor are Horovod's own.
-        logger.info("the model is not compiled by XLA: its steps contain collectives")
-        model.jit_compile = False
+    turn_off_xla(model)
 
 
 def _build(model: Any, dataset: Any) -> None:

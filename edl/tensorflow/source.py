@@ -18,15 +18,17 @@ Load = Callable[[Indices], Any]
 def reader_of(source: Any) -> tuple[int, Load]:
     """The number of samples of ``source``, and a function that returns some of them as a batch.
 
-    An array, or a tuple or dict of arrays of one length, gives batches of the same structure.
-    Anything else with ``__len__`` and ``__getitem__`` is a sequence of samples, which are
-    stacked, tuples and dicts by their parts (``__getitems__``, if there is one, is given all
-    indices of a batch at once).
+    An array, or a tuple or dict of arrays of one length, gives batches of the same structure; a
+    list of arrays in it is a tuple, as the inputs of a Keras model may be given. Anything else with
+    ``__len__`` and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts
+    by their parts (``__getitems__``, if there is one, is given all indices of a batch at once).
 
     Raises:
         DataError: it is empty, or its arrays differ in length.
         UsageError: it has no ``__len__`` and ``__getitem__``.
     """
+    if isinstance(source, (tuple, dict)):
+        source = _without_lists(source)
     arrays = _map(source, _array) if _made_of_arrays(source) else None
     if arrays is not None:
         leaves = _leaves(arrays)
@@ -66,6 +68,16 @@ def _stack(samples: list[Any]) -> Any:
     if isinstance(first, (bytes, str)):
         return np.array(samples, dtype=object)  # numpy's own type would cut off trailing zeros
     return np.stack([np.asarray(sample) for sample in samples])
+
+
+def _without_lists(source: Any) -> Any:
+    """With tuples in the place of lists of arrays."""
+    if isinstance(source, dict):
+        return {key: _without_lists(item) for key, item in source.items()}
+    if isinstance(source, tuple):
+        return tuple(_without_lists(item) for item in source)
+    made_of_arrays = isinstance(source, list) and _made_of_arrays(tuple(source))
+    return tuple(source) if made_of_arrays else source
 
 
 def _made_of_arrays(source: Any) -> bool:

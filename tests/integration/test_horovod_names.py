@@ -58,3 +58,13 @@ def test_docs_have_what_there_is_not() -> None:
     table = (ROOT / "docs" / "horovod-scripts.md").read_text()
     assert [name for name in ABSENT if f"{name}`" not in table] == []
     assert not ABSENT.keys() & INTERNAL
+
+
+def test_without_horovod_it_is_said_how_to_get_it() -> None:
+    for module in ("edl.torch", "edl.tensorflow.keras"):
+        script = f"import sys; sys.modules['horovod'] = None; import {module}"
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60.0
+        )
+        sentence = done.stderr.splitlines()[-1]
+        assert "need Horovod, and there is none here: run `edl build-horovod`" in sentence

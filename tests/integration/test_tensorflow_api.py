@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from wrong import answers_of, assert_a_sentence
 
@@ -686,3 +690,33 @@ def test_other_ways_to_write_it(name: str, answers: dict[str, tuple[int, str]]) 
 @pytest.mark.parametrize("name", WRONG_USES)
 def test_wrong_use_gets_a_sentence(name: str, answers: dict[str, tuple[int, str]]) -> None:
     assert_a_sentence(answers[name], WRONG_USES[name][1])
+
+
+HABITS = """
+import numpy as np, keras, sys
+import edl.tensorflow as edl
+
+edl.init()
+x = np.linspace(0, 1, 36, dtype=np.float32)[:, None]
+one, other = keras.Input((1,)), keras.Input((1,))
+model = keras.Model([one, other], keras.layers.Dense(1)(keras.layers.add([one, other])))
+model.compile(edl.Optimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
+board = keras.callbacks.TensorBoard(sys.argv[1])
+dataset = edl.Dataset(([x, x], 2 * x), 4, shuffle=True)
+model.fit(dataset, epochs=2, callbacks=[board, edl.KerasCallback()], verbose=2)
+"""
+
+
+def test_habits_of_keras(tmp_path: Path) -> None:
+    """Inputs in a list, XLA, TensorBoard: they work, or are told of in a line."""
+    done = subprocess.run(
+        [sys.executable, "-c", HABITS, str(tmp_path / "board")],
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("9/9 - ") == 2, "36 samples, not the two of a list"
+    assert "jit_compile is turned off" in done.stderr
+    assert "shuffle=True" not in done.stderr
+    assert list((tmp_path / "board" / "train").glob("events.*"))

@@ -97,17 +97,6 @@ class Faults(keras.callbacks.Callback):
         self.ended = True
 
 
-class Board(keras.callbacks.TensorBoard):
-    """Writes without the package tensorboard, which TensorFlow's summaries would need."""
-
-    class summary:
-        create_file_writer = staticmethod(tf.summary.create_file_writer)
-
-        @staticmethod
-        def scalar(name, value, step):
-            tf.summary.write(name, tf.cast(value, tf.float32), step)
-
-
 edl.init()
 keras.utils.set_random_seed(1 + edl.rank())
 data = np.linspace(-1, 1, 96, dtype=np.float32)[:, None]
@@ -129,7 +118,7 @@ writing = [
     keras.callbacks.CSVLogger(files / "log.csv"),
     keras.callbacks.ModelCheckpoint(files / "{epoch:02d}" / "model.keras"),
     keras.callbacks.ModelCheckpoint(files / "best" / "b.weights.h5", "loss", 0, True, True),
-    Board(files / "board", write_graph=False),
+    keras.callbacks.TensorBoard(files / "board", write_graph=False),
 ]
 files.mkdir(parents=True, exist_ok=True)
 if args.only_rank_0:
