@@ -142,7 +142,7 @@ def test_a_stopped_job_is_resumed(mode: str, tmp_path: Path, zk_hosts: str) -> N
     ) as job:
         job.wait_for_step(20, START_S)
         job.edl("stop")
-        assert job.end() == 0, job.describe("it failed")
+        assert job.end() == 143, job.describe("it failed")
     second = tmp_path / "second"
     second.mkdir()
     resume = {"options": ["--resume"], "script": TF_COUNTING, "more": words}
