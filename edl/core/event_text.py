@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from edl.core.events import Event, SwitchDetails
+from edl.core.events import Event, EventKind, SwitchDetails
 
 
 def describe(event: Event) -> str:
-    """Generation, step, kind and reason; for a switch also what it cost."""
-    line = f"generation {event.generation} step {event.step}: {event.kind}: {event.reason}"
+    """Generation, step, kind and reason; for a switch also what it cost.
+
+    A new generation is no kind that need be named beside its number.
+    """
+    kind = "" if event.kind is EventKind.GENERATION else f"{event.kind}: "
+    line = f"generation {event.generation} step {event.step}: {kind}{event.reason}"
     text = cost(event)
     return f"{line} ({text})" if text else line
 

@@ -23,7 +23,7 @@ from edl.cli.worker import _reachable
 from edl.client.events import flat
 from edl.config import Config, HorovodSlot
 from edl.core.event_text import cost, describe
-from edl.core.events import Event, LeaderDetails, SwitchDetails, SwitchParts
+from edl.core.events import Event, GenerationDetails, LeaderDetails, SwitchDetails, SwitchParts
 from edl.core.records import (
     Generation,
     Host,
@@ -373,3 +373,6 @@ def test_events() -> None:
     )
     plain = Event(0.0, 0, 0, "w0 leads in term 1", LeaderDetails("w0"))
     assert describe(plain) == "generation 0 step 0: leader: w0 leads in term 1"
+    built = GenerationDetails(1, ("w0", "w1"), ("w1",), (), repair=False)
+    text = describe(Event(0.0, 2, 40, "w1 joined: 1 -> 2 workers", built))
+    assert text == "generation 2 step 40: w1 joined: 1 -> 2 workers"
