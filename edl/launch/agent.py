@@ -20,7 +20,7 @@ from edl.core.event_text import describe
 from edl.core.events import EventKind
 from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.job_end import failed_late
-from edl.core.host.process import STOPPED_EXIT, Process, exit_status, how
+from edl.core.host.process import Process, exit_status, how
 from edl.core.host.supervision import Decision, Ending, GiveUp, Start
 from edl.core.host.upkeep import lingers
 from edl.core.job.host_join import arrive, is_last, withdrawn
@@ -88,7 +88,9 @@ class Agent(Supervisor[AgentState]):
         stack_signal: int = 0,
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(job.spec.command)
-        own = AgentState(host.name, token, limits=limits, script=script, state=job.state)
+        own = AgentState(
+            host.name, token, limits=limits, script=script, state=job.state, owner=not guest
+        )
         launched = Workers(job.spec.command, Path(job.spec.cwd), environment, logs)
         super().__init__(store, launched, own, job.spec.command, stack_signal)
         self._host = replace(host, brings=np)
@@ -296,7 +298,7 @@ class Agent(Supervisor[AgentState]):
             return
         hint = "; again kills its workers" if self._signals else ""
         self._say(f"{cause}: host {name} leaves the job{hint}")
-        self._own = replace(self._own, draining=True)
+        self._own = replace(self._own, draining=True, owner=False)
         self._guest = True  # from now on a signal is about this host alone
         self._asked = bool(self._signals)
         self._host = replace(self._host, slots=0, brings=0)  # so that nobody is placed here again
@@ -367,8 +369,6 @@ class Agent(Supervisor[AgentState]):
         late = failed_late(job, self._own)
         if late is not None:
             self._say(f"after that, {late.name} {how(late.exit_code or 1)}")
-        if job.state is JobState.STOPPED and not self._guest:  # `edl run ... && evaluate`
-            return job.exit_code or STOPPED_EXIT
         return code
 
     def _say(self, text: str, for_all: bool = False) -> None:

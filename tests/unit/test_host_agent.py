@@ -857,3 +857,14 @@ def test_only_exits_that_matter_are_kept() -> None:
     last = died(2, launch="t-last", started=NOW - 50)
     kept = relevant([old, seated, last, process(0), process(1)], snapshot(2, generation(0)))
     assert [p.launch for p in kept] == ["t-seated", "t-last", "t-0", "t-1"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "recorded", "code"), [(True, 130, 130), (True, 0, 143), (False, 130, 0)]
+)
+def test_who_has_started_a_job_ends_with_the_code_of_what_stopped_it(
+    owner: bool, recorded: int, code: int
+) -> None:
+    """Whoever only takes part has done what was asked."""
+    job = replace(state(JobState.STOPPED), exit_code=recorded)
+    assert decide(snapshot(job=job), own(owner=owner), NOW).exit_code == code

@@ -19,7 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core.host.process import Process, exit_status, how, how_all, last_words
+from edl.core.host.process import (
+    STOPPED_EXIT,
+    Process,
+    exit_status,
+    how,
+    how_all,
+    last_words,
+)
 from edl.core.host.supervision import (
     Decision,
     Ending,
@@ -63,10 +70,13 @@ def as_the_job_cannot_go_on(
 def result(job: Job, own: SupervisorState) -> int:
     """The exit code of a launcher for a job that is over: an error after its training counts.
 
-    A job that was stopped is no error of one that only takes part in it.
+    For who has started the job (``edl run ... && evaluate``) one that was stopped is not done: the
+    code of the signal, or that of SIGTERM. For who only takes part in it that is no error.
     """
     if job.state is JobState.FAILED:
         return job.exit_code
+    if job.state is JobState.STOPPED and own.owner:
+        return job.exit_code or STOPPED_EXIT
     late = failed_late(job, own)
     return exit_status(late.exit_code or 1) if late is not None else 0
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from edl.core.job.liveness import GONE
 from edl.core.records import Generation, JobState, Snapshot, Stage
 
+STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 ENDED = "edl-ended"  # the name of a process whose script has ended, before ":" and its exit code
@@ -196,9 +197,6 @@ def _leaves(
         process.worker is not None and generation.knows(process.worker)
     )
     return by_switch or bool(evicted)
-
-
-STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 
 
 def exit_status(code: int) -> int:

@@ -64,6 +64,7 @@ class SupervisorState:
     processes: tuple[Process, ...] = ()  # started by it, or adopted from an earlier one; by start
     limits: SupervisorLimits = SupervisorLimits()
     script: str = "the script"  # for messages
+    owner: bool = False  # it has started the job, and does not only take part in it
     state: JobState = JobState.RUNNING  # of the job
     state_since: float = 0.0  # since when the job has it
     step: tuple[int, int] = (-1, -1)  # generation and step, as the leader has said them
