@@ -23,8 +23,7 @@ from dataclasses import replace
 
 from edl import failpoints
 from edl.core.step.ledger import Ledger
-from edl.core.step.step_record import StepRecord, Stop
-from edl.core.step.weighting import Share
+from edl.core.step.step_record import StepRecord, Stop, counts
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
@@ -50,7 +49,7 @@ class LoaderSteps(Steps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, mailbox, switching)
-        self.handed_out = 0  # batches; warm-ups included
+        self.changes = 0  # batches handed out, and added up; warm-ups included
         self._progress = progress
         self._check = state_check
 
@@ -96,26 +95,6 @@ class LoaderSteps(Steps):
         return self._progress.samples
 
     @property
-    def share(self) -> Share:
-        """What this worker contributes to the step."""
-        return self._progress.share
-
-    @property
-    def batches(self) -> int:
-        """How many batches the open step has, padding included."""
-        return self._progress.batches
-
-    @property
-    def may_grow(self) -> bool:
-        """The open step may have one more batch."""
-        return self._progress.may_grow
-
-    @property
-    def summed(self) -> bool:
-        """The step has gradients that are added up on this worker."""
-        return self._progress.summed
-
-    @property
     def batch_weight(self) -> int:
         return self._progress.weight
 
@@ -139,7 +118,7 @@ class LoaderSteps(Steps):
         progress = self._progress
         first = not progress.open
         progress.begin(batch, padding)
-        self.handed_out += 1
+        self.changes += 1
         if not first:
             return
         self.begun += 1
@@ -155,6 +134,7 @@ class LoaderSteps(Steps):
         """The gradients of the batch in hand are added up here: its step may have more batches."""
         early = not self._progress.announces_late
         self._progress.accumulate()
+        self.changes += 1
         if self.warming_up:
             return
         if early:  # the record went out with this batch, as that of all: it is worth nothing
@@ -162,10 +142,6 @@ class LoaderSteps(Steps):
                 super().records()
             self._records = self._pending = None
         failpoints.reached("accumulated")
-
-    def expect_accumulation(self) -> None:
-        """Records go out at the end of each step from now on."""
-        self._progress.announces_late = True
 
     def announce(self) -> None:
         """This worker's record of the open step goes out, unless it is on its way."""
@@ -176,7 +152,7 @@ class LoaderSteps(Steps):
         while True:
             self.announce()
             records = super().records()
-            if not self._progress.open or len({record.late for record in records}) == 1:
+            if not self._progress.open or counts(records):
                 return records
             self._progress.announces_late = True
             self._records = self._pending = None

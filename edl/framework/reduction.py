@@ -68,7 +68,7 @@ class StepReduction:
         self._worker = worker
         self._forget = forget
         self._step = Step()
-        self._handed_out = 0  # batches
+        self._changes = 0  # of the worker's steps that were seen
         self._weights: Weights | None = None  # None: not known yet, or of no use
         self._error: RingBroken | None = None  # why the ring is to be repaired
         self.sends_early = False
@@ -81,7 +81,7 @@ class StepReduction:
     @property
     def step(self) -> Step:
         """The step of the batch that was handed out last."""
-        if self._handed_out != self._worker.loader.handed_out:
+        if self._changes != self._worker.loader.changes:
             self._catch_up()
         return self._step
 
@@ -110,13 +110,6 @@ class StepReduction:
     def is_sending(self) -> bool:
         """Gradients are on their way. May be asked from any thread."""
         return self._step.state is StepState.SENDING
-
-    # --- while gradients are accumulated
-
-    def accumulate(self) -> None:
-        """The gradients of this batch, or of a part of it, are added up on this worker."""
-        self._worker.loader.accumulate()
-        self._weigh()
 
     # --- a framework that calls
 
@@ -203,9 +196,9 @@ class StepReduction:
     def _catch_up(self) -> None:
         """The worker may have begun another step meanwhile, or got one more batch for this one."""
         loader = self._worker.loader
-        if self._handed_out == loader.handed_out:
+        if self._changes == loader.changes:
             return
-        self._handed_out = loader.handed_out
+        self._changes = loader.changes
         if self._step.number != loader.begun:
             self._step = self._step.next(loader.begun)
             self._weights = self._error = None
@@ -222,7 +215,9 @@ class StepReduction:
             try:
                 records = worker.loader.records()
                 shares = [Share(record.samples, record.batches) for record in records]
-                self._weights = weigh(shares, worker.loader.share, worker.loader.batch_size)
+                self._weights = weigh(
+                    shares, worker.loader.progress.share, worker.loader.batch_size
+                )
             except RingBroken as error:
                 self._broke(error)
         return self._weights
@@ -280,7 +275,7 @@ class StepReduction:
 
     def _weigh(self, early: bool = True) -> None:
         worker, loader = self._worker, self._worker.loader
-        self.sent_weight = loader.share.send_weight(loader.batch_size)
+        self.sent_weight = loader.progress.share.send_weight(loader.batch_size)
         self.part_weight = Share(loader.batch_weight).send_weight(loader.batch_size)
         alone = worker.warming_up or worker.ring.alone
         self.sends_early = early and self.sent_weight > 0 and not alone

@@ -155,7 +155,7 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
     Raises:
         RingBroken: the step has to be completed by those who are left.
     """
-    handle, own, batch_size = None, worker.loader.share, worker.loader.batch_size
+    handle, own, batch_size = None, worker.loader.progress.share, worker.loader.batch_size
     sent = own.send_weight(batch_size) * local
     try:
         if not worker.ring.alone and own.samples:

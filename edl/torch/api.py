@@ -52,7 +52,7 @@ def notify_batch_end() -> None:
     of :func:`no_sync` its step goes on with the next batch, and only this worker leaves it out.
     """
     worker = current_worker()
-    if worker.loader.open and _reduction is not None and _reduction.leave_out():
+    if worker.loader.open and _reduction is not None and _reduction.accumulation.leave_out():
         return
     if worker.loader.open and _reduction is not None:
         _reduction.skip()
@@ -74,7 +74,7 @@ def no_sync() -> Iterator[None]:
     """
     if _reduction is None:
         raise UsageError("create an edl.Optimizer before edl.no_sync()")
-    with _reduction.no_sync():
+    with _reduction.accumulation.no_sync():
         yield
 
 

@@ -35,6 +35,7 @@ from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
+from edl.torch.accumulation import Accumulation, Part, requiring_gradient
 from edl.torch.backward import BackwardEnd
 from edl.torch.collectives import WIRE_DTYPE, average_start, finish
 
@@ -63,13 +64,11 @@ class _Gradient:
     """
 
     parameter: torch.nn.Parameter
+    part: Part
     name: str = ""  # no name: the optimizer does not have it any more
     collective: str = ""  # under which name it is sent
     computed: int = 0  # the number of the step in which backward has computed it last
     computed_in: int = -1  # that of the backward pass
-    weighted_in: int = -1  # that in which it was weighted before it was added to others
-    is_padding: bool = False  # then there were no others, and it is to count for nothing
-    node: Any = None  # what adds it up in a graph of autograd's, kept alive with its hooks
     flight: _InFlight | None = None
     spare: torch.Tensor | None = None  # memory for the next average
     left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
@@ -127,15 +126,8 @@ class GradientReduction:
         self._in_flight: list[_Gradient] = []
         self._failed: RingBroken | None = None  # a gradient could not be sent; for who waits for it
         self._reduction = StepReduction(worker, self._forget_flights)
-        self._no_sync = False
-        self._passes_per_step = passes_per_step
-        self._passes_left = passes_per_step  # backward passes of this step
-        self._pass = 0  # how many have ended in all
-        self._adds_up_ever = False
+        self.accumulation = Accumulation(worker, self._reduction, passes_per_step)
         self._hook_new()
-        if passes_per_step > 1:
-            self._expect_sums()
-            worker.loader.expect_accumulation()
 
     # --- the life of a step
 
@@ -199,7 +191,7 @@ class GradientReduction:
         if skipped is not True:
             self._reduction.apply()
         self._reduction.end_step()
-        self._passes_left = self._passes_per_step
+        self.accumulation.begin_step()
         for gradient in self._gradients:
             gradient.remember()
 
@@ -207,8 +199,9 @@ class GradientReduction:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
         if self._worker.loader.open and self._reduction.decided:
             self.end_step(skipped=True)
-        if not self._worker.loader.open:
-            self._drop_sums()
+        if not self._worker.loader.open and self.accumulation.begin_step():
+            for parameter in self._listed:  # the script has left a loop in the middle of a step
+                parameter.grad = None
         self._hook_new()
 
     def skip(self) -> None:
@@ -219,81 +212,6 @@ class GradientReduction:
                     gradient.parameter.grad = None
         self.finish()
         self.end_step(skipped=True)
-
-    # --- while gradients are accumulated
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes add up gradients on this worker, and send none."""
-        self._expect_sums()
-        before, self._no_sync = self._no_sync, True
-        try:
-            yield
-        finally:
-            self._no_sync = before
-
-    def leave_out(self) -> bool:
-        """The script is done with a batch, without a backward pass; whether its step goes on."""
-        if self._no_sync:
-            self._reduction.accumulate()
-        return self._no_sync
-
-    @property
-    def _adds_up(self) -> bool:
-        """The backward pass that runs is not the last one of its step."""
-        return self._no_sync or self._passes_left > 1
-
-    def _drop_sums(self) -> None:
-        """The script has left a loop in the middle of a step: its batches are not trained."""
-        if self._passes_left < self._passes_per_step:
-            self._passes_left = self._passes_per_step
-            for parameter in self._listed:
-                parameter.grad = None
-
-    def _expect_sums(self) -> None:
-        """From now on gradients are weighted before autograd adds them up."""
-        if not self._adds_up_ever:
-            self._adds_up_ever = True
-            for gradient in self._hooked.values():
-                self._weigh_sums(gradient)
-
-    def _weigh_sums(self, gradient: _Gradient) -> None:
-        """Let a hook weigh what is added; `torch.autograd.grad`, which adds nothing, skips it."""
-        with _requiring_gradient(gradient.parameter) as parameter:
-            view: Any = parameter.view_as(parameter)
-            gradient.node = view.grad_fn.next_functions[0][0]
-        gradient.node.register_prehook(lambda computed: self._before_sum(gradient, *computed))
-
-    def _before_sum(
-        self, gradient: _Gradient, computed: torch.Tensor | None
-    ) -> tuple[torch.Tensor] | None:
-        """What is to be added to the gradient; None: what was computed."""
-        gradient.weighted_in, gradient.is_padding = self._pass, False
-        weight = self._part_weight()
-        if weight == 1.0 or computed is None:
-            return None
-        if weight == 0.0:  # 0 * inf would be nan
-            gradient.is_padding = gradient.parameter.grad is None
-            return (torch.zeros_like(computed),)
-        return (computed * weight,)
-
-    def _is_added_padding(self, gradient: _Gradient) -> bool:
-        """What is there now is of padding alone, and counts for nothing."""
-        if gradient.weighted_in == self._pass:
-            return gradient.is_padding
-        if self._part_weight() != 1.0:
-            raise UsageError(
-                f"the dtype or the device of {gradient.name} has changed since edl.Optimizer; "
-                "wrap the optimizer when the model is as it is to be trained"
-            )
-        return False
-
-    def _part_weight(self) -> float:
-        """What gradients of the batch are multiplied by before they are added to others."""
-        loader, reduction = self._worker.loader, self._reduction
-        if not loader.open or reduction.step.done or not (self._adds_up or loader.summed):
-            return 1.0
-        return reduction.part_weight
 
     # --- while backward runs
 
@@ -317,20 +235,19 @@ class GradientReduction:
             self._gradients.append(gradient)
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
-        gradient = self._hooked[parameter] = _Gradient(parameter)
-        with _requiring_gradient(parameter):
+        part = self.accumulation.watch(parameter)
+        gradient = self._hooked[parameter] = _Gradient(parameter, part)
+        with requiring_gradient(parameter):
             listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
             listen(lambda _: self._accumulated(gradient))
-        if self._adds_up_ever:
-            self._weigh_sums(gradient)
 
     def _accumulated(self, gradient: _Gradient) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
         if not self._worker.loader.open or not gradient.name:
             return
-        reduction = self._reduction
+        reduction, accumulation = self._reduction, self.accumulation
         step = reduction.step
-        again = gradient.computed_in == self._pass and gradient.computed == step.number
+        again = gradient.computed_in == accumulation.passes and gradient.computed == step.number
         if again or step.done:
             how = "twice" if gradient.computed == step.number else "by a second backward()"
             raise UsageError(
@@ -341,27 +258,25 @@ class GradientReduction:
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
         self._refuse_leftover(gradient, since=1)  # what autograd has added
-        gradient.computed, gradient.computed_in = step.number, self._pass
+        gradient.computed, gradient.computed_in = step.number, accumulation.passes
         self._backward_end.expect()
-        if self._adds_up_ever and self._is_added_padding(gradient):
+        if accumulation.expected and accumulation.is_padding(gradient.part, gradient.name):
             gradient.parameter.grad = None
             return
         local = gradient.parameter.grad
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
-        if reduction.sends_early and self._failed is None and not self._adds_up:
+        if reduction.sends_early and self._failed is None and not accumulation.adds_up:
             try:
                 self._send(gradient)
             except RingBroken as error:  # backward() must not fail
                 self._failed = error
 
     def _backward_ended(self) -> None:
-        adds_up, self._pass = self._adds_up, self._pass + 1
-        self._passes_left -= 1
         with activity.training_here():
-            if adds_up:
-                self._reduction.accumulate()
+            if self.accumulation.end_pass():
+                self._worker.loader.accumulate()
             else:
                 self.synchronize()
 
@@ -496,17 +411,6 @@ class GradientReduction:
             return function(*arguments)
         except CollectiveFailed as error:
             raise RingBroken(self._worker.generation, str(error)) from error
-
-
-@contextlib.contextmanager
-def _requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
-    """PyTorch takes a hook only then."""
-    required = parameter.requires_grad
-    parameter.requires_grad_(True)
-    try:
-        yield parameter
-    finally:
-        parameter.requires_grad_(required)
 
 
 def optimizer_parameters(

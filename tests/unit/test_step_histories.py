@@ -69,7 +69,7 @@ class Worker:
         return self.samples
 
     @property
-    def handed_out(self) -> int:
+    def changes(self) -> int:
         return self.begun
 
     def announce(self) -> None:
@@ -92,6 +92,11 @@ class Worker:
     @property
     def loader(self) -> Worker:
         """Its steps."""
+        return self
+
+    @property
+    def progress(self) -> Worker:
+        """How far they are."""
         return self
 
     def start(self, name: str) -> None:

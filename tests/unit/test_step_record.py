@@ -17,6 +17,7 @@ from edl.core.step.step_record import (
     agreed_generation,
     check,
     check_together,
+    counts,
     decode,
     global_samples,
     repair_times,
@@ -113,6 +114,13 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
     for name in sorted(own):
         check((TABLE[0], replace(TABLE[1], **{name: 99})))
     check((TABLE[0], replace(TABLE[1], stop=Stop.WANTED)))
+
+
+def test_records_of_which_some_were_sent_too_early_count_for_nothing() -> None:
+    late = [replace(row, late=1) for row in TABLE]
+    assert counts(TABLE)
+    assert counts(late)
+    assert not counts([*late[:2], TABLE[2]])
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ class Worker:
         self.ring = SimpleNamespace(alone=False)
         self.warming_up = self.open = False
         self.begun, self.samples, self.batch_size, self.generation = 0, BATCH, BATCH, 1
-        self.handed_out = self.batches = self.batch_weight = 0
-        self.summed = self.may_grow = False
+        self.changes = self.batches = self.batch_weight = 0
+        self.summed = self.may_grow = self.announces_late = False
         self.other_samples = BATCH
         self.other: dict[str, Tensor] = {}
         self.sent: list[str] = []
@@ -46,7 +46,7 @@ class Worker:
         else:
             self.begun += 1
             self.samples, self.batches, self.summed = samples, 1, False
-        self.handed_out += 1
+        self.changes += 1
         self.open, self.may_grow, self.other_samples = True, False, other_samples
         self.batch_weight = samples
         self.other = {f"edl.gradient.{name}": tensor for name, tensor in other.items()}
@@ -63,11 +63,9 @@ class Worker:
     def announce(self) -> None:
         pass
 
-    def expect_accumulation(self) -> None:
-        pass
-
     def accumulate(self) -> None:
         self.summed = self.may_grow = True
+        self.changes += 1
 
     def end(self) -> None:
         self.open = False
@@ -86,6 +84,11 @@ class Worker:
     @property
     def loader(self) -> Worker:
         """Its steps."""
+        return self
+
+    @property
+    def progress(self) -> Worker:
+        """How far they are."""
         return self
 
     def _finish(self, handle: int) -> Tensor:
@@ -308,7 +311,7 @@ def test_gradients_of_several_batches_are_sent_with_the_last(worker: Worker) -> 
     job = Job(worker, "a", "b")
     for _ in range(2):
         worker.begin()
-        with job.reduction.no_sync():
+        with job.reduction.accumulation.no_sync():
             (2 * job.a + job.b).backward()
         assert (worker.sent, job.gradients()) == ([], {"a": 2.0, "b": 1.0})
         worker.begin(other_samples=2 * BATCH, present=ones(1, 0), a=ones(8))
@@ -324,7 +327,7 @@ def test_each_batch_weighs_as_its_samples(worker: Worker) -> None:
     job = Job(worker, "a", "b")
     for samples, slope in ((BATCH, 3.0), (1, 9.0)):
         worker.begin(samples, other_samples=3, present=ones(1, 0), a=ones(1.5))
-        with job.reduction.no_sync():
+        with job.reduction.accumulation.no_sync():
             (slope * job.a / 3).backward()
     worker.begin(samples=0, other_samples=3, present=ones(1, 0), a=ones(1.5))
     (float("inf") * job.a + job.b).backward()
@@ -334,7 +337,7 @@ def test_each_batch_weighs_as_its_samples(worker: Worker) -> None:
 def test_a_last_batch_for_padding_is_sent_with_those_before(worker: Worker) -> None:
     job = Job(worker, "a")
     worker.begin()
-    with job.reduction.no_sync():
+    with job.reduction.accumulation.no_sync():
         (2 * job.a).backward()
     worker.begin(samples=0, other_samples=0, present=ones(0))
     (float("nan") * job.a).backward()
@@ -346,7 +349,7 @@ def test_alone_each_batch_weighs_as_its_samples_too(worker: Worker) -> None:
     job = Job(worker, "a")
     for samples, slope in ((BATCH, 3.0), (1, 9.0)):
         worker.begin(samples)
-        with job.reduction.no_sync():
+        with job.reduction.accumulation.no_sync():
             (slope * job.a / 2).backward()
     job.step()
     assert job.a.item() == pytest.approx(1 - (2 * 3 + 1 * 9) / 3)
@@ -390,7 +393,7 @@ def test_sums_of_batches_that_the_script_has_left_are_dropped(worker: Worker) ->
 def test_a_step_after_fewer_passes_sends_what_there_is(passes: int, worker: Worker) -> None:
     job = Job(worker, "a", passes=passes)
     worker.begin(present=ones(1), a=ones(8))
-    with contextlib.nullcontext() if passes > 1 else job.reduction.no_sync():
+    with contextlib.nullcontext() if passes > 1 else job.reduction.accumulation.no_sync():
         (2 * job.a).backward()
     assert worker.sent == []
     job.step()
@@ -405,7 +408,7 @@ def test_survivors_send_the_sum_again_and_who_missed_the_step_drops_it(worker: W
     job = Job(worker, "a", weight_decay=0.5)
     for superseded in (False, True):
         worker.begin()
-        with job.reduction.no_sync():
+        with job.reduction.accumulation.no_sync():
             (2 * job.a).backward()
         worker.begin(other_samples=2 * BATCH, present=ones(1), a=ones(8))
         worker.breaks = [lambda answer=superseded: answer]  # type: ignore[misc]
@@ -421,13 +424,13 @@ def test_a_batch_may_be_left_out_of_a_step(worker: Worker) -> None:
     job = Job(worker, "a")
     for left_out in (True, False):
         worker.begin()
-        with job.reduction.no_sync():
+        with job.reduction.accumulation.no_sync():
             if left_out:
-                assert job.reduction.leave_out()
+                assert job.reduction.accumulation.leave_out()
             else:
                 (3 * job.a).backward()
     worker.begin(other_samples=3 * BATCH, present=ones(0))
-    assert not job.reduction.leave_out()
+    assert not job.reduction.accumulation.leave_out()
     (3 * job.a).backward()
     assert job.gradients() == {"a": 3.0}
 
@@ -436,10 +439,10 @@ def test_gradients_that_are_not_added_up_are_not_weighted(worker: Worker) -> Non
     """What `torch.autograd.grad` returns; and after it in a batch for padding."""
     job = Job(worker, "a", "b")
     worker.begin()
-    with job.reduction.no_sync():
+    with job.reduction.accumulation.no_sync():
         job.a.backward()
     worker.begin(samples=0, other_samples=2 * BATCH, present=ones(1, 1))
-    with job.reduction.no_sync():
+    with job.reduction.accumulation.no_sync():
         assert torch.autograd.grad(3 * job.b, job.b) == (torch.tensor(3.0),)
         (job.a * float("nan")).backward()
     worker.begin(other_samples=2 * BATCH, present=ones(1, 1))
@@ -465,9 +468,9 @@ def test_a_model_that_has_changed_since_is_refused_by_name(worker: Worker) -> No
 
 def test_no_sync_ends_with_its_block(worker: Worker) -> None:
     job = Job(worker, "a")
-    with contextlib.suppress(ZeroDivisionError), job.reduction.no_sync():
+    with contextlib.suppress(ZeroDivisionError), job.reduction.accumulation.no_sync():
         raise ZeroDivisionError
-    with job.reduction.no_sync(), job.reduction.no_sync():
+    with job.reduction.accumulation.no_sync(), job.reduction.accumulation.no_sync():
         pass
     worker.begin(present=ones(1))
     job.a.backward()

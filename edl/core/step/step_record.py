@@ -197,6 +197,15 @@ def _joined(ids: Sequence[int]) -> str:
     return " and ".join(f"w{worker}" for worker in sorted(ids))
 
 
+def counts(records: Sequence[StepRecord]) -> bool:
+    """Whether these are the records of a step: all were sent at its end, or none.
+
+    Else some do not know yet that gradients are accumulated, and have said less than they bring.
+    All send once more.
+    """
+    return len({record.late for record in records}) == 1
+
+
 def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
     """Whether all stop training now, and why, given the ids of the workers that want to."""
     if not wanting:
