@@ -96,6 +96,10 @@ def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
     # Who has come since the facts were read is not dead.
     before = replace(training("a", "b", a=2, b=1), **wanted({"a": 2, "b": 1}))
     assert drain_host(before, "b", {"a": 2, "b": 1, "c": 1}) == {"a": 2, "b": 0, "c": 1}
+    # Who leaves since then does not move here.
+    before = replace(training("a", "b", "c", a=1, b=1), **wanted({"a": 1, "b": 1, "c": 1}))
+    with pytest.raises(UsageError, match="0 workers would be left and min_np is 2"):
+        drain_host(before, "c", {"a": 0, "b": 0, "c": 1})
 
 
 @pytest.mark.parametrize(

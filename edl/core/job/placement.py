@@ -150,9 +150,11 @@ def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     Raises:
         UsageError: fewer than min_np would be left, or than the smallest size.
     """
-    job = now.job
+    job, before = now.job, now.desired.hosts
     here = Counter(seat.host for seat in (now.generation.seats if now.generation else ()))
     new = dict(desired)
+    for name in here:  # who leaves since then moves nowhere
+        here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
     for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
         new = {**give_back(new, name, here), name: 0}
     left = sum(new.values())
