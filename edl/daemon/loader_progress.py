@@ -7,13 +7,13 @@ all workers know.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from edl.core.step.ledger import (
     LeasePolicy,
     Ledger,
     complete_step,
+    end_batch,
     give_back,
     grant,
     restore,
@@ -21,6 +21,7 @@ from edl.core.step.ledger import (
 )
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import StepRecord, global_samples, stopping, wanting_to_stop
+from edl.core.step.turns import LONGEST, Turn, begins_anew
 from edl.core.step.weighting import Share
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.sampler import Batch, BatchSampler
@@ -45,6 +46,16 @@ class LoaderProgress(TrainingProgress):
         self.summed = False  # gradients of the open step are added up, weighted already
         self.may_grow = False  # the open step may have one more batch
         self.batches = 0  # of the open step
+        self.optimizers = 0  # of the script
+        self.in_hand = False  # a batch is, from the moment when it is handed out until the next
+        self.part = 0  # the open step is the first one of its batch, or a later one
+        self.updates = 0  # the optimizers, as bits, that have made theirs in the open step
+        self._updated = 0  # the same of the step before
+        self._of_batch = 0  # samples of the batch that one optimizer has counted, for others
+        self.batch_index = 0  # of the batch in hand, or the next one, in its epoch
+        self._turns: list[Turn] = []  # of the batches of this epoch, while they can be counted
+        self._turn: Turn = ()  # of the batch in hand
+        self._counted_by = 0  # the optimizers, as bits, that have counted the batch before
         self.step_batches = 1  # the most that a worker had in a step
         self.superseded = False  # others completed the step that is open here
         self.batch: Batch | None = None  # the one handed out last
@@ -95,17 +106,17 @@ class LoaderProgress(TrainingProgress):
     @property
     def samples(self) -> int:
         """How many samples this worker contributes to the open step."""
-        return sum(batch.samples for batch in self._counted)
+        return self._of_batch if self.part else sum(batch.samples for batch in self._counted)
 
     @property
     def position(self) -> int:
         """The epoch position of the first of them; -1 without any."""
         return self._counted[0].position if self._counted else -1
 
-    @property
-    def share(self) -> Share:
-        """What this worker brings into the open step."""
-        return Share(self.samples, self.batches, self.summed)
+    def share(self, optimizer: int) -> Share:
+        """What this worker brings into the open step, for one of the optimizers."""
+        samples = 0 if self._counted_by >> optimizer & 1 else self.samples
+        return Share(samples, self.batches, self.summed)
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
@@ -115,13 +126,36 @@ class LoaderProgress(TrainingProgress):
         else:
             self._ledger = self._granted(start_epoch(self.source.total, self.ledger.epoch + 1))
         self.sampler.enter(self.ledger.epoch)
+        self.batch_index, self._turns = 0, []
+
+    @property
+    def steps_made(self) -> int:
+        return self.step - int(self.superseded) + int(self.updates > 0)
+
+    @property
+    def takes_newcomers(self) -> bool:
+        return self.optimizers < 2 or begins_anew(self._turns, self.batch_index)
 
     def begin(self, batch: Batch, padding: bool) -> None:
-        """A batch is handed out: that of the next step, or one more of the open one."""
+        """A batch is handed out: that of the next step, or one more of the open one.
+
+        Raises:
+            DataError: it counts for other optimizers than those before it in the open step.
+        """
         if not self.open:
             self.open, self.summed = True, False
-            self.batches, self._counted = 0, []
-        self.may_grow = False
+            self.batches, self._counted, self._counted_by = 0, [], 0
+        else:
+            self.batch_index += 1
+        counts = not padding and bool(batch.samples)
+        if counts and self._counted and batch.counted != self._counted_by:
+            raise DataError(
+                "a batch that a worker left behind in the midst of several optimizers' updates "
+                "cannot be accumulated with others; accumulate in all steps, or in none"
+            )
+        if counts:
+            self._counted_by = batch.counted
+        self.may_grow, self.in_hand = False, True
         self.batch, self.batches = batch, self.batches + 1
         self.weight = 0 if padding else batch.samples
         if not padding:
@@ -131,16 +165,52 @@ class LoaderProgress(TrainingProgress):
         """The gradients of the batch in hand are added up on this worker."""
         self.announces_late = self.summed = self.may_grow = True
 
+    @property
+    def is_between_parts(self) -> bool:
+        """An update was made with the batch in hand: what follows belongs to its next step."""
+        return self.in_hand and (self.updates > 0 or not self.open)
+
+    def begin_part(self) -> None:
+        """Another step on the batch in hand.
+
+        Raises:
+            UsageError: it is more than one.
+        """
+        if self.batches > 1:
+            raise UsageError(
+                "with accumulated gradients, several optimizers make their updates one after the "
+                "other: call backward() for all of them before the first optimizer.step()"
+            )
+        self.part += 1
+        self.open, self.summed, self.may_grow = True, False, False
+
+    def end_batch(self) -> None:
+        """The next batch is due: no optimizer has anything more to do with the last one."""
+        if self.in_hand:
+            self.batch_index += 1
+            self._turns = [*self._turns, self._turn][: 2 * LONGEST]
+        self.part, self.in_hand, self._turn = 0, False, ()
+        if self._ledger is not None:
+            self._ledger = end_batch(self._ledger)
+
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
-        self._ledger = complete_step(self.ledger, records, self._policy)
-        self.samples_total += global_samples(records)
+        counted_by = self.updates if self.optimizers > 1 else None
+        self._ledger = complete_step(self.ledger, records, self._policy, counted_by)
+        if self.part == 0:
+            self.samples_total += global_samples(records)
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
         self.step_batches = max(self.step_batches, *(record.batches for record in records))
         self._forget_batches()
-        self.open = False
+        self.close_step()
         self.step += 1
+
+    def close_step(self) -> None:
+        """The open step is complete, here or for the others."""
+        self.open = self.superseded = False
+        self._updated, self.updates = self.updates, 0
+        self._turn = (*self._turn, self._updated)
 
     def exchanged(self, values: list[list[float]]) -> None:
         """An exchange between two steps is complete: what everybody has sent, in rank order."""
@@ -150,6 +220,7 @@ class LoaderProgress(TrainingProgress):
     def abandon(self) -> None:
         """Forget a batch that was handed out and never trained (the script left its loop)."""
         self.open, self.batch, self.weight, self._counted = False, None, 0, []
+        self.part, self.in_hand, self.updates, self._turn = 0, False, 0, ()
 
     def adopt(self, members: tuple[int, ...]) -> None:
         """Membership changed: what the others have left is free again.
@@ -169,6 +240,9 @@ class LoaderProgress(TrainingProgress):
             "ledger": ledger.digest(),
             "batches": self.batches,
             "late": int(self.announces_late),
+            "part": self.part,
+            "counted": self._counted_by,
+            "updated": self._updated,
         }
 
     @property
@@ -193,6 +267,9 @@ class LoaderProgress(TrainingProgress):
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
             "step_batches": self.step_batches,
+            "updated": self._updated,
+            "batch_index": self.batch_index,
+            "turns": self._turns,
             "exchanges": self.exchanges,
             "last_exchange": self.last_exchange,
         }
@@ -232,6 +309,9 @@ class LoaderProgress(TrainingProgress):
         self.step_batches = int(header["step_batches"])
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
+            self._updated = int(header["updated"])
+            self.batch_index = int(header["batch_index"])
+            self._turns = [tuple(turn) for turn in header["turns"]]
         if receive is Receive.STEP:
             assert self.open
             assert int(header["step"]) == self.step + 1
@@ -239,7 +319,7 @@ class LoaderProgress(TrainingProgress):
             self._forget_batches()
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
-                self._upcoming, ledger = ledger, replace(self.ledger, free=(), leases=())
+                self._upcoming, ledger = ledger, Ledger(self.source.total, self.ledger.epoch, ())
             elif ledger.epoch < self.ledger.epoch:
                 ledger = self._granted(start_epoch(ledger.total, self.ledger.epoch))
         if not self.sampler.agrees_with(ledger):
@@ -247,7 +327,7 @@ class LoaderProgress(TrainingProgress):
             # is somebody else's now.
             self.sampler.enter(ledger.epoch)
             self._counted = []
-            if not self.superseded:
+            if not self.superseded and self.part == 0:
                 self.weight = 0
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
@@ -267,6 +347,7 @@ class LoaderProgress(TrainingProgress):
 
     def _forget_batches(self) -> None:
         """Those of the open step are in the model; the next one is formed after them."""
+        self._of_batch = self.samples
         for batch in self._counted:
             self.sampler.trained(batch)
         self.batch, self._counted = None, []

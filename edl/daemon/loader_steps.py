@@ -8,6 +8,9 @@ before them)::
     recover()    the ring broke meanwhile: go on with the survivors
     end()        the update is applied: the ledger moves, and all see whether to switch
 
+With several optimizers a batch may have several steps: ``next_part()`` ends one and begins the next
+on the same batch, and ``end_batch()`` comes before the next batch.
+
 Where gradients are accumulated, a step has several batches, and nobody knows at the first how many.
 ``accumulate()`` comes between two of them, and the record goes out *late*: with the first gradient.
 Some may not know yet that records are late, and send theirs at the first batch. Everybody sees it
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edl import failpoints
@@ -49,7 +52,8 @@ class LoaderSteps(Steps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, mailbox, switching)
-        self.changes = 0  # batches handed out, and added up; warm-ups included
+        self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
+        self.before_exchange: Callable[[], None] = lambda: None
         self._progress = progress
         self._check = state_check
 
@@ -72,11 +76,6 @@ class LoaderSteps(Steps):
         """The job's current epoch."""
         return self.ledger.epoch
 
-    @property
-    def epoch_over(self) -> bool:
-        """All samples of the epoch are trained; the same answer on every worker after a step."""
-        return self.ledger.finished
-
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
         self.leave()
@@ -90,28 +89,8 @@ class LoaderSteps(Steps):
         return self._progress.open
 
     @property
-    def samples(self) -> int:
-        """How many samples this worker contributes to the step."""
-        return self._progress.samples
-
-    @property
     def batch_weight(self) -> int:
         return self._progress.weight
-
-    @property
-    def batch(self) -> Batch | None:
-        """The batch that was handed out and is not trained yet."""
-        return self._progress.batch
-
-    @property
-    def batch_size(self) -> int:
-        """The nominal batch size of one worker."""
-        return self._progress.source.batch_size
-
-    @property
-    def stop_agreed(self) -> str:
-        """Why all workers stop training after the last complete step; empty when they do not."""
-        return self._progress.stop
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """A batch is handed out. For ``padding`` it takes part with no samples."""
@@ -119,16 +98,23 @@ class LoaderSteps(Steps):
         first = not progress.open
         progress.begin(batch, padding)
         self.changes += 1
-        if not first:
-            return
-        self.begun += 1
-        self._pace.begin()
-        if not self.warming_up:
-            self._check.begin_step()
-            self._records = self._pending = None  # of a step that others may have completed
-            if not progress.announces_late:
-                self._send_row()
-            failpoints.reached("step")
+        if first:
+            self._begin_step()
+
+    def next_part(self) -> None:
+        """After an update an optimizer begins anew: the next step, on the batch in hand.
+
+        Raises:
+            UsageError: that is more than one batch.
+        """
+        self.end()  # if it is open still
+        self._progress.begin_part()
+        self.changes += 1
+        self._begin_step()
+
+    def end_batch(self) -> None:
+        """All optimizers are done with the batch in hand."""
+        self._progress.end_batch()
 
     def accumulate(self) -> None:
         """The gradients of the batch in hand are added up here: its step may have more batches."""
@@ -169,6 +155,7 @@ class LoaderSteps(Steps):
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
         self._repair(error, self._pace.waiting_since)
+        self.changes += 1
         if not self._progress.superseded:
             self._send_row()
         return self._progress.superseded
@@ -179,10 +166,10 @@ class LoaderSteps(Steps):
         if not progress.open:
             return
         if self.warming_up:
-            progress.open = False
+            progress.close_step()
             return
         if progress.superseded:  # the others completed this step; their state counts it already
-            progress.superseded = progress.open = False
+            progress.close_step()
             self._report()
             return
         failpoints.reached("applied")
@@ -198,6 +185,7 @@ class LoaderSteps(Steps):
     # --- between two steps, and at the end
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
+        self.before_exchange()
         if self.warming_up and not self._progress.open:
             return [[float(value) for value in values]]
         check_place(self._progress)
@@ -226,6 +214,16 @@ class LoaderSteps(Steps):
 
     def idle_record(self) -> StepRecord:
         return replace(super().idle_record(), state=self._check.state)
+
+    def _begin_step(self) -> None:
+        self.begun += 1
+        self._pace.begin()
+        if not self.warming_up:
+            self._check.begin_step()
+            self._records = self._pending = None  # of a step that others may have completed
+            if not self._progress.announces_late:
+                self._send_row()
+            failpoints.reached("step")
 
     def _send_row(self) -> None:
         progress = self._progress

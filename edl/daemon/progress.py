@@ -42,6 +42,16 @@ class TrainingProgress(ABC):
         self.has_state = False
         self.exchanges = 0
 
+    @property
+    def steps_made(self) -> int:
+        """How many steps the script has made: an update counts when it is made."""
+        return self.step
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """They may come in after the batch that is in training, as far as the script goes."""
+        return True
+
     @abstractmethod
     def may_pause(self, repaired_at: int) -> bool:
         """Whether all workers, which are at this boundary, can pause in the ring that they are in.

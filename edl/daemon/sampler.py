@@ -14,10 +14,14 @@ from edl.core.step.source import Source
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that enter one step together. ``position`` is the epoch position of the first."""
+    """Samples that enter one step together. ``position`` is the epoch position of the first.
+
+    ``counted``: the optimizers, as bits, for which they count for nothing: they have counted them.
+    """
 
     position: int
     indices: npt.NDArray[np.int64]
+    counted: int = 0
 
     @property
     def samples(self) -> int:
@@ -57,13 +61,14 @@ class BatchSampler:
     def form(self, ledger: Ledger) -> Batch | None:
         """The next batch, or None when the leases have none to give (now).
 
-        A batch is smaller than the batch size only when nothing is left to be leased.
+        A batch is smaller than the batch size only when nothing is left to be leased, or when what
+        follows is owed to other optimizers.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         size = self._next_size(spans, ledger)
         if size == 0:
             return None
-        batch = self._cut(spans, size)
+        batch = self._cut(spans, size, ledger.counted(spans)[0])
         self._ahead.append(batch)
         return batch
 
@@ -80,8 +85,9 @@ class BatchSampler:
             return False
         skipped = 0
         for batch in self._ahead:
-            again = self._cut(_skip(spans, skipped), batch.samples)
-            if not np.array_equal(again.indices, batch.indices):
+            rest = _skip(spans, skipped)
+            again = self._cut(rest, batch.samples, ledger.counted(rest)[0])
+            if again.counted != batch.counted or not np.array_equal(again.indices, batch.indices):
                 return False
             skipped += batch.samples
         return True
@@ -103,9 +109,11 @@ class BatchSampler:
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
         available = sum(stop - start for start, stop in spans)
         size = self._source.batch_size
-        return 0 if available < size and ledger.free else min(size, available)
+        _, alike = ledger.counted(spans)
+        waits = available < size and ledger.free and alike == available
+        return 0 if waits else min(size, alike)
 
-    def _cut(self, spans: list[Span], samples: int) -> Batch:
+    def _cut(self, spans: list[Span], samples: int, counted: int = 0) -> Batch:
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]
         for start, stop in spans:
@@ -114,7 +122,7 @@ class BatchSampler:
             samples -= cut - start
             if samples == 0:
                 break
-        return Batch(position, np.concatenate(positions))
+        return Batch(position, np.concatenate(positions), counted)
 
 
 def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:

@@ -121,7 +121,7 @@ class Steps(ABC):
 
     def idle_record(self) -> StepRecord:
         """This worker's row while nothing is trained."""
-        return self._record(samples=0, position=-1)
+        return self._record(samples=0, position=-1, idle=True)
 
     # --- for the two kinds
 
@@ -154,9 +154,16 @@ class Steps(ABC):
         self._switching.repair(error, waiting_since)
 
     def _record(
-        self, samples: int, position: int, stop: Stop = Stop.NO, state: int = 0
+        self,
+        samples: int,
+        position: int,
+        stop: Stop = Stop.NO,
+        state: int = 0,
+        idle: bool = False,
     ) -> StepRecord:
         newest = self._mailbox.newest(self.generation)
+        if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
+            newest = None  # it is adopted some batches later
         times = replace(self._switching.times, first_step_us=self._pace.first_step_us)
         return StepRecord(
             generation=self.generation,

@@ -202,7 +202,7 @@ class Worker:
     @property
     def step(self) -> int:
         """How many updates the job has made."""
-        return self._steps.progress.step
+        return self._steps.progress.steps_made
 
     @property
     def batch_weight(self) -> int:

@@ -13,6 +13,12 @@ and applies, in one of two ways:
 
 Every way through a step sends the same collectives, whatever a worker has gone through: one that
 repeats a step meets others that begin it.
+
+With several optimizers a step is what lies between two updates: the backward passes of one or more
+of them, and then the updates of one or more. A pass that comes after an update begins the next
+step, on the same batch. Each pass reduces the gradients of each optimizer that it has computed some
+of: a *round*. When the ring breaks, the survivors repeat all rounds of the open step, in their
+order. See docs/adr/0017.
 """
 
 from __future__ import annotations
@@ -22,7 +28,15 @@ from enum import IntEnum
 from typing import TypeVar
 
 from edl import failpoints
-from edl.core.step.step_state import CHANGES_NOTHING, DECIDED, Step, StepEvent, StepState
+from edl.core.step.step_state import (
+    CHANGES_NOTHING,
+    DECIDED,
+    REOPENED,
+    SUPERSEDED_FROM,
+    Step,
+    StepEvent,
+    StepState,
+)
 from edl.core.step.weighting import Averaging, Share, Weights, weigh
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError
@@ -48,6 +62,32 @@ _BRANCHES = {
 }
 
 
+class Rounds:
+    """What the optimizers of a script have reduced in the open step, in this order.
+
+    Attributes:
+        optimizers: the parts of all of them in it.
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: list[StepReduction] = []
+        self._step = 0
+        self._rounds: list[StepReduction] = []
+
+    def add(self, step: int, reduced: StepReduction) -> None:
+        """One more."""
+        if self._step != step:
+            self._step, self._rounds = step, []
+        self._rounds.append(reduced)
+
+    def repeat(self, step: int) -> None:
+        """In another ring. Each adds itself again."""
+        if self._step == step:
+            rounds, self._rounds = self._rounds, []
+            for each in rounds:
+                each.repeat()
+
+
 class StepReduction:
     """One optimizer's part of each step of ``worker``.
 
@@ -56,17 +96,30 @@ class StepReduction:
 
     Args:
         forget: called after a repair, when gradients were on their way in a ring that is gone.
+        rounds: those of all optimizers of the script.
 
     Attributes:
         sends_early: gradients may be sent in this step before the records are in.
         sent_weight: what is sent is multiplied by this; 0 without samples.
         part_weight: what gradients of this batch are multiplied by before they are added to others.
         cannot_repair: why this script cannot repair a ring inside of a step; empty if it can.
+        number: which of the script's optimizers it is, from 0.
+        repeat: reduces what was reduced in the open step once more.
     """
 
-    def __init__(self, worker: Worker, forget: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        forget: Callable[[], None] = lambda: None,
+        rounds: Rounds | None = None,
+    ) -> None:
         self._worker = worker
         self._forget = forget
+        self._rounds = rounds or Rounds()
+        self.number = len(self._rounds.optimizers)
+        self._rounds.optimizers.append(self)
+        worker.loader.progress.optimizers = self.number + 1
+        self.repeat: Callable[[], None] = self.reopen
         self._step = Step()
         self._changes = 0  # of the worker's steps that were seen
         self._weights: Weights | None = None  # None: not known yet, or of no use
@@ -107,6 +160,11 @@ class StepReduction:
         return self._weights.received if kept and self._weights is not None else 1.0
 
     @property
+    def share(self) -> Share:
+        """What this worker brings into the step."""
+        return self._worker.loader.progress.share(self.number)
+
+    @property
     def is_sending(self) -> bool:
         """Gradients are on their way. May be asked from any thread."""
         return self._step.state is StepState.SENDING
@@ -126,16 +184,18 @@ class StepReduction:
         """
         while True:
             weights = self.agree()
+            averages = None
             if not weights.sends:
                 self._unsent()
-                return None
-            try:
-                averages = average(weights)
-                self._averaged()
-            except RingBroken as error:
-                self._broke(error)
             else:
-                return averages
+                try:
+                    averages = average(weights)
+                    self._averaged()
+                except RingBroken as error:
+                    self._broke(error)
+                    continue
+            self._rounds.add(self._step.number, self)
+            return averages
 
     def sending(self) -> None:
         """A gradient is on its way."""
@@ -167,12 +227,22 @@ class StepReduction:
             self._unsent()
         return _BRANCHES.get(self.step.state, Branch.SKIP)
 
+    def reopen(self) -> None:
+        """There is more to reduce in this step, or the same in another ring."""
+        if self.step.state not in REOPENED:
+            return
+        if self._worker.loader.progress.superseded:
+            self._supersede()
+        else:
+            self._on(StepEvent.REOPEN)
+
     # --- the end of a step
 
     def apply(self) -> bool:
         """The optimizer has its turn: whether it is to make the update."""
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)
+        self._worker.loader.progress.updates |= 1 << self.number
         return applies
 
     def end_step(self) -> None:
@@ -214,10 +284,10 @@ class StepReduction:
         else:
             try:
                 records = worker.loader.records()
-                shares = [Share(record.samples, record.batches) for record in records]
-                self._weights = weigh(
-                    shares, worker.loader.progress.share, worker.loader.batch_size
-                )
+                shares = [
+                    Share(record.samples_for(self.number), record.batches) for record in records
+                ]
+                self._weights = weigh(shares, self.share, self._batch_size)
             except RingBroken as error:
                 self._broke(error)
         return self._weights
@@ -232,6 +302,8 @@ class StepReduction:
         while True:
             if self.step.state is StepState.BROKEN:
                 self._repair()
+            elif self._worker.loader.progress.superseded:  # another optimizer has learnt it
+                self._supersede()
             if self.step.state is StepState.SUPERSEDED:
                 return NOTHING
             if (weights := self._prospect()) is not None:
@@ -243,12 +315,39 @@ class StepReduction:
             raise RingError(
                 f"a step was interrupted, and {self.cannot_repair} ({self._error})"
             ) from self._error
-        superseded = self._worker.loader.recover(self._error)
-        self._forget()
-        self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
+        loader = self._worker.loader
+        loader.recover(self._error)
         self._error = None
+        self._forget()
+        for each in self._rounds.optimizers:
+            if each is not self:
+                each.interrupted()
+        self._on(StepEvent.SUPERSEDE if loader.progress.superseded else StepEvent.REPAIR)
         # Without samples any more, if its leases were of a generation that is gone.
         self._weigh(early=False)
+        self._rounds.repeat(self._step.number)  # which may break again, and be superseded then
+        self.reopen()
+
+    def interrupted(self) -> None:
+        """Some optimizer's gradients were on their way in a ring that is gone; these may be, too.
+
+        The ring is repaired.
+        """
+        self._forget()
+        loader = self._worker.loader
+        if self._step.number != loader.begun:
+            return
+        self._changes, superseded = loader.changes, loader.progress.superseded
+        if self._step.state is StepState.SENDING:
+            self._on(StepEvent.BREAK)
+            self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
+        elif superseded:
+            self._supersede()
+        self._weigh(early=False)
+
+    def _supersede(self) -> None:
+        if self._step.state in SUPERSEDED_FROM:
+            self._on(StepEvent.SUPERSEDE)
 
     def _unsent(self) -> None:
         """Nothing was sent."""
@@ -274,11 +373,17 @@ class StepReduction:
         self._weights, self._error = None, error
 
     def _weigh(self, early: bool = True) -> None:
-        worker, loader = self._worker, self._worker.loader
-        self.sent_weight = loader.progress.share.send_weight(loader.batch_size)
-        self.part_weight = Share(loader.batch_weight).send_weight(loader.batch_size)
-        alone = worker.warming_up or worker.ring.alone
+        worker, share = self._worker, self.share
+        self.sent_weight = share.send_weight(self._batch_size)
+        part = Share(worker.loader.batch_weight if share.samples else 0)
+        self.part_weight = part.send_weight(self._batch_size)
+        alone = worker.warming_up or worker.ring.alone or worker.loader.progress.superseded
         self.sends_early = early and self.sent_weight > 0 and not alone
+
+    @property
+    def _batch_size(self) -> int:
+        """The nominal batch size of one worker."""
+        return self._worker.loader.progress.source.batch_size
 
     def _on(self, event: StepEvent) -> None:
         self._step = self.step.after(event)

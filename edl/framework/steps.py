@@ -105,6 +105,7 @@ class Steps:
                 raise UsageError(self._unfinished)
             self._add()
             return True
+        worker.loader.end_batch()
         if worker.warming_up:
             if self._warmed_up:
                 return False
@@ -112,7 +113,7 @@ class Steps:
             worker.loader.begin(feed.next()[0])
             return True
         self._padding = 0
-        if worker.loader.epoch_over:
+        if worker.loader.ledger.finished:
             return False
         feed.settle()
         worker.boundary()
@@ -138,4 +139,6 @@ class Steps:
         self._feed.restart()
         yield epoch
         self._settle()  # the script may have left its loop in the middle
+        if not self._worker.loader.open:
+            self._worker.loader.end_batch()
         self.in_epoch = False

@@ -109,7 +109,7 @@ class KerasCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = self._training.worker
-        if worker.loader.epoch_over:
+        if worker.loader.ledger.finished:
             worker.loader.next_epoch()
         if epoch != worker.loader.epoch:
             raise UsageError(
@@ -122,7 +122,7 @@ class KerasCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self._training.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
-        self._samples += self._training.worker.loader.samples
+        self._samples += self._training.worker.loader.progress.samples
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         now = self._training
@@ -200,20 +200,20 @@ class _Last(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         worker = self._training.worker
         self._take_back()
-        if worker.loader.stop_agreed:
-            self._stop(worker.loader.stop_agreed)
-        elif worker.loader.epoch_over:
+        if worker.loader.progress.stop:
+            self._stop(worker.loader.progress.stop)
+        elif worker.loader.ledger.finished:
             self.model.stop_training = EPOCH_IS_OVER
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         worker = self._training.worker
-        if not worker.loader.stop_agreed:
+        if not worker.loader.progress.stop:
             self._take_back()
         wrote = worker.rank == 0
         now = met(worker.exchange(end_row(worker.id, worker.loader.wants_to_stop, wrote)))
         for writer in self._writers:
             writer.met(now.written)
-        if now.stop and not worker.loader.stop_agreed:
+        if now.stop and not worker.loader.progress.stop:
             self._stop(now.stop)
 
     def _take_back(self) -> None:

@@ -68,8 +68,8 @@ def next_batch() -> Any:
     if not now.worker.loader.open:
         job.begin()
         now.feed.skip()
-    assert now.worker.loader.batch is not None
-    return now.load(now.worker.loader.batch.indices)
+    assert now.worker.loader.progress.batch is not None
+    return now.load(now.worker.loader.progress.batch.indices)
 
 
 class _GraphJob:
@@ -109,7 +109,7 @@ class _GraphJob:
         if self._finished or not self._entered:
             return self._finished
         if (
-            worker.loader.epoch_over
+            worker.loader.ledger.finished
             and not worker.loader.open
             and worker.loader.epoch + 1 >= now.epochs
         ):

@@ -121,7 +121,8 @@ class Feed:
 def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
     """The sum of the step's gradients so far, each weighted by the samples of its batch."""
     loader = worker.loader
-    part: Vector = Share(loader.batch_weight).send_weight(loader.batch_size) * gradient
+    batch_size = loader.progress.source.batch_size
+    part: Vector = Share(loader.batch_weight).send_weight(batch_size) * gradient
     return part if model.sum is None else model.sum + part
 
 
@@ -155,7 +156,8 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
     Raises:
         RingBroken: the step has to be completed by those who are left.
     """
-    handle, own, batch_size = None, worker.loader.progress.share, worker.loader.batch_size
+    handle, own = None, worker.loader.progress.share(0)
+    batch_size = worker.loader.progress.source.batch_size
     sent = own.send_weight(batch_size) * local
     try:
         if not worker.ring.alone and own.samples:

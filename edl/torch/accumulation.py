@@ -8,7 +8,7 @@ it by the samples of its batch, so that the sums of all workers can be sent as t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class Part:
     """What the backward pass that runs adds to the gradient of ``parameter``."""
 
     parameter: torch.nn.Parameter
+    begin: Callable[[], None]  # called before something is added
     weighted_in: int = -1  # the number of the backward pass in which it was weighted
     is_padding: bool = False  # it is of padding, and there was nothing that it is added to
     node: Any = None  # of autograd, which does the addition; kept alive with its hooks
@@ -37,6 +38,9 @@ class Accumulation:
 
     Attributes:
         passes: how many have ended in all.
+        expected: gradients are accumulated in this script.
+        is_watched: what is added is seen before it is.
+        counts_passes: after a number of them that the script has given to the optimizer.
     """
 
     def __init__(self, worker: Worker, reduction: StepReduction, passes_per_step: int) -> None:
@@ -47,7 +51,8 @@ class Accumulation:
         self._per_step = passes_per_step
         self._left = passes_per_step  # of this step
         self._parts: list[Part] = []
-        self.expected = passes_per_step > 1
+        self.counts_passes = self.expected = passes_per_step > 1
+        self.is_watched = self.expected
         if self.expected:
             worker.loader.progress.announces_late = True
 
@@ -61,10 +66,8 @@ class Accumulation:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes add up gradients on this worker, and send none."""
-        if not self.expected:
-            self.expected = True
-            for part in self._parts:
-                self._hook(part)
+        self.expected = True
+        self.watch_all()
         before, self._no_sync = self._no_sync, True
         try:
             yield
@@ -91,13 +94,23 @@ class Accumulation:
 
     # --- what they add
 
-    def watch(self, parameter: torch.nn.Parameter) -> Part:
-        """Weigh what is added to the gradient of ``parameter``, once anything is accumulated."""
-        part = Part(parameter)
+    def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Part:
+        """Weigh what is added to the gradient of ``parameter``, once anything is accumulated.
+
+        ``begin`` is called before something is added, then or when :meth:`watch_all` says so.
+        """
+        part = Part(parameter, begin)
         self._parts.append(part)
-        if self.expected:
+        if self.is_watched:
             self._hook(part)
         return part
+
+    def watch_all(self) -> None:
+        """From now on all that is added is to be seen before it is."""
+        if not self.is_watched:
+            self.is_watched = True
+            for part in self._parts:
+                self._hook(part)
 
     def is_padding(self, part: Part, name: str) -> bool:
         """Whether the gradient is of padding alone; for a pass that has just added to it.
@@ -122,6 +135,7 @@ class Accumulation:
 
     def _weigh(self, part: Part, computed: torch.Tensor | None) -> tuple[torch.Tensor] | None:
         """What is to be added; None: what was computed."""
+        part.begin()
         part.weighted_in, part.is_padding = self.passes, False
         weight = self._weight()
         if weight == 1.0 or computed is None:

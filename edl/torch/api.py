@@ -6,16 +6,21 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.process import current_worker
 from edl.framework.replica import Stateful
 from edl.torch.collectives import TorchCollectives
-from edl.torch.reduction import GradientReduction
+from edl.torch.optimizers import Optimizers
+from edl.torch.reduction import GradientReduction, LastStep
 from edl.torch.replica import TorchReplica
+from edl.torch.scalers import see_scalers
 from edl.torch.schedulers import watch_schedulers
 
-_reduction: GradientReduction | None = None
+_optimizers: Optimizers | None = None  # once there is one
+_replica: TorchReplica | None = None
 
 
 def init(**settings: Any) -> None:
@@ -52,12 +57,10 @@ def notify_batch_end() -> None:
     of :func:`no_sync` its step goes on with the next batch, and only this worker leaves it out.
     """
     worker = current_worker()
-    if worker.loader.open and _reduction is not None and _reduction.accumulation.leave_out():
-        return
-    if worker.loader.open and _reduction is not None:
-        _reduction.skip()
-    else:
+    if not worker.loader.open or _optimizers is None:
         worker.loader.end()
+    elif not _optimizers.leave_out():
+        _optimizers.skip()
 
 
 @contextlib.contextmanager
@@ -72,20 +75,36 @@ def no_sync() -> Iterator[None]:
     Raises:
         UsageError: there is no ``edl.Optimizer`` yet.
     """
-    if _reduction is None:
+    if _optimizers is None:
         raise UsageError("create an edl.Optimizer before edl.no_sync()")
-    with _reduction.accumulation.no_sync():
+    with _optimizers.no_sync():
         yield
 
 
 def settle_step() -> None:
     """The script wants its next batch: the update of this one was made, or skipped."""
-    if _reduction is not None:
-        _reduction.settle()
+    if _optimizers is not None:
+        _optimizers.settle()
 
 
-def attach_optimizer(replica: TorchReplica, reduction: GradientReduction) -> None:
-    """Let this worker share ``replica`` and reduce its gradients (called by ``Optimizer``)."""
-    global _reduction
-    process.attach_replica(replica)
-    _reduction = reduction
+def attach_optimizer(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
+) -> GradientReduction:
+    """Reduce the gradients of ``optimizer``, and share what it trains (called by ``Optimizer``).
+
+    Raises:
+        UsageError: see :meth:`edl.torch.optimizers.Optimizers.add`.
+    """
+    global _optimizers, _replica
+    worker, last_step = current_worker(), LastStep()
+    optimizers = _optimizers or Optimizers(worker)
+    reduction = GradientReduction(optimizers, optimizer, model, last_step, passes_per_step)
+    if _replica is None:
+        replica = TorchReplica(model, optimizer, last_step)
+        process.attach_replica(replica)
+        see_scalers(replica.see_scaler)
+        _replica = replica
+    else:
+        _replica.add(model, optimizer, last_step)
+    _optimizers = optimizers
+    return reduction

@@ -110,6 +110,11 @@ class DataLoader:
         while self._steps.begin():
             yield self._feed.data
 
+    @property
+    def batch_index(self) -> int:
+        """That of the present batch in its epoch, from 0; the same on all workers."""
+        return self._worker.loader.progress.batch_index
+
     def __len__(self) -> int:
         """Steps of an epoch with the present number of workers, rounded up."""
         each = self.batch_size * self._worker.size

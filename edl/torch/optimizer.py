@@ -10,9 +10,7 @@ import torch
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
-from edl.torch.reduction import GradientReduction, LastStep
-from edl.torch.replica import TorchReplica
-from edl.torch.scalers import see_scalers
+from edl.torch.reduction import GradientReduction
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 
@@ -21,6 +19,9 @@ def Optimizer(
     optimizer: Wrapped, model: torch.nn.Module, *, backward_passes_per_step: int = 1
 ) -> Wrapped:
     """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
+
+    A script may have several, each with its module: those of a GAN, of an actor and its critic.
+    With each batch any of them may make its update, in an order that is equal on all workers.
 
     Gradients are sent while backward still computes, and are that mean when ``backward()``
     returns. The same object is returned. Of Horovod's optimizer it has ``synchronize()`` and
@@ -35,9 +36,10 @@ def Optimizer(
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
-            wants a closure; ``backward_passes_per_step`` is less than 1.
+            wants a closure; ``backward_passes_per_step`` is less than 1; training has begun; a
+            parameter has another optimizer.
     """
-    worker = current_worker()
+    current_worker()
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"edl.Optimizer wraps a torch.optim.Optimizer; this is a {type(optimizer).__name__}"
@@ -52,11 +54,16 @@ def Optimizer(
         raise UsageError(
             f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1"
         )
-    last_step = LastStep()
-    reduction = GradientReduction(worker, optimizer, model, last_step, backward_passes_per_step)
-    replica = TorchReplica(model, optimizer, last_step)
-    attach_optimizer(replica, reduction)
-    see_scalers(replica.see_scaler)
+    reduction = attach_optimizer(optimizer, model, backward_passes_per_step)
+
+    listen(optimizer, reduction)
+    optimizer.synchronize = reduction.synchronize  # type: ignore[attr-defined]
+    optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
+    return optimizer
+
+
+def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
+    """Let ``reduction`` have its part before and after each step of ``optimizer``."""
 
     def before(_: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
@@ -65,8 +72,7 @@ def Optimizer(
                 "edl trains one backward() per optimizer.step(); optimizers that evaluate a "
                 "closure (LBFGS) do not work with it"
             )
-        reduction.finish()
-        reduction.let_go()
+        reduction.begin_update()
 
     def after(*_: Any) -> None:
         # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
@@ -75,6 +81,3 @@ def Optimizer(
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
-    optimizer.synchronize = reduction.synchronize  # type: ignore[attr-defined]
-    optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
-    return optimizer

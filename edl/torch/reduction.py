@@ -9,6 +9,10 @@ one more gradient's memory and no copy.
 When ``backward()`` returns, each gradient is the mean over the global batch, so what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's.
 
+With several optimizers, a backward pass may add to gradients that are the mean already. Then the
+local ones that it is the mean of take their places back before anything is added, and the sums are
+sent again: they are what the survivors of a broken ring need, too.
+
 Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_passes_per_step``,
 gradients are added up here, each weighted by the samples of its batch, and sent with those of the
 last pass.
@@ -21,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,67 +33,25 @@ import torch
 
 from edl.core.step.step_state import StepState
 from edl.core.step.weighting import Weights, presence, present
-from edl.daemon import activity
-from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
-from edl.torch.accumulation import Accumulation, Part, requiring_gradient
-from edl.torch.backward import BackwardEnd
+from edl.torch.accumulation import Accumulation, requiring_gradient
 from edl.torch.collectives import WIRE_DTYPE, average_start, finish
+from edl.torch.gradient import Gradient, InFlight
+from edl.torch.optimizers import Optimizers
 
-PRESENT = "edl.gradient.present"  # the collective in which workers say who has a gradient
+PRESENT = "edl.present"  # the collective in which workers say who has a gradient
 
-
-@dataclass(slots=True)
-class _InFlight:
-    """A gradient on its way. ``sent`` must stay alive until Horovod has read it.
-
-    ``local`` and ``version``: the parameter's gradient when it was sent, and how often it had
-    been written to; None where it has none and takes part with zeros.
-    """
-
-    handle: int
-    sent: torch.Tensor
-    local: torch.Tensor | None
-    version: int
-
-
-@dataclass(slots=True, eq=False)
-class _Gradient:
-    """What is known of one parameter's gradient.
-
-    One object a parameter, for a look-up by tensor costs more than all else here.
-    """
-
-    parameter: torch.nn.Parameter
-    part: Part
-    name: str = ""  # no name: the optimizer does not have it any more
-    collective: str = ""  # under which name it is sent
-    computed: int = 0  # the number of the step in which backward has computed it last
-    computed_in: int = -1  # that of the backward pass
-    flight: _InFlight | None = None
-    spare: torch.Tensor | None = None  # memory for the next average
-    left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
-    left_version: int = 0
-
-    @property
-    def is_present(self) -> bool:
-        return self.flight is not None or self.parameter.grad is not None
-
-    def is_leftover(self, since: int) -> bool:
-        """It is that of the step before, and was written to ``since`` times after it."""
-        if self.left is None or (gradient := self.parameter.grad) is None:
-            return False
-        return self.left() is gradient and gradient._version == self.left_version + since
-
-    def remember(self) -> None:
-        """The step is complete."""
-        gradient = self.parameter.grad
-        if gradient is None:
-            self.left = None
-        else:
-            self.left, self.left_version = weakref.ref(gradient), gradient._version
+NO_BATCH = (
+    "optimizer.step() was called without a batch from the edl loader; take each training batch "
+    "from edl.DataLoader, and call optimizer.step() once for it (with several optimizers, before "
+    "edl.mean() if its gradients were computed before)"
+)
+TWICE = (
+    "optimizer.step() was called twice for the gradients of one backward(); call backward() again "
+    "before the second, or take another batch"
+)
 
 
 @dataclass
@@ -105,28 +66,36 @@ class LastStep:
 
 
 class GradientReduction:
-    """The gradients of one optimizer's parameters, step by step."""
+    """The gradients of one optimizer's parameters, step by step.
+
+    Raises:
+        UsageError: the script may not have this optimizer beside its others.
+    """
 
     def __init__(
         self,
-        worker: Worker,
+        optimizers: Optimizers,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         last_step: LastStep,
         passes_per_step: int = 1,
     ) -> None:
-        self._worker = worker
+        self._worker = optimizers.worker
+        self._optimizers = optimizers
         self._optimizer = optimizer
         self._model = model
         self._last_step = last_step
-        self._backward_end = BackwardEnd(self._backward_ended)
         self._listed: list[torch.nn.Parameter] = []  # the optimizer's, in its order
-        self._gradients: list[_Gradient] = []  # theirs
-        self._hooked: dict[torch.nn.Parameter, _Gradient] = {}
-        self._in_flight: list[_Gradient] = []
+        self._gradients: list[Gradient] = []  # theirs
+        self._suffix = ""  # of the names of collectives; none for the first optimizer
+        self._hooked: dict[torch.nn.Parameter, Gradient] = {}
+        self._in_flight: list[Gradient] = []
         self._failed: RingBroken | None = None  # a gradient could not be sent; for who waits for it
-        self._reduction = StepReduction(worker, self._forget_flights)
-        self.accumulation = Accumulation(worker, self._reduction, passes_per_step)
+        self._reduction = StepReduction(self._worker, self._forget_flights, optimizers.rounds)
+        self._reduction.repeat = self._reduce_again
+        self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
+        self._suffix = str(self._reduction.number or "")
+        optimizers.add(self)
         self._hook_new()
 
     # --- the life of a step
@@ -144,27 +113,36 @@ class GradientReduction:
                 before, or were changed meanwhile.
         """
         if not self._worker.loader.open:
-            raise UsageError(
-                "optimizer.step() was called without a batch from the edl loader; take each "
-                "training batch from edl.DataLoader, and call optimizer.step() once for it"
-            )
+            raise UsageError(NO_BATCH)
         if self._reduction.done:
             return
         self._hook_new()
-        number = self._reduction.step.number
-        for gradient in self._gradients:
-            if gradient.computed != number:
-                self._refuse_leftover(gradient, since=0)
+        if not self._optimizers.several:
+            number = self._reduction.step.number
+            for gradient in self._gradients:
+                if gradient.computed != number:
+                    gradient.refuse_leftover()
+        self._reduce()
+
+    def _reduce(self) -> None:
         averaged = self._reduction.complete(self._average)
+        step = self._reduction.step
         if averaged is not None:
             self._take_over(averaged)
         elif self._reduction.changes_nothing:
-            superseded = self._reduction.step.state is StepState.SUPERSEDED
+            superseded = step.state is StepState.SUPERSEDED
             # The others may have skipped the update, and the script here must decide the same.
             self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
-        elif (weight := self._reduction.kept_weight) != 1.0:
-            gradients = [each.parameter.grad for each in self._gradients]
-            torch._foreach_mul_([each for each in gradients if each is not None], weight)
+        else:
+            self._keep(self._reduction.kept_weight)
+
+    def _reduce_again(self) -> None:
+        """The ring broke after this was reduced, in the same step."""
+        self._reduction.reopen()
+        if not self._reduction.done:
+            for gradient in self._gradients:
+                gradient.become_local(self._reduction.step.number)
+            self._reduce()
 
     def synchronize(self) -> None:
         """Horovod's name. The gradients are the mean when ``backward()`` returns.
@@ -175,11 +153,24 @@ class GradientReduction:
         if self._worker.loader.open:
             self.finish()
 
-    def let_go(self) -> None:
-        """Right before the optimizer's step: leave no gradient of a step that is to change nothing.
+    def begin_update(self) -> None:
+        """Right before the optimizer's step: its gradients are the mean.
 
-        Momentum or weight decay would change something for a gradient of zero, too.
+        Or there are none, where the step is to change nothing: momentum or weight decay would
+        change something for a gradient of zero, too.
+
+        Raises:
+            UsageError: see :meth:`finish`; or the optimizer has made its update already.
         """
+        if self._optimizers.several:
+            if self._reduction.step.state is StepState.APPLIED:
+                raise UsageError(TWICE)
+            if not self._reduction.done:
+                self._optimizers.begin_anew()
+        self.finish()
+        if self._optimizers.several:
+            for gradient in self._gradients:
+                gradient.refuse_mixed(self._reduction.step.number)
         if self._reduction.changes_nothing:
             for parameter in self._listed:
                 parameter.grad = None
@@ -190,10 +181,22 @@ class GradientReduction:
             self._last_step.skipped = skipped
         if skipped is not True:
             self._reduction.apply()
-        self._reduction.end_step()
-        self.accumulation.begin_step()
+        if not self._optimizers.several:
+            self._reduction.end_step()
+            self.accumulation.begin_step()
         for gradient in self._gradients:
             gradient.remember()
+
+    def note_skipped(self) -> None:
+        """A step of several optimizers ends: this one may have reduced gradients for no update."""
+        if self._reduction.step.state is StepState.REDUCED:
+            self._last_step.skipped = True
+        self.accumulation.begin_step()
+
+    @property
+    def decided(self) -> bool:
+        """What becomes of the open step is known."""
+        return self._reduction.decided
 
     def settle(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
@@ -208,7 +211,7 @@ class GradientReduction:
         """The script ends the step without an update, with or without a backward pass."""
         if not self._reduction.done:
             for gradient in self._gradients:
-                if gradient.is_leftover(since=0):
+                if gradient.is_leftover():
                     gradient.parameter.grad = None
         self.finish()
         self.end_step(skipped=True)
@@ -231,24 +234,33 @@ class GradientReduction:
             if parameter not in self._hooked:
                 self._hook(parameter)
             gradient = self._hooked[parameter]
-            gradient.name, gradient.collective = name, f"edl.gradient.{name}"
+            self._optimizers.own(parameter, name, self)
+            gradient.name, gradient.collective = name, f"edl.gradient{self._suffix}.{name}"
             self._gradients.append(gradient)
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
-        part = self.accumulation.watch(parameter)
-        gradient = self._hooked[parameter] = _Gradient(parameter, part)
+        part = self.accumulation.watch(parameter, lambda: self._expect_more(gradient))
+        gradient = self._hooked[parameter] = Gradient(parameter, part)
         with requiring_gradient(parameter):
             listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
             listen(lambda _: self._accumulated(gradient))
 
-    def _accumulated(self, gradient: _Gradient) -> None:
+    def _expect_more(self, gradient: Gradient) -> None:
+        """Autograd is about to add to this gradient."""
+        if self._optimizers.several and gradient.name:
+            self._optimizers.begin_anew()
+            if self._worker.loader.open:
+                self._reduction.reopen()
+                gradient.expect_more(self._reduction.step.number)
+
+    def _accumulated(self, gradient: Gradient) -> None:
         """Autograd has accumulated this gradient: start its reduction."""
         if not self._worker.loader.open or not gradient.name:
             return
         reduction, accumulation = self._reduction, self.accumulation
-        step = reduction.step
+        step, several = reduction.step, self._optimizers.several
         again = gradient.computed_in == accumulation.passes and gradient.computed == step.number
-        if again or step.done:
+        if again or (step.done and not several):
             how = "twice" if gradient.computed == step.number else "by a second backward()"
             raise UsageError(
                 f"the gradient of {gradient.name} was computed {how} in one step; call "
@@ -257,10 +269,12 @@ class GradientReduction:
                 "edl.no_sync(); torch.autograd.grad computes gradients for other purposes, and "
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
-        self._refuse_leftover(gradient, since=1)  # what autograd has added
+        if not several:
+            gradient.refuse_leftover(since=1)  # what autograd has added
         gradient.computed, gradient.computed_in = step.number, accumulation.passes
-        self._backward_end.expect()
-        if accumulation.expected and accumulation.is_padding(gradient.part, gradient.name):
+        self._optimizers.computed(self)
+        padding = accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name)
+        if padding:
             gradient.parameter.grad = None
             return
         local = gradient.parameter.grad
@@ -273,29 +287,16 @@ class GradientReduction:
             except RingBroken as error:  # backward() must not fail
                 self._failed = error
 
-    def _backward_ended(self) -> None:
-        with activity.training_here():
-            if self.accumulation.end_pass():
-                self._worker.loader.accumulate()
-            else:
-                self.synchronize()
-
-    @staticmethod
-    def _refuse_leftover(gradient: _Gradient, since: int) -> None:
-        """Refuse a gradient of the step before, which was written to ``since`` times after it.
-
-        It is the mean of another step, and a newcomer does not have it.
-        """
-        if gradient.is_leftover(since):
-            raise UsageError(
-                f"the gradient of {gradient.name} is still there from the step before; "
-                "call optimizer.zero_grad() after each optimizer.step(); to accumulate gradients "
-                "over batches, use edl.no_sync()"
-            )
+    def backward_ended(self) -> None:
+        """The backward pass that has computed gradients of this optimizer is over."""
+        if self.accumulation.end_pass():
+            self._worker.loader.accumulate()
+        else:
+            self.synchronize()
 
     # --- around the ring
 
-    def _average(self, weights: Weights) -> list[tuple[_Gradient, torch.Tensor]]:
+    def _average(self, weights: Weights) -> list[tuple[Gradient, torch.Tensor]]:
         """The averages of all gradients over the ring; the gradients stay as they are.
 
         Raises:
@@ -307,25 +308,28 @@ class GradientReduction:
         with_gradient = self._with_gradient()
         for gradient in with_gradient:
             if gradient.flight is None:
+                gradient.become_local(self._reduction.step.number)
                 self._send(gradient)
         averages = [self._land(gradient) for gradient in with_gradient]
         for gradient in with_gradient:
-            self._check_unchanged(gradient)
+            gradient.check_unchanged()
         if weights.received != 1.0 and averages:
             torch._foreach_mul_(averages, weights.received)
         return list(zip(with_gradient, averages, strict=True))
 
-    def _with_gradient(self) -> list[_Gradient]:
+    def _with_gradient(self) -> list[Gradient]:
         """Those of the parameters that have a gradient in the job."""
-        mine = presence(self._worker.loader.samples, [each.is_present for each in self._gradients])
+        step, samples = self._reduction.step.number, self._reduction.share.samples
+        mine = presence(samples, [each.is_local(step) for each in self._gradients])
         # Of the kind that gradients are, so that Horovod sends it along with the last of them.
         row = torch.tensor(mine)
-        handle = self._guard(average_start, row, torch.empty_like(row), PRESENT)
+        name = f"{PRESENT}{self._suffix}"
+        handle = self._guard(average_start, row, torch.empty_like(row), name)
         shares = present(self._wait(handle).tolist())
         return [each for each, is_there in zip(self._gradients, shares, strict=True) if is_there]
 
-    def _send(self, gradient: _Gradient) -> None:
-        sent = self._weighted(gradient.parameter)
+    def _send(self, gradient: Gradient) -> None:
+        sent = self._weighted(gradient)
         buffer, gradient.spare = gradient.spare, None
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
             buffer = torch.empty_like(sent)
@@ -334,53 +338,59 @@ class GradientReduction:
             self._reduction.sending()
         local = gradient.parameter.grad
         version = 0 if local is None else local._version
-        gradient.flight = _InFlight(handle, sent, local, version)
+        gradient.flight = InFlight(handle, sent, local, version)
         self._in_flight.append(gradient)
 
-    def _weighted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def _weighted(self, gradient: Gradient) -> torch.Tensor:
         """This worker's part of the sum; the gradient itself when nothing has to be changed."""
-        weight, gradient = self._reduction.sent_weight, parameter.grad
-        dtype = parameter.dtype if gradient is None else gradient.dtype
+        weight, parameter, local = self._reduction.sent_weight, gradient.parameter, None
+        if gradient.is_local(self._reduction.step.number):
+            local = parameter.grad
+        dtype = parameter.dtype if local is None else local.dtype
         wire = WIRE_DTYPE.get(dtype, dtype)
-        if gradient is None or weight == 0.0:  # 0 * inf would be nan
+        if local is None or weight == 0.0:  # 0 * inf would be nan
             return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
-        if gradient.requires_grad:  # backward(create_graph=True)
-            gradient = gradient.detach()
-        weighted = gradient if weight == 1.0 else gradient * weight
+        if local.requires_grad:  # backward(create_graph=True)
+            local = local.detach()
+        weighted = local if weight == 1.0 else local * weight
         return weighted.to(wire).contiguous()
 
-    def _land(self, gradient: _Gradient) -> torch.Tensor:
+    def _land(self, gradient: Gradient) -> torch.Tensor:
         assert gradient.flight is not None
         return self._wait(gradient.flight.handle)
 
-    @staticmethod
-    def _check_unchanged(gradient: _Gradient) -> None:
-        """What was reduced must be what is there, for nobody could tell which of them is meant."""
-        flight, local = gradient.flight, gradient.parameter.grad
-        assert flight is not None
-        version = 0 if local is None else local._version
-        if local is not flight.local or version != flight.version:
-            raise UsageError(
-                f"the gradient of {gradient.name} was changed while it was being reduced; change "
-                "gradients when backward() has returned, for example before optimizer.step(): "
-                "they are the mean over all workers then"
-            )
-
-    def _take_over(self, averaged: list[tuple[_Gradient, torch.Tensor]]) -> None:
+    def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Let the averages be the gradients."""
+        step, several = self._reduction.step.number, self._optimizers.several
         for gradient in self._gradients:
-            if gradient.flight is None:  # what a worker without samples has computed
-                gradient.parameter.grad = None
+            if gradient.flight is None and gradient.is_local(step):
+                gradient.parameter.grad = None  # what a worker without samples has computed
         for gradient, average in averaged:
             parameter, gradient.flight = gradient.parameter, None
             local = parameter.grad
             dtype = parameter.dtype if local is None else local.dtype
-            parameter.grad = average.to(dtype)
+            mean = average.to(dtype)
             # The next average goes to the memory of this gradient, if it has the form of one.
-            spare = local if average.dtype == dtype else average
+            spare = local if mean is average else average
+            if several:
+                # Of the step before: that of this one is needed as long as it goes on.
+                spare = gradient.local if gradient.local is not local else None
+                gradient.become_mean(mean, step)
+            else:
+                parameter.grad = mean
             if spare is not None and spare.is_contiguous() and not spare.requires_grad:
                 gradient.spare = spare
         self._in_flight.clear()
+
+    def _keep(self, weight: float) -> None:
+        """There is no other worker: the local gradients are the mean, but for ``weight``."""
+        number = self._reduction.step.number
+        for gradient in self._gradients:
+            local = gradient.parameter.grad
+            if local is None or not gradient.is_local(number):
+                continue
+            if weight != 1.0 or self._optimizers.several:
+                gradient.become_mean(local if weight == 1.0 else local * weight, number)
 
     def _fill(self, number: float) -> None:
         """All gradients are ``number``: the step changes nothing.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from edl.core.plural import counted
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.framework.replica import FrameworkReplica, Stateful
@@ -17,8 +19,20 @@ from edl.torch.scalers import Scalers
 from edl.torch.transfer import TorchArrays
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """One of the script's optimizers, and the model that it trains."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    last_step: LastStep
+
+
 class TorchReplica(FrameworkReplica):
-    """Model, optimizer, gradient scalers and tracked objects of this process."""
+    """Models, optimizers, gradient scalers and tracked objects of this process.
+
+    With several models, the names of the tensors of each begin with its number: `0.`, `1.`.
+    """
 
     framework = "torch"
     arrays = TorchArrays()
@@ -31,11 +45,16 @@ class TorchReplica(FrameworkReplica):
         last_step: LastStep | None = None,
     ) -> None:
         super().__init__(type(optimizer).__name__)
-        self._last_step = last_step or LastStep()
         self._scalers = Scalers()
-        self._model = model
-        self._optimizer = optimizer
+        self._trained = [_Trained(model, optimizer, last_step or LastStep())]
         self._copier = Copier()
+
+    def add(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
+    ) -> None:
+        """One more; several may train parts of one model."""
+        self._trained.append(_Trained(model, optimizer, last_step))
+        self._kind = " and ".join(type(each.optimizer).__name__ for each in self._trained)
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
@@ -53,27 +72,33 @@ class TorchReplica(FrameworkReplica):
 
     def state(self) -> dict[str, Any]:
         return {
-            "model": {name: tensor.detach() for name, tensor in self._model_tensors()},
-            "optimizer": self._optimizer.state_dict(),
+            "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
+            "optimizers": [each.optimizer.state_dict() for each in self._trained],
             "scalers": self._scalers.states(),
-            "skipped": bool(self._last_step.skipped),
+            "skipped": [bool(each.last_step.skipped) for each in self._trained],
             "tracked": self.states_of_things(),
         }
 
     def compared(self) -> dict[str, Any]:
-        trained = dict(optimizer_parameters(self._optimizer, self._model))
-        inside = set(self._model.parameters())
-        optimizer = self._optimizer.state_dict()
-        names = list(trained)
+        prefixes = self._prefixes()
+        models = dict(zip(prefixes, self._models(), strict=True))
+        compared = {
+            f"{prefix}{name}": parameter
+            for prefix, model in models.items()
+            for name, parameter in model.named_parameters()
+        }
+        optimizers = {}
+        for number, each in enumerate(self._trained):
+            trained = dict(optimizer_parameters(each.optimizer, each.model))
+            compared |= self._outside(each, trained.items())
+            names, state = list(trained), each.optimizer.state_dict()
+            optimizers[str(number)] = {
+                **{names[index]: values for index, values in state["state"].items()},
+                "param_groups": state["param_groups"],
+            }
         return {
-            "model": {
-                **dict(self._model.named_parameters()),
-                **{name: each for name, each in trained.items() if each not in inside},
-            },
-            "optimizer": {
-                **{names[index]: state for index, state in optimizer["state"].items()},
-                "param_groups": optimizer["param_groups"],
-            },
+            "model": compared,
+            "optimizer": optimizers if len(optimizers) > 1 else optimizers["0"],
             "tracked": {
                 name: dict(thing.named_parameters())
                 if isinstance(thing, torch.nn.Module)
@@ -87,19 +112,27 @@ class TorchReplica(FrameworkReplica):
         return digests(parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        mine = dict(self._model_tensors())
+        mine = self._model_tensors()
         if mine.keys() != state["model"].keys():
             odd = sorted(mine.keys() ^ state["model"].keys())
             raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
+        if len(self._trained) != len(state["optimizers"]):
+            raise UsageError(
+                f"this worker has {counted(len(self._trained), 'edl.Optimizer')}, and the job "
+                f"{len(state['optimizers'])}"
+            )
         with torch.no_grad():
             for name, tensor in state["model"].items():
                 mine[name].copy_(tensor)
-        if receive is Receive.STEP:
-            # The learning rate and its like belong to the script's place in its loop, and this
-            # script's schedulers have yet to do what the sender's have done.
-            state["optimizer"]["param_groups"] = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._last_step.skipped = state["skipped"]
+        for each, theirs, skipped in zip(
+            self._trained, state["optimizers"], state["skipped"], strict=True
+        ):
+            if receive is Receive.STEP:
+                # The learning rate and its like belong to the script's place in its loop, and this
+                # script's schedulers have yet to do what the sender's have done.
+                theirs["param_groups"] = each.optimizer.state_dict()["param_groups"]
+            each.optimizer.load_state_dict(theirs)
+            each.last_step.skipped = skipped
         if receive is not Receive.STEP:
             self._scalers.load(state["scalers"])
             self.load_things(state["tracked"])
@@ -109,14 +142,31 @@ class TorchReplica(FrameworkReplica):
 
     def uncopied(self, state: Any) -> dict[str, Any]:
         loaded: dict[str, Any] = to_tensors(state)
-        check_model(dict(self._model_tensors()), loaded["model"])
+        check_model(self._model_tensors(), loaded["model"])
         return loaded
 
-    def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and buffers: all of the model, and what else the optimizer trains."""
-        yield from self._model.named_parameters()
-        yield from self._model.named_buffers()
-        inside = set(self._model.parameters())
-        for name, parameter in optimizer_parameters(self._optimizer, self._model):
-            if parameter not in inside:
-                yield name, parameter
+    def _model_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers: all of the models, and what else the optimizers train."""
+        tensors: dict[str, torch.Tensor] = {}
+        for prefix, model in zip(self._prefixes(), self._models(), strict=True):
+            named = (*model.named_parameters(), *model.named_buffers())
+            tensors |= {f"{prefix}{name}": tensor for name, tensor in named}
+        for each in self._trained:
+            tensors |= self._outside(each, optimizer_parameters(each.optimizer, each.model))
+        return tensors
+
+    def _outside(
+        self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]
+    ) -> dict[str, torch.nn.Parameter]:
+        """What of an optimizer's parameters is in no model."""
+        inside = {parameter for model in self._models() for parameter in model.parameters()}
+        prefix = self._prefixes()[self._models().index(each.model)]
+        return {f"{prefix}{name}": each for name, each in trained if each not in inside}
+
+    def _models(self) -> list[torch.nn.Module]:
+        """Each once, whatever number of optimizers it has."""
+        return list(dict.fromkeys(each.model for each in self._trained))
+
+    def _prefixes(self) -> list[str]:
+        models = self._models()
+        return [f"{number}." for number in range(len(models))] if len(models) > 1 else [""]

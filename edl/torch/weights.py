@@ -16,7 +16,7 @@ from edl.torch.capture import KIND, to_tensors
 
 
 def load_weights(
-    path: str | os.PathLike[str], model: torch.nn.Module | None = None
+    path: str | os.PathLike[str], model: torch.nn.Module | None = None, prefix: str = ""
 ) -> dict[str, torch.Tensor]:
     """The weights of a checkpoint, on the CPU: parameters and buffers by name. Needs no job.
 
@@ -24,12 +24,16 @@ def load_weights(
         path: a checkpoint, a directory with checkpoints (the newest good one is taken), or a file
             of ``edl checkpoint export``.
         model: gets them, on the device where it is; None: they are only returned.
+        prefix: only names that begin with it, without it: `1.` for the second of several models,
+            in the order of their optimizers.
 
     Raises:
         CheckpointError: there is no good file, or the model has other parameters or shapes.
     """
     blobs = {
-        name: replace(blob, kind=KIND, device="cpu") for name, blob in weights(Path(path)).items()
+        name.removeprefix(prefix): replace(blob, kind=KIND, device="cpu")
+        for name, blob in weights(Path(path)).items()
+        if name.startswith(prefix)
     }
     found: dict[str, torch.Tensor] = to_tensors(blobs)
     if model is not None:

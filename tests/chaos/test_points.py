@@ -22,6 +22,7 @@ NEWCOMER = ("warmed_up", "build", "built", "broadcast")
 REPAIR = ("broken", "reported", "build", "built", "broadcast")
 LEADING = ("deciding", "decided")
 ACCUMULATING = ("accumulated", "gradient", "records", "reduced", "applied")
+SEVERAL = (*(2 * STEP[1:6]), "reduced")
 Groups = Sequence[Sequence[Fault]]
 
 
@@ -60,6 +61,16 @@ def test_in_a_step(
     """One after the other of four workers; two or more are left."""
     faults = [[fault(point, role)] for point in points]
     with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers) as job:
+        job.wait_for_strikes()
+        job.prove()
+
+
+@pytest.mark.parametrize("role", ["plain", "leader"])
+def test_in_a_step_of_several_optimizers(role: str, tmp_path: Path, zk_hosts: str) -> None:
+    """An even and an odd number of steps after the strike before: in both steps of a batch."""
+    faults = [[fault(point, role, after=4 + n % 2, size=3)] for n, point in enumerate(SEVERAL)]
+    script = {"EDL_TEST_SCRIPT": "counting_several.py"}
+    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, environment=script) as job:
         job.wait_for_strikes()
         job.prove()
 

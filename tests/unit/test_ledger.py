@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from edl.core.step.ledger import (
     LeasePolicy,
     Ledger,
     complete_step,
+    end_batch,
     give_back,
     grant,
     restore,
@@ -175,12 +177,61 @@ def test_workers_are_sorted_as_numbers() -> None:
     assert [worker for worker, _ in restore(ledger.snapshot()).leases] == [9, 10]
 
 
+def of_several() -> Ledger:
+    """w0 and w1 have trained four samples each, and the first optimizer has counted them."""
+    return complete_step(two_workers(), [row(0, 4, 0), row(1, 4, 8)], POLICY, counted_by=1)
+
+
+def test_what_one_optimizer_has_counted_is_in_hand_until_the_batch_ends() -> None:
+    ledger = of_several()
+    assert ledger.in_hand == ((0, ((0, 4),)), (1, ((8, 12),)))
+    assert (ledger.done, ledger.counted_by) == (0, 1)
+    later = complete_step(
+        ledger, [replace(row(0, 4, -1), part=1), replace(row(1, 4, -1), part=1)], POLICY, 2
+    )
+    assert (later.in_hand, later.counted_by) == (ledger.in_hand, 3)
+    assert later.leases == ledger.leases, "a later step of the batch takes nothing"
+    ended = end_batch(later)
+    assert (ended.done, ended.in_hand, ended.counted_by, ended.owed) == (8, (), 0, ())
+
+
+def test_what_a_worker_has_in_hand_is_owed_to_those_that_have_not_counted_it() -> None:
+    ledger = give_back(of_several(), [1])
+    assert ledger.owed == ((0, 4, 1),)
+    assert ledger.free == ((0, 8), (16, 20))
+    assert ledger.counted([(0, 8)]) == (1, 4)
+    assert ledger.counted([(2, 3), (3, 20)]) == (1, 2)
+    assert ledger.counted([(4, 20)]) == (0, 16)
+    assert ledger.counted([]) == (0, 0)
+    assert restore(json.loads(json.dumps(ledger.snapshot()))) == ledger
+    granted = grant(end_batch(ledger), [(1, 8)], POLICY)
+    assert granted.held_by(1)[-1] == (0, 8), "behind what it holds already"
+
+
+def test_what_is_owed_is_owed_until_it_is_done() -> None:
+    owed = replace(start_epoch(8, 0), owed=((0, 4, 1),))
+    ledger = grant(owed, [(0, 4)], POLICY)
+    ledger = complete_step(ledger, [row(0, 4, 0)], POLICY, counted_by=2)
+    assert ledger.owed == ((0, 4, 1),)
+    again = give_back(ledger, [])
+    assert again.owed == ((0, 4, 3),), "two have counted it, and a third one may not have"
+    assert end_batch(ledger).owed == ()
+
+
 def test_a_digest_is_the_same_on_every_machine() -> None:
-    assert two_workers().digest() == 2353330148
+    assert two_workers().digest() == 339840864
     assert two_workers().digest() != start_epoch(20, 0).digest()
 
 
-GOOD: dict[str, Any] = {"total": 9, "epoch": 0, "free": [[4, 9]], "leases": {"0": [[2, 4]]}}
+GOOD: dict[str, Any] = {
+    "total": 9,
+    "epoch": 0,
+    "free": [[4, 9]],
+    "leases": {"0": [[2, 4]]},
+    "in_hand": {},
+    "counted_by": 0,
+    "owed": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +244,8 @@ GOOD: dict[str, Any] = {"total": 9, "epoch": 0, "free": [[4, 9]], "leases": {"0"
         {"free": [[9, 4]]},
         {"free": [[4]]},
         {"free": None},
+        {"in_hand": {"0": [[3, 4]]}},  # 3 is leased
+        {"owed": [[1]]},
         {"leases": {"zero": []}},
         {"leases": []},
         {"total": "many"},

@@ -25,6 +25,12 @@ GRADIENTS = ("a", "b", "c")
 PRESENT = "present"
 BROKEN = RingBroken(1, "a test says so")
 
+
+def record(samples: int) -> Any:
+    """What a step record says of a worker's share."""
+    return SimpleNamespace(samples_for=lambda _: samples, batches=1)
+
+
 SENT, AWAITED = "sent", "awaited"
 Log = list[tuple[str, str]]  # (SENT or AWAITED, the name of a collective)
 
@@ -33,14 +39,16 @@ Log = list[tuple[str, str]]  # (SENT or AWAITED, the name of a collective)
 class Worker:
     """A worker of a ring of three. ``breaks``: before which waits for the others the ring breaks.
 
-    ``superseded``: what :meth:`recover` answers.
+    ``misses``: others have completed the step in which it does.
     """
 
     breaks: set[tuple[int, str]]  # (step, what is waited for)
+    misses: bool = False
     superseded: bool = False
     others: tuple[int, int] = (BATCH, BATCH)
     samples: int = BATCH
-    batch_size: int = BATCH
+    optimizers: int = 0
+    updates: int = 0
     generation: int = 1
     warming_up: bool = False
     begun: int = 0
@@ -58,11 +66,14 @@ class Worker:
     def records(self) -> Any:
         if (AWAITED, "record") not in self.log:
             self.wait("record")
-        return [Share(each) for each in (self.samples, *self.others)]
+        return [record(each) for each in (self.samples, *self.others)]
+
+    def share(self, _optimizer: int) -> Share:
+        return Share(self.samples)
 
     @property
-    def share(self) -> Share:
-        return Share(self.samples)
+    def source(self) -> Any:
+        return SimpleNamespace(batch_size=BATCH)
 
     @property
     def batch_weight(self) -> int:
@@ -78,6 +89,7 @@ class Worker:
     def recover(self, _error: RingError) -> bool:
         assert self.cut, "a ring that stands is not repaired"
         self.repair()
+        self.superseded = self.misses
         if not self.superseded:
             self.start("record")
         return self.superseded
@@ -87,7 +99,7 @@ class Worker:
         self.recovered += 1
 
     def end(self) -> None:
-        self.open = False
+        self.open = self.superseded = False
 
     @property
     def loader(self) -> Worker:
@@ -324,7 +336,7 @@ def test_alone_nothing_is_sent(how: str, framework: Any) -> None:
     worker = framework.worker
     if how == "alone":
         worker.ring.alone = True
-        worker.loader.records = lambda: [Share(BATCH)]
+        worker.loader.records = lambda: [record(BATCH)]
     else:
         worker.warming_up = True
     worker.loader.begin()

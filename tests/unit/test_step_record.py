@@ -106,14 +106,41 @@ def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
     assert f"the {name} of step 41 (w0: 99, w2: {own}, w4: {own})" in str(caught.value)
 
 
+AGREED = {"generation", "step", "worker", "epoch", "ledger", "stop", "part", "updated"}
+
+
 def test_rows_may_differ_in_what_is_a_workers_own() -> None:
-    own = {"samples", "batches", "late", "position", "wanted", "newest_generation", "state"} | {
-        n for n in FIELDS if n.endswith("_us")
-    }
-    assert set(FIELDS) - own == {"generation", "step", "worker", "epoch", "ledger", "stop"}
+    own = {
+        "samples",
+        "counted",
+        "batches",
+        "late",
+        "position",
+        "wanted",
+        "newest_generation",
+        "state",
+    } | {n for n in FIELDS if n.endswith("_us")}
+    assert set(FIELDS) - own == AGREED
     for name in sorted(own):
         check((TABLE[0], replace(TABLE[1], **{name: 99})))
     check((TABLE[0], replace(TABLE[1], stop=Stop.WANTED)))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"updated": 3}, "w4: 2, then the next batch, w0: 1 and 2, then the next batch"),
+        ({"part": 1}, "w4: 2, then the next batch, w0: 2, then the same batch"),
+        ({"updated": 0}, "w4: 2, then the next batch, w0: none, then the next batch"),
+    ],
+)
+def test_optimizers_that_do_not_take_turns_alike_are_told(
+    change: dict[str, int], told: str
+) -> None:
+    mine = replace(TABLE[0], updated=2)
+    with pytest.raises(RingError) as caught:
+        check((mine, replace(TABLE[1], **{"updated": 2, **change})))
+    assert f"do not take turns alike before step 41 ({told}); which of them" in str(caught.value)
 
 
 def test_records_of_which_some_were_sent_too_early_count_for_nothing() -> None:

@@ -17,6 +17,7 @@ from edl.daemon import activity
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
 from edl.torch import reduction as module
+from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import PRESENT, GradientReduction, LastStep
 
 Tensor = torch.Tensor
@@ -29,7 +30,9 @@ class Worker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ring = SimpleNamespace(alone=False)
         self.warming_up = self.open = False
-        self.begun, self.samples, self.batch_size, self.generation = 0, BATCH, BATCH, 1
+        self.begun, self.samples, self.generation = 0, BATCH, 1
+        self.optimizers = self.updates = 0
+        self.has_state = self.superseded = False
         self.changes = self.batches = self.batch_weight = 0
         self.summed = self.may_grow = self.announces_late = False
         self.other_samples = BATCH
@@ -49,16 +52,25 @@ class Worker:
         self.changes += 1
         self.open, self.may_grow, self.other_samples = True, False, other_samples
         self.batch_weight = samples
-        self.other = {f"edl.gradient.{name}": tensor for name, tensor in other.items()}
+        self.other = {
+            PRESENT if name == "present" else f"edl.gradient.{name}": tensor
+            for name, tensor in other.items()
+        }
         self.sent = []
 
     def records(self) -> Any:
-        other = Share(self.other_samples, self.batches)
-        return [self.share] if self.ring.alone else [self.share, other]
+        def record(samples: int) -> Any:
+            return SimpleNamespace(samples_for=lambda _: samples, batches=self.batches)
+
+        mine, other = record(self.samples), record(self.other_samples)
+        return [mine] if self.ring.alone else [mine, other]
+
+    def share(self, _optimizer: int) -> Share:
+        return Share(self.samples, self.batches, self.summed)
 
     @property
-    def share(self) -> Share:
-        return Share(self.samples, self.batches, self.summed)
+    def source(self) -> Any:
+        return SimpleNamespace(batch_size=BATCH)
 
     def announce(self) -> None:
         pass
@@ -68,11 +80,12 @@ class Worker:
         self.changes += 1
 
     def end(self) -> None:
-        self.open = False
+        self.open = self.superseded = False
 
     def recover(self, _error: RingBroken) -> bool:
         self.sent = []
-        return self.breaks.pop(0)()
+        self.superseded = self.breaks.pop(0)()
+        return self.superseded
 
     def _start(self, tensor: Tensor, output: Tensor, name: str) -> int:
         assert output.is_contiguous()
@@ -110,7 +123,7 @@ class Job:
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0, **options)
         self.last_step = LastStep()
         self.reduction = GradientReduction(
-            worker,  # type: ignore[arg-type]
+            Optimizers(worker),  # type: ignore[arg-type]
             self.sgd,
             self.model,
             self.last_step,
@@ -121,8 +134,7 @@ class Job:
         return self.model.get_parameter(name)
 
     def step(self) -> None:
-        self.reduction.finish()
-        self.reduction.let_go()
+        self.reduction.begin_update()
         self.sgd.step()
         self.reduction.end_step(skipped=False)
 
@@ -284,7 +296,8 @@ def test_other_layouts_of_memory(worker: Worker) -> None:
     """Horovod writes rows; a gradient of another layout must not receive them."""
     model = torch.nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    reduction = GradientReduction(worker, sgd, model, LastStep())  # type: ignore[arg-type]
+    optimizers = Optimizers(worker)  # type: ignore[arg-type]
+    reduction = GradientReduction(optimizers, sgd, model, LastStep())
     images = torch.randn(2, 2, 4, 4).to(memory_format=torch.channels_last)
     for _ in range(3):
         sgd.zero_grad()

@@ -118,7 +118,7 @@ def test_a_worker_that_missed_a_step_keeps_its_scaler_and_learns_what_became_of_
     behind.train(0)
     job.train(0, overflow=True)
     state = job.replica.state()
-    state["skipped"] = True
+    state["skipped"] = [True]
     behind.replica.load(state, Receive.STEP)
     assert behind.scales() == [8.0]
-    assert behind.replica.state()["skipped"] is True
+    assert behind.replica.state()["skipped"] == [True]

@@ -3,14 +3,17 @@
 An epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record stands at
 each). Rules:
 
-1. Every position is in exactly one place: free, in one worker's leases, or done.
+1. Every position is in exactly one place: free, in one worker's leases, in its hands, or done.
 2. A worker hands out samples from the front of its leases, in the order it was granted them;
    when a step is complete its n_i samples leave the front and are done. So the count alone says
    *which* samples were trained, as long as nothing between ledger and model changes the order.
 3. The ledger moves only when a step is complete, by :func:`complete_step` on the step records,
    which are the same on every worker. An interrupted step leaves no trace.
 4. Leases of a worker that is gone become free again, before everything after them.
-5. Leases shrink toward the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck
+5. With several optimizers a batch has several steps, and is in its worker's hands from its first
+   step on until the next batch is handed out. When the worker goes meanwhile, its batch becomes
+   free again, and is *owed* to those optimizers only that have not counted it in a step.
+6. Leases shrink toward the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck
    1987: a share of what is left), so that no worker sits on work while others have none.
 
 Every worker holds the same ledger and grants are made identically by all, in rank order: there
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from edl.core.step.step_record import StepRecord
@@ -49,12 +52,22 @@ class LeasePolicy:
 
 @dataclass(frozen=True)
 class Ledger:
-    """State of one epoch. ``leases`` maps worker to its spans, oldest grant first."""
+    """State of one epoch.
+
+    Attributes:
+        leases: maps worker to its spans, oldest grant first; sorted by worker, no empty entries.
+        in_hand: the same, of what each worker trains in the steps of its present batch.
+        counted_by: the optimizers, as bits, that have counted what is in hand in one of them.
+        owed: (start, stop, optimizers as bits) of what is not done, and counted by these already.
+    """
 
     total: int
     epoch: int
     free: tuple[Span, ...]
-    leases: tuple[tuple[int, tuple[Span, ...]], ...] = ()  # sorted by worker, no empty entries
+    leases: tuple[tuple[int, tuple[Span, ...]], ...] = ()
+    in_hand: tuple[tuple[int, tuple[Span, ...]], ...] = ()
+    counted_by: int = 0
+    owed: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def free_samples(self) -> int:
@@ -65,14 +78,18 @@ class Ledger:
         return sum(_length(spans) for _, spans in self.leases)
 
     @property
+    def in_hand_samples(self) -> int:
+        return sum(_length(spans) for _, spans in self.in_hand)
+
+    @property
     def done(self) -> int:
         """How many samples of this epoch are in the model."""
-        return self.total - self.free_samples - self.leased_samples
+        return self.total - self.free_samples - self.leased_samples - self.in_hand_samples
 
     @property
     def finished(self) -> bool:
         """All samples of this epoch are in the model."""
-        return not self.free and not self.leases
+        return not self.free and not self.leases and not self.in_hand
 
     def held_by(self, worker: int) -> tuple[Span, ...]:
         """The spans leased to ``worker``, next sample first."""
@@ -82,9 +99,42 @@ class Ledger:
         """How many samples ``worker`` holds."""
         return _length(self.held_by(worker))
 
+    def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
+        """The optimizers, as bits, that have counted the first of ``spans``; of how many samples.
+
+        So many have been counted by the same ones, from the first on.
+        """
+        spans = list(spans)
+        if not self.owed:
+            return 0, _length(spans)
+        pieces = [piece for span in spans for piece in self.by_optimizers(span)]
+        bits = pieces[0][1] if pieces else 0
+        alike = 0
+        for length, theirs in pieces:
+            if theirs != bits:
+                break
+            alike += length
+        return bits, alike
+
+    def by_optimizers(self, span: Span) -> list[tuple[int, int]]:
+        """``span`` in pieces: (length, the optimizers that have counted it)."""
+        at, stop = span
+        pieces = []
+        for start, end, bits in self.owed:
+            if start < stop and end > at:
+                if start > at:
+                    pieces.append((start - at, 0))
+                at = max(at, start)
+                pieces.append((min(end, stop) - at, bits))
+                at = min(end, stop)
+        if at < stop:
+            pieces.append((stop - at, 0))
+        return pieces
+
     def digest(self) -> int:
         """A 32-bit fingerprint; equal ledgers have equal ones on every machine."""
-        return zlib.crc32(repr((self.total, self.epoch, self.free, self.leases)).encode())
+        values = tuple(getattr(self, field.name) for field in fields(self))
+        return zlib.crc32(repr(values).encode())
 
     def snapshot(self) -> dict[str, Any]:
         """The ledger as JSON values."""
@@ -93,6 +143,9 @@ class Ledger:
             "epoch": self.epoch,
             "free": [list(span) for span in self.free],
             "leases": {str(worker): [list(s) for s in spans] for worker, spans in self.leases},
+            "in_hand": {str(worker): [list(s) for s in spans] for worker, spans in self.in_hand},
+            "counted_by": self.counted_by,
+            "owed": [list(piece) for piece in self.owed],
         }
 
 
@@ -118,12 +171,10 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
             int(snapshot["total"]),
             int(snapshot["epoch"]),
             tuple((int(a), int(b)) for a, b in snapshot["free"]),
-            _sorted(
-                {
-                    int(worker): tuple((int(a), int(b)) for a, b in spans)
-                    for worker, spans in snapshot["leases"].items()
-                }
-            ),
+            _held(snapshot["leases"]),
+            _held(snapshot["in_hand"]),
+            int(snapshot["counted_by"]),
+            tuple((int(a), int(b), int(bits)) for a, b, bits in snapshot["owed"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"this is not a ledger snapshot: {error!r}") from error
@@ -156,15 +207,24 @@ def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy)
     return replace(ledger, free=tuple(free), leases=_sorted(leases))
 
 
-def complete_step(ledger: Ledger, records: Sequence[StepRecord], policy: LeasePolicy) -> Ledger:
+def complete_step(
+    ledger: Ledger,
+    records: Sequence[StepRecord],
+    policy: LeasePolicy,
+    counted_by: int | None = None,
+) -> Ledger:
     """The ledger after a step: its samples are done, and the workers' needs are granted.
+
+    Args:
+        counted_by: the optimizers, as bits, that have made their updates in it; the samples are in
+            hand then, for others. None: there is one, and they are done.
 
     Raises:
         DataError: a worker trained samples other than the next ones of its leases.
     """
-    leases = dict(ledger.leases)
+    leases, in_hand = dict(ledger.leases), dict(ledger.in_hand)
     for record in records:
-        if record.samples == 0:
+        if record.samples == 0 or record.part > 0:
             continue
         held = list(leases.get(record.worker, ()))
         taken = _take(held, record.samples)
@@ -175,18 +235,67 @@ def complete_step(ledger: Ledger, records: Sequence[StepRecord], policy: LeasePo
                 f"{leases.get(record.worker, ())}"
             )
         leases[record.worker] = tuple(held)
-    moved = replace(ledger, leases=_sorted(leases))
+        if counted_by is not None:
+            in_hand[record.worker] = taken
+    moved = replace(
+        ledger,
+        leases=_sorted(leases),
+        in_hand=_sorted(in_hand),
+        counted_by=ledger.counted_by | (counted_by or 0),
+    )
     return grant(moved, [(record.worker, record.wanted) for record in records], policy)
 
 
+def end_batch(ledger: Ledger) -> Ledger:
+    """All optimizers have had their turn: what is in hand is done."""
+    if not ledger.in_hand and not ledger.counted_by:
+        return ledger
+    done = [span for _, spans in ledger.in_hand for span in spans]
+    return replace(ledger, in_hand=(), counted_by=0, owed=_without(ledger.owed, done))
+
+
 def give_back(ledger: Ledger, members: Iterable[int]) -> Ledger:
-    """Free the leases of everyone who is not among ``members``."""
+    """Free what everyone who is not among ``members`` held in leases and in hand."""
     staying = set(members)
     leases = {worker: spans for worker, spans in ledger.leases if worker in staying}
-    returned = [s for worker, spans in ledger.leases if worker not in staying for s in spans]
+    in_hand = {worker: spans for worker, spans in ledger.in_hand if worker in staying}
+    left = [s for worker, spans in ledger.in_hand if worker not in staying for s in spans]
+    leased = [s for worker, spans in ledger.leases if worker not in staying for s in spans]
+    owed = ledger.owed
+    if ledger.counted_by:
+        pieces = [(a, b, bits | ledger.counted_by) for a, b, bits in _pieces(ledger, left)]
+        owed = tuple(sorted((*_without(owed, left), *pieces)))
     return replace(
-        ledger, free=_joined(tuple(sorted((*ledger.free, *returned)))), leases=_sorted(leases)
+        ledger,
+        free=_joined(tuple(sorted((*ledger.free, *leased, *left)))),
+        leases=_sorted(leases),
+        in_hand=_sorted(in_hand),
+        owed=owed,
     )
+
+
+def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]:
+    """``spans`` in pieces: (start, stop, the optimizers that have counted it)."""
+    found = []
+    for at, stop in spans:
+        for length, bits in ledger.by_optimizers((at, stop)):
+            found.append((at, at + length, bits))
+            at += length
+    return found
+
+
+def _without(
+    owed: tuple[tuple[int, int, int], ...], spans: Iterable[Span]
+) -> tuple[tuple[int, int, int], ...]:
+    """``owed`` without what is in ``spans``."""
+    for start, stop in spans:
+        owed = tuple(
+            (a, b, bits)
+            for one, two, bits in owed
+            for a, b in ((one, min(two, start)), (max(one, stop), two))
+            if a < b
+        )
+    return owed
 
 
 def _take(spans: list[Span], samples: int) -> tuple[Span, ...]:
@@ -219,12 +328,20 @@ def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Sp
     return tuple(sorted((worker, spans) for worker, spans in leases.items() if spans))
 
 
+def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
+    """What workers hold, of a snapshot."""
+    return _sorted(
+        {int(worker): tuple((int(a), int(b)) for a, b in each) for worker, each in spans.items()}
+    )
+
+
 def _length(spans: Iterable[Span]) -> int:
     return sum(stop - start for start, stop in spans)
 
 
 def _check_disjoint(ledger: Ledger) -> None:
-    spans = sorted([*ledger.free, *(s for _, held in ledger.leases for s in held)])
+    held = [*ledger.leases, *ledger.in_hand]
+    spans = sorted([*ledger.free, *(span for _, spans in held for span in spans)])
     edge = 0
     for start, stop in spans:
         if start < edge or stop <= start or stop > ledger.total:

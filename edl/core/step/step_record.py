@@ -107,6 +107,10 @@ class StepRecord(SwitchTimes):
     ``batches`` is how many batches of its loader the samples are from, padding included: one,
     unless it accumulates gradients. ``late``: the row is sent at the end of the step then; 0: when
     the first batch is handed out.
+    ``part``: 0 in the first step of a batch. With several optimizers it may have more, on the same
+    samples. ``counted``: the optimizers, as bits, for which these samples count for nothing, since
+    they have counted them with a worker that went then. ``updated``: the optimizers, as bits, that
+    have made their updates in the step before.
     ``ledger`` is the digest of its ledger before this step.
     ``newest_generation`` is the newest one that it knows to be prepared, its own at least.
     ``stop`` is a :class:`Stop`.
@@ -126,9 +130,16 @@ class StepRecord(SwitchTimes):
     ledger: int
     batches: int = 1
     late: int = 0
+    part: int = 0
+    counted: int = 0
+    updated: int = 0
     stop: int = Stop.NO
     state: int = 0
     compute_us: int = 0
+
+    def samples_for(self, optimizer: int) -> int:
+        """How many of them count for one of the optimizers."""
+        return 0 if self.counted >> optimizer & 1 else self.samples
 
     def encode(self) -> Table:
         """The row, shape ``(1, WIDTH)``."""
@@ -155,6 +166,7 @@ def check(records: Sequence[StepRecord]) -> None:
     _check_equal(records, "generation")
     _check_equal(records, "step")
     check_together(records)
+    _check_same_updates(records)
     _check_equal(records, "ledger")
     if len({record.worker for record in records}) != len(records):
         raise RingError(f"a worker appears twice in the records of step {records[0].step}")
@@ -168,6 +180,26 @@ def _check_equal(records: Sequence[StepRecord], name: str) -> None:
             f"workers disagree about the {name} of step {records[0].step} ({text}); every "
             "worker must run the same script on the same data and hand out the same batches"
         )
+
+
+def _check_same_updates(records: Sequence[StepRecord]) -> None:
+    """Make sure that the same optimizers have made updates on all workers, in the same order."""
+    for name in ("part", "updated"):
+        if len({getattr(record, name) for record in records}) > 1:
+            step = records[0].step
+            text = ", ".join(f"w{each.worker}: {_where(each)}" for each in records)
+            raise RingError(
+                f"the workers' optimizers do not take turns alike before step {step} ({text}); "
+                "which of them make an update, and in which order, must be equal on all workers"
+            )
+
+
+def _where(record: StepRecord) -> str:
+    """Which optimizers have made an update, counted from 1, and what follows."""
+    bits = range(record.updated.bit_length())
+    turns = [str(number + 1) for number in bits if record.updated >> number & 1]
+    then = "the same batch" if record.part else "the next batch"
+    return f"{' and '.join(turns) or 'none'}, then {then}"
 
 
 def check_together(records: Sequence[StepRecord]) -> None:

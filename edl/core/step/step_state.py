@@ -4,7 +4,8 @@ One optimizer's part of one step: from the batch that is handed out to the ledge
 :data:`TRANSITIONS` is the whole truth; docs/adr/0012 shows it as a picture. Rules that hold for
 any sequence of events that the table allows (tests/property/test_step_state_properties.py):
 
-1. **Decided once.** A step is reduced, superseded or dropped once, and nothing is sent after that.
+1. **Decided once.** A step is reduced, superseded or dropped once, and nothing is sent after that,
+   unless it is opened again. What others have completed is not.
 2. **Applied once**, and only when it is decided.
 3. **A repaired step is one that has just begun.** After a repair nothing tells it from a step whose
    batch was just handed out, so it sends what those send: survivors that repeat a step meet others
@@ -52,6 +53,7 @@ class StepEvent(Enum):
     BREAK = "break"  # a collective failed
     REPAIR = "repair"  # the survivors have a ring, and complete the step in it
     SUPERSEDE = "supersede"  # they have one, and some of them had completed the step
+    REOPEN = "reopen"  # a backward pass adds to the gradients, or the ring broke in a later one
     APPLY = "apply"  # the optimizer makes the update, or nothing where there is none
     END = "end"  # the ledger has moved; without APPLY the script has skipped the update
     REFUSE = "refuse"
@@ -62,6 +64,11 @@ _ANY = {StepEvent.REFUSE: StepState.REFUSED, StepEvent.FAIL: StepState.ENDED}
 # The script may leave its loop with a batch in hand; the next one is handed out then.
 _LEFT = {StepEvent.HAND_OUT: StepState.HANDED_OUT}
 _DECIDED = {StepEvent.APPLY: StepState.APPLIED, StepEvent.END: StepState.IDLE}
+# With several optimizers. Another one may learn that the step was completed by others.
+_OPENED = {
+    StepEvent.REOPEN: StepState.HANDED_OUT,
+    StepEvent.SUPERSEDE: StepState.SUPERSEDED,
+}
 
 TRANSITIONS: Mapping[StepState, Mapping[StepEvent, StepState]] = {
     StepState.IDLE: _ANY | _LEFT,
@@ -73,6 +80,7 @@ TRANSITIONS: Mapping[StepState, Mapping[StepEvent, StepState]] = {
         StepEvent.KEEP: StepState.REDUCED,
         StepEvent.DROP: StepState.DROPPED,
         StepEvent.BREAK: StepState.BROKEN,
+        StepEvent.SUPERSEDE: StepState.SUPERSEDED,
     },
     StepState.SENDING: _ANY
     | {
@@ -84,9 +92,9 @@ TRANSITIONS: Mapping[StepState, Mapping[StepEvent, StepState]] = {
         StepEvent.REPAIR: StepState.HANDED_OUT,
         StepEvent.SUPERSEDE: StepState.SUPERSEDED,
     },
-    StepState.REDUCED: _ANY | _LEFT | _DECIDED,
+    StepState.REDUCED: _ANY | _LEFT | _DECIDED | _OPENED,
     StepState.SUPERSEDED: _ANY | _LEFT | _DECIDED,
-    StepState.DROPPED: _ANY | _LEFT | _DECIDED,
+    StepState.DROPPED: _ANY | _LEFT | _DECIDED | _OPENED,
     StepState.APPLIED: _ANY | _LEFT | {StepEvent.END: StepState.IDLE},
     StepState.REFUSED: _ANY | _LEFT,
     StepState.ENDED: {
@@ -97,6 +105,10 @@ TRANSITIONS: Mapping[StepState, Mapping[StepEvent, StepState]] = {
 }
 
 DECIDED = frozenset({StepState.REDUCED, StepState.SUPERSEDED, StepState.DROPPED})
+REOPENED = frozenset(state for state in StepState if StepEvent.REOPEN in TRANSITIONS[state])
+SUPERSEDED_FROM = frozenset(
+    state for state in StepState if StepEvent.SUPERSEDE in TRANSITIONS[state]
+)
 CHANGES_NOTHING = frozenset({StepState.SUPERSEDED, StepState.DROPPED})
 DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more to reduce
 

@@ -195,7 +195,9 @@ class Graph:
     def after_batch_end(self, run):
         """Note an epoch that has ended; in a plain session, the next one may have begun."""
         worker = edl.current_worker()
-        if self._epoch >= 0 and (worker.loader.epoch_over or worker.loader.epoch > self._epoch):
+        if self._epoch >= 0 and (
+            worker.loader.ledger.finished or worker.loader.epoch > self._epoch
+        ):
             self.end_epoch(run)
 
     def end_epoch(self, run):

@@ -1,0 +1,284 @@
+"""The counting model of a script with several optimizers, on a loopback ring.
+
+Each optimizer has parameters of its own, one a sample, so each proves for itself which samples were
+counted in its updates. What becomes of gradients is decided by edl's own
+:class:`edl.framework.reduction.StepReduction`, as in the frameworks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from edl.core.step.source import Source
+from edl.core.step.weighting import Weights
+from edl.daemon.progress import Receive
+from edl.errors import RingBroken
+from edl.framework.reduction import Rounds, StepReduction
+from edl.framework.steps import Steps
+from edl.ring.ring import CollectiveFailed, Ring
+from edl.testing.counting import Counted, CountingModel, Feed, Vector
+
+if TYPE_CHECKING:
+    from edl.testing.loopback import LoopbackWorker
+
+GAN = ("zero 0", "backward 0", "backward 0", "step 0", "zero 1", "backward 01", "step 1")
+TOGETHER = ("zero 0", "zero 1", "backward 01", "step 0", "step 1")
+BOTH_FIRST = ("zero 0", "zero 1", "backward 0", "backward 1", "step 1", "step 0")
+THREE = (*TOGETHER, "zero 2", "backward 2", "step 2")
+ONE = ("zero 0", "backward 0", "step 0")
+
+
+class Models:
+    """All models: what the workers share."""
+
+    framework = "loopback"
+
+    def __init__(self, count: int, samples: int) -> None:
+        self.all = [CountingModel(samples) for _ in range(count)]
+
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        for model in self.all:
+            model.synchronise(ring, root, receive)
+
+    def digests(self) -> dict[str, int]:
+        return {
+            f"{number}.{name}": digest
+            for number, model in enumerate(self.all)
+            for name, digest in model.digests().items()
+        }
+
+    def capture(self) -> object:
+        return [model.capture() for model in self.all]
+
+    def restore(self, state: object) -> None:
+        assert isinstance(state, list)
+        for model, its in zip(self.all, state, strict=True):
+            model.restore(its)
+
+
+class Optimizer(Protocol):
+    """Plain SGD with lr 1 of one model, with edl's reduction around it."""
+
+    def zero(self) -> None:
+        """There is no gradient."""
+
+    def compute(self, gradient: Vector) -> None:
+        """A backward pass adds to the gradient."""
+
+    def finish(self) -> None:
+        """The backward pass has ended."""
+
+    def step(self) -> None:
+        """Make the update."""
+
+
+class _Sgd:
+    """See :class:`Optimizer`."""
+
+    def __init__(self, one: LoopbackWorker, rounds: Rounds, model: CountingModel) -> None:
+        self._one, self._worker, self._model = one, one.worker, model
+        self.reduction = StepReduction(one.worker, self._forget, rounds)
+        self.reduction.repeat = self._reduce_again
+        self._local: Vector | None = None  # the sum of what this worker has computed
+        self._mean: Vector | None = None
+        self._mean_in = -1  # the number of the step in which it was reduced
+        self._handle: int | None = None
+        self._failed: RingBroken | None = None
+
+    def zero(self) -> None:
+        self._local = self._mean = None
+
+    def compute(self, gradient: Vector) -> None:
+        self._begin_anew()
+        reduction = self.reduction
+        reduction.reopen()
+        self._local = gradient if self._local is None else self._local + gradient
+        if reduction.sends_early and not reduction.done:
+            try:
+                self._send()
+            except RingBroken as error:
+                self._failed = error
+
+    def finish(self) -> None:
+        if not self.reduction.done:
+            mean = self.reduction.complete(self._average)
+            if mean is not None:
+                self._mean, self._mean_in = mean, self.reduction.step.number
+            elif not self.reduction.changes_nothing and self._local is not None:
+                self._mean = self._local * self.reduction.kept_weight
+                self._mean_in = self.reduction.step.number
+
+    def step(self) -> None:
+        if not self.reduction.done:
+            self._begin_anew()
+        self.finish()
+        if self.reduction.apply() and not self._worker.warming_up:
+            assert self._mean is not None
+            assert self._mean_in == self.reduction.step.number
+            self._model.update(self._mean)
+
+    def _begin_anew(self) -> None:
+        if self._worker.loader.progress.is_between_parts:
+            self._worker.loader.next_part()
+
+    def _reduce_again(self) -> None:
+        self.reduction.reopen()
+        self.finish()
+
+    def _average(self, weights: Weights) -> Vector:
+        if self._failed is not None:
+            raise self._failed
+        if self._handle is None:
+            self._send()
+        assert self._handle is not None
+        try:
+            average: Vector = self._one.member.average_finish(self._handle)
+        except CollectiveFailed as error:
+            raise RingBroken(self._worker.generation, str(error)) from error
+        self._handle = None
+        return average * weights.received
+
+    def _send(self) -> None:
+        local = np.zeros(len(self._model.w)) if self._local is None else self._local
+        name = f"edl.gradient{self.reduction.number}"
+        try:
+            sent = self.reduction.sent_weight * local
+            self._handle = self._one.member.average_start(sent, name)
+        except CollectiveFailed as error:
+            raise RingBroken(self._worker.generation, str(error)) from error
+        self.reduction.sending()
+
+    def _forget(self) -> None:
+        self._handle = self._failed = None
+
+
+@dataclass(frozen=True)
+class CountingSeveral:
+    """A script with several optimizers; call it with a worker of a job.
+
+    ``turns``: what is done with one batch after the other, in turn. The gradient of a batch is
+    divided by the number of backward passes that compute it for an update.
+    ``by_index``: a worker knows whose turn it is by the job's count of batches, not by its own.
+    ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
+    """
+
+    turns: tuple[tuple[str, ...], ...] = (GAN,)
+    samples: int = 24
+    epochs: int = 2
+    batch_size: int = 2
+    exchange_every: int = 0
+    by_index: bool = False
+    step_s: float = 0.1
+
+    @property
+    def optimizers(self) -> int:
+        return 1 + max(
+            int(number) for turn in self.turns for do in turn for number in do.split()[1]
+        )
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        worker = one.worker
+        worker.attach_source(Source(self.samples, self.batch_size, True, 7, 0))
+        models = Models(self.optimizers, self.samples)
+        worker.attach_replica(models)
+        one.model = models.all[0]
+        optimizers, end_step = self.wrap(one, models)
+        feed = Feed(worker, 0)
+        steps = Steps(worker, feed, "the batch was not trained", end_step)
+        exchanged: dict[int, list[list[float]]] = {}
+        for _ in steps.epochs(self.epochs):
+            for number in count():
+                if not steps.begin():
+                    break
+                one.compute(self.step_s)
+                assert feed.batch is not None
+                own = worker.loader.progress.batch_index if self.by_index else number
+                turn = self.turns[own % len(self.turns)]
+                gradient = models.all[0].gradient(feed.batch)
+                for do in turn:
+                    self._do(do, turn, optimizers, gradient)
+                due = self.exchange_every and worker.step % self.exchange_every == 0
+                if due and not worker.warming_up:
+                    values = worker.exchange([worker.id, worker.step])
+                    exchanged[worker.step] = values
+        one.result = CountedSeveral(models.all, Counted(models.all[0], worker.step, exchanged, {}))
+
+    def wrap(
+        self, one: LoopbackWorker, models: Models
+    ) -> tuple[Sequence[Optimizer], Callable[[], None]]:
+        """An optimizer of each model; and what is to be done before the next batch."""
+        rounds, worker = Rounds(), one.worker
+        optimizers = [_Sgd(one, rounds, model) for model in models.all]
+
+        def end_step() -> None:
+            decided = any(each.reduction.decided for each in optimizers)
+            if worker.loader.open and (worker.loader.progress.updates or decided):
+                worker.loader.end()
+
+        worker.loader.before_exchange = end_step
+        return optimizers, end_step
+
+    @staticmethod
+    def _do(
+        do: str, turn: tuple[str, ...], optimizers: Sequence[Optimizer], gradient: Vector
+    ) -> None:
+        verb, numbers = do.split()
+        chosen = [optimizers[int(number)] for number in numbers]
+        if verb == "zero":
+            for each in chosen:
+                each.zero()
+        elif verb == "backward":
+            for each, number in zip(chosen, numbers, strict=True):
+                each.compute(gradient / _passes(turn, number))
+            for each in chosen:
+                each.finish()
+        else:
+            for each in chosen:
+                each.step()
+
+    def prove(self, results: Mapping[int, CountedSeveral]) -> None:
+        """Each sample was counted once an epoch by each optimizer that has a turn with each batch.
+
+        Raises:
+            AssertionError: with what is wrong.
+        """
+        assert results, "nobody trained to the end"
+        first = next(iter(results.values()))
+        for worker, result in results.items():
+            assert result.counted.steps == first.counted.steps, f"w{worker} made other steps"
+            for number, model in enumerate(result.models):
+                what = f"optimizer {number} of w{worker}"
+                assert not model.wrong, f"{what}: {model.wrong}"
+                assert np.array_equal(model.w, first.models[number].w), f"{what} has another w"
+                times = np.unique(model.count).tolist()
+                if all(f"step {number}" in turn for turn in self.turns):
+                    assert times == [self.epochs], f"{what} counted samples {times} times"
+                else:
+                    assert max(times) <= self.epochs, f"{what} counted samples {times} times"
+            for step, rows in result.counted.exchanged.items():
+                assert first.counted.exchanged.get(step, rows) == rows
+
+    def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
+        """No sample was counted more often than once an epoch by the first optimizer."""
+        for worker, model in models.items():
+            assert not model.wrong, f"w{worker}: {model.wrong}"
+            assert model.count.max() - model.count.min() <= 1
+
+
+def _passes(turn: tuple[str, ...], number: str) -> int:
+    """How many backward passes compute the gradient of an optimizer's update."""
+    before = turn[: turn.index(f"step {number}")] if f"step {number}" in turn else turn
+    return max(1, sum(do.startswith("backward") and number in do for do in before))
+
+
+@dataclass(frozen=True)
+class CountedSeveral:
+    """What one worker has at the end."""
+
+    models: list[CountingModel]
+    counted: Counted

@@ -1,0 +1,139 @@
+"""One parameter's gradient: where it comes from, and what was sent of it."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from edl.errors import UsageError
+from edl.torch.accumulation import Part
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A gradient on its way. ``sent`` must stay alive until Horovod has read it.
+
+    ``local`` and ``version``: the parameter's gradient when it was sent, and how often it had
+    been written to; None where it has none and takes part with zeros.
+    """
+
+    handle: int
+    sent: torch.Tensor
+    local: torch.Tensor | None
+    version: int
+
+
+@dataclass(slots=True, eq=False)
+class Gradient:
+    """What is known of one parameter's gradient.
+
+    One object a parameter, for a look-up by tensor costs more than all else here.
+    """
+
+    parameter: torch.nn.Parameter
+    part: Part
+    name: str = ""  # no name: the optimizer does not have it any more
+    collective: str = ""  # under which name it is sent
+    computed: int = 0  # the number of the step in which backward has computed it last
+    computed_in: int = -1  # that of the backward pass
+    flight: InFlight | None = None
+    spare: torch.Tensor | None = None  # memory for the next average
+    left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
+    left_version: int = 0
+    local: torch.Tensor | None = None  # with several optimizers: what it was before it was reduced
+    mean_in: int = -1  # the number of the step in which it was, while that goes on
+    is_mixed: bool = False  # something was added to that of an earlier step
+
+    def is_local(self, step: int) -> bool:
+        """This worker has computed it, and it is not the mean yet."""
+        if self.flight is not None:
+            return True
+        if self.parameter.grad is None or self.mean_in == step:
+            return False
+        return self.computed == step or not self.is_leftover()
+
+    def is_leftover(self, since: int = 0) -> bool:
+        """It is that of the step before, and was written to ``since`` times after it."""
+        if self.left is None or (gradient := self.parameter.grad) is None:
+            return False
+        return self.left() is gradient and gradient._version == self.left_version + since
+
+    def refuse_leftover(self, since: int = 0) -> None:
+        """Refuse a gradient of the step before, which was written to ``since`` times after it.
+
+        It is the mean of another step, and a newcomer does not have it.
+        """
+        if self.is_leftover(since):
+            self._refuse()
+
+    def refuse_mixed(self, step: int) -> None:
+        """Refuse one that is of an earlier step than ``step``, or has a part that is."""
+        if self.parameter.grad is None:
+            return
+        if self.is_mixed or (self.computed != step and self.is_leftover()):
+            self._refuse()
+
+    def _refuse(self) -> None:
+        raise UsageError(
+            f"the gradient of {self.name} is still there from the step before; "
+            "call optimizer.zero_grad() after each optimizer.step(); to accumulate gradients "
+            "over batches, use edl.no_sync()"
+        )
+
+    def remember(self) -> None:
+        """The step is complete."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            self.left = None
+        else:
+            self.left, self.left_version = weakref.ref(gradient), gradient._version
+
+    def check_unchanged(self) -> None:
+        """What was reduced must be what is there, for nobody could tell which of them is meant."""
+        flight, local = self.flight, self.parameter.grad
+        assert flight is not None
+        version = 0 if local is None else local._version
+        if local is not flight.local or version != flight.version:
+            raise UsageError(
+                f"the gradient of {self.name} was changed while it was being reduced; change "
+                "gradients when backward() has returned, for example before optimizer.step(): "
+                "they are the mean over all workers then"
+            )
+
+    # --- with several optimizers a backward pass may add to what is the mean already
+
+    def become_mean(self, mean: torch.Tensor, step: int) -> None:
+        """It is ``mean`` from now on; what it was is kept, until the next step."""
+        self.local, self.parameter.grad, self.mean_in = self.parameter.grad, mean, step
+        self.remember()
+
+    def become_local(self, step: int) -> None:
+        """It is again what this worker has computed in ``step``, if it is the mean of that."""
+        if self.mean_in == step:
+            if self.parameter.grad is not None or self.local is not None:
+                self.parameter.grad = self.local
+            self.local, self.mean_in = None, -1
+
+    def expect_more(self, step: int) -> None:
+        """Autograd is about to add to it in ``step``.
+
+        Raises:
+            UsageError: it is the mean, and was changed.
+        """
+        gradient = self.parameter.grad
+        if gradient is None:  # the script has begun anew
+            self.local, self.mean_in, self.is_mixed = None, -1, False
+        elif self.mean_in == step:
+            if self.is_leftover():
+                self.become_local(step)
+            elif gradient.any():
+                raise UsageError(
+                    f"the gradient of {self.name} was changed between two backward passes that add "
+                    "to it in one step; change gradients after the last of them"
+                )
+            else:  # set to zeros
+                self.local, self.mean_in, self.is_mixed = None, -1, False
+        elif self.computed != step:
+            self.is_mixed = self.is_leftover()

@@ -1,0 +1,147 @@
+"""All optimizers of a script, and the backward passes in which their gradients are computed.
+
+A script with one has its steps ended by :func:`torch.optim.Optimizer.step`. With several, a step
+ends when the next backward pass begins after an update, or the next batch is asked for: all that
+the updates need was reduced before the first of them. See :mod:`edl.framework.reduction`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from edl.daemon import activity
+from edl.daemon.worker import Worker
+from edl.errors import UsageError
+from edl.framework.reduction import Rounds
+from edl.torch.backward import BackwardEnd
+
+if TYPE_CHECKING:
+    from edl.torch.reduction import GradientReduction
+
+
+class Optimizers:
+    """Those of the script that trains on ``worker``.
+
+    Attributes:
+        rounds: what they have reduced in the open step.
+        several: there is more than one; no property, for it is asked once a parameter.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.rounds = Rounds()
+        self.several = False
+        self._reductions: list[GradientReduction] = []
+        self._computed: list[GradientReduction] = []  # in the backward pass that runs
+        self._owners: dict[torch.nn.Parameter, GradientReduction] = {}
+        self._backward_end = BackwardEnd(self._backward_ended)
+
+    def add(self, reduction: GradientReduction) -> None:
+        """One more.
+
+        Raises:
+            UsageError: training has begun; or one of them counts its backward passes.
+        """
+        progress = self.worker.loader.progress
+        if self._reductions and (progress.has_state or self.worker.loader.begun):
+            raise UsageError("create each edl.Optimizer before the first batch")
+        both = (*self._reductions, reduction)
+        if self._reductions and any(each.accumulation.counts_passes for each in both):
+            raise UsageError(
+                "with several optimizers, accumulate gradients inside of edl.no_sync() in place of "
+                "backward_passes_per_step"
+            )
+        self._reductions.append(reduction)
+        self.several = len(self._reductions) > 1
+        if self.several:
+            self.worker.loader.before_exchange = self._end_updated_step
+            for each in self._reductions:
+                each.accumulation.watch_all()
+
+    def own(self, parameter: torch.nn.Parameter, name: str, owner: GradientReduction) -> None:
+        """``owner`` trains ``parameter``.
+
+        Raises:
+            UsageError: so does another one.
+        """
+        if self._owners.setdefault(parameter, owner) is not owner:
+            raise UsageError(
+                f"{name} is trained by two optimizers; with edl each parameter has one"
+            )
+
+    # --- backward passes
+
+    def computed(self, reduction: GradientReduction) -> None:
+        """The backward pass that runs has computed a gradient of ``reduction``."""
+        if reduction not in self._computed:
+            self._computed.append(reduction)
+        self._backward_end.expect()
+
+    def _backward_ended(self) -> None:
+        computed, self._computed = self._computed, []
+        with activity.training_here():
+            for reduction in self._reductions:  # in an order that is the same on all workers
+                if reduction in computed:
+                    reduction.backward_ended()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See :func:`edl.torch.no_sync`."""
+        with contextlib.ExitStack() as stack:
+            for each in self._reductions:
+                stack.enter_context(each.accumulation.no_sync())
+            yield
+
+    def leave_out(self) -> bool:
+        """The script is done with a batch, without a backward pass; whether its step goes on."""
+        return any(each.accumulation.leave_out() for each in self._reductions)
+
+    # --- the end of a step
+
+    def begin_anew(self) -> None:
+        """Something is to be reduced: after an update, in the next step.
+
+        Raises:
+            UsageError: see :meth:`edl.daemon.loader_steps.LoaderSteps.next_part`.
+        """
+        if self.several and self.worker.loader.progress.is_between_parts:
+            if self.worker.loader.open:
+                self._note_skipped()
+            self.worker.loader.next_part()
+
+    def skip(self) -> None:
+        """The script ends the step, with or without a backward pass or an update."""
+        if not self._is_decided:
+            for each in self._reductions:
+                each.skip()
+        if self.several:
+            self._end_step()
+
+    def settle(self) -> None:
+        """The script wants its next batch: a step that is reduced and not applied was skipped."""
+        if self.worker.loader.open and self._is_decided:
+            self._end_step()
+        for each in self._reductions:
+            each.settle()
+
+    @property
+    def _is_decided(self) -> bool:
+        """With several: what becomes of the open step is known, as far as it has come."""
+        updates = self.worker.loader.progress.updates
+        return self.several and bool(updates or any(each.decided for each in self._reductions))
+
+    def _end_updated_step(self) -> None:
+        if self.worker.loader.progress.updates:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self._note_skipped()
+        self.worker.loader.end()
+
+    def _note_skipped(self) -> None:
+        for each in self._reductions:
+            each.note_skipped()

@@ -1,0 +1,53 @@
+"""Several optimizers: each counts each sample once, whoever comes, leaves or dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT, SCRIPTS
+from trial import trial
+
+from edl.testing.throttle import Throttle
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SCRIPT = SCRIPTS / "counting_several.py"
+SLOW = Throttle(0.1)
+
+
+def test_a_join_a_leave_and_a_death_between_two_steps(tmp_path: Path, zk_hosts: str) -> None:
+    """The second optimizer has its turn with each third batch only, by the script's own count."""
+    settings = {"script": SCRIPT, "samples": 730, "throttled": SLOW}
+    more = ("--seldom", "3", "--exchange", "2")
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, more=more, **settings) as job:
+        job.wait_for_step(2)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.scale(2)
+        job.wait_for_size(2)
+        os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
+        job.wait(lambda now: now["given_up"], "death")
+        job.wait_for_size(2)
+        reports = job.prove(workers=2)
+    assert all(0 < report["most"] <= job.epochs for report in reports)
+
+
+def test_the_example_alone() -> None:
+    script = str(ROOT / "examples" / "torch_gan.py")
+    ended = subprocess.run(
+        [sys.executable, script, "--epochs", "5"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+    )
+    found = re.fullmatch(r"off by (\S+) epochs 5 steps (\d+)", ended.stdout.splitlines()[-1])
+    assert found, ended.stdout
+    assert float(found[1]) < 0.15
+    assert int(found[2]) == 5 * 57 * 2, "1,797 digits, 32 in a batch, two steps with each"

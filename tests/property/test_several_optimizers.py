@@ -1,0 +1,92 @@
+"""Several optimizers on a loopback ring: each counts each sample once, whatever happens, anywhere.
+
+A batch has several steps then, and a worker may die between two of them. See `ordeals.py` for how
+to replay a failure.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+
+from edl.core.records import JobState
+from edl.testing.several import BOTH_FIRST, GAN, ONE, THREE, TOGETHER, CountingSeveral
+
+SCHEDULES = {
+    "as in a GAN": (GAN,),
+    "one backward pass": (TOGETHER,),
+    "all backward passes first": (BOTH_FIRST,),
+    "three": (THREE,),
+    "the second one seldom": (GAN, ONE, ONE),
+}
+MORE = settings(max_examples=3 * settings().max_examples)
+
+each_schedule = pytest.mark.parametrize("turns", SCHEDULES.values(), ids=SCHEDULES)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> CountingSeveral:
+    return CountingSeveral(
+        draw(st.sampled_from([*SCHEDULES.values()])),
+        samples=draw(st.integers(5, 30)),
+        batch_size=draw(st.integers(1, 3)),
+        exchange_every=draw(st.integers(0, 3)),
+    )
+
+
+@each_schedule
+@pytest.mark.parametrize("np", [1, 3])
+def test_a_step_has_all_that_lies_between_two_updates(
+    np: int, turns: tuple[tuple[str, ...], ...]
+) -> None:
+    script = CountingSeveral(turns, samples=24)
+    job = Trial(np=np, script=script).run()
+    steps = {(GAN,): 2, (TOGETHER,): 1, (BOTH_FIRST,): 1, (THREE,): 2}
+    if turns in steps:
+        expected = steps[turns] * script.epochs * script.samples // (np * script.batch_size)
+        assert {result.counted.steps for result in job.results.values()} == {expected}
+
+
+@each_schedule
+@pytest.mark.parametrize("what", ["kill", "cut", "fail"])
+def test_a_fault_at_each_point(what: str, turns: tuple[tuple[str, ...], ...]) -> None:
+    """Between two steps of a batch, too; some have completed one and some have not."""
+    script = CountingSeveral(turns, samples=14, epochs=1)
+    for worker in range(3):
+        for point in range(1 + worker, 80, 5):
+            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, what),))
+            job = trial.run()
+            assert job.memory.job.state is JobState.FINISHED
+            assert what == "kill" or len(job.results) == 3
+
+
+@MORE
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 4),
+    script=scripts(),
+    changes=some(scales() | st.builds(Change, st.integers(0, 8), drain=st.integers(0, 5)), 0, 3),
+    faults=some(faults(), 0, 4),
+    restart_s=st.sampled_from([0.0, 0.5]),
+)
+def test_everything_at_once(
+    seed: int,
+    np: int,
+    script: CountingSeveral,
+    changes: tuple[Change, ...],
+    faults: tuple[Fault, ...],
+    restart_s: float,
+) -> None:
+    Trial(seed, np, 1, 5, script, faults, changes, restart_s).run()  # type: ignore[arg-type]
+
+
+def test_a_newcomer_comes_in_where_the_schedule_begins_anew() -> None:
+    """Each worker's script counts its batches by itself."""
+    script = CountingSeveral((GAN, ONE, ONE), samples=120, epochs=1)
+    for step in range(12):
+        trial = Trial(np=2, script=script, changes=(Change(step, a=3),))  # type: ignore[arg-type]
+        job = trial.run()
+        assert {len(g.seats) for g in job.memory.generations} == {2, 3}
+        script.prove(job.results)
