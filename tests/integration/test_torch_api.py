@@ -188,6 +188,7 @@ def broken():
     raise RingBroken(1, "a test says so")
 def recovered(_):
     del worker.loader.records
+    worker.loader.progress.superseded = True
     return True
 worker.loader.recover = recovered
 for _ in loader.epochs(1):
