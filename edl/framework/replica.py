@@ -7,7 +7,7 @@ written. How they travel: :mod:`edl.framework.state`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from edl.daemon.progress import Receive
@@ -56,6 +56,10 @@ class FrameworkReplica(ABC):
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._tracked: dict[str, Any] = {}
+
+    def rename(self, kinds: Sequence[str]) -> None:
+        """The script has these optimizers."""
+        self._kind = " and ".join(kinds)
 
     # --- what a framework adds
 

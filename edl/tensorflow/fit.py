@@ -86,8 +86,8 @@ class KerasCallback(keras.callbacks.Callback):
     def _arranged(self, others: list[Any], model: Any) -> list[Any]:
         """The whole list: this one first, writers under guard, the last one."""
         worker = self._training.worker
-        _check_compiled(model)
-        self._training.model = model
+        _check_compiled(model, self._training)
+        self._training.fitted = model
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
@@ -105,7 +105,8 @@ class KerasCallback(keras.callbacks.Callback):
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
         now.fitting = True
-        _build(self.model, now.newest_dataset)
+        if not now.reduction.several:  # the models of these are known
+            _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = self._training.worker
@@ -126,12 +127,13 @@ class KerasCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         now = self._training
-        if now.worker.loader.open and not now.reduction.done:
+        if now.worker.loader.open and not now.is_reduced:
             raise UsageError(
                 "model.fit trained a batch that is not edl's; give it the edl.Dataset itself "
                 "(or what its map and prefetch return)"
             )
         now.finish_step()
+        now.worker.loader.end_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         now = self._training
@@ -248,9 +250,9 @@ def _is_number(value: Any) -> bool:
     return np.ndim(value) == 0
 
 
-def _check_compiled(model: Any) -> None:
+def _check_compiled(model: Any, now: training.Training) -> None:
     optimizer = model.optimizer
-    if not is_elastic(optimizer):
+    if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
         inner = getattr(optimizer, "inner_optimizer", None)
         what = (
             "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...))"

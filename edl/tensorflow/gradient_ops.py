@@ -14,6 +14,7 @@ step, one worker may send in its graph what another sends again after a repair.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,11 +45,14 @@ def weighted(gradient: Any, weight: Any) -> Any:
     return tf.where(tf.equal(weight, 0), tf.zeros_like(gradient), product)
 
 
-def average(sent: Any, number: int) -> Any:
-    """The mean over the ring of the gradient ``number``, as an operation of the graph."""
+def average(sent: Any, number: int, optimizer: int = 0) -> Any:
+    """The mean over the ring of the gradient ``number``, as an operation of the graph.
+
+    ``optimizer``: whose it is; each has names of its own.
+    """
     return mpi_ops.MPI_LIB.horovod_allreduce(
         sent,
-        name=f"edl_gradient_{number}",
+        name=f"edl_gradient{optimizer or ''}_{number}",
         reduce_op=hvd.Average,
         prescale_factor=1.0,
         postscale_factor=1.0,
@@ -58,7 +62,7 @@ def average(sent: Any, number: int) -> Any:
 
 
 @waits(WAITING)
-def averages(sent: Sequence[Any]) -> list[Any]:
+def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
     """The means over the ring, from Python; all are under way at once.
 
     Traced once for tensors of these shapes and types.
@@ -66,14 +70,18 @@ def averages(sent: Sequence[Any]) -> list[Any]:
     with context.eager_mode():
         # Not by calling it: that would run operation by operation while the script has
         # tf.config.run_functions_eagerly.
-        traced = _averages.get_concrete_function(*sent)
+        traced = _averages(optimizer).get_concrete_function(*sent)
         received: list[Any] = traced(*sent)
         return received
 
 
-@tf.function(autograph=False)  # type: ignore[untyped-decorator]
-def _averages(*sent: Any) -> list[Any]:
-    return [average(each, number) for number, each in enumerate(sent)]
+@functools.cache
+def _averages(optimizer: int) -> Any:
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def average_all(*sent: Any) -> list[Any]:
+        return [average(each, number, optimizer) for number, each in enumerate(sent)]
+
+    return average_all
 
 
 def send(sends: bool) -> None:

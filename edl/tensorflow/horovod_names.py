@@ -89,7 +89,7 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
         UsageError: the script has ``edl.Optimizer``, and further arguments were given.
     """
     now = training.current()
-    if now.optimizer is not None or now.load is not None:
+    if now.has_optimizer or now.load is not None:
         if arguments or named:
             raise UsageError(
                 "edl.DistributedGradientTape(tape) takes nothing else in a script with "

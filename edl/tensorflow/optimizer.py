@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
+from edl.tensorflow.reduction import APPLIED, GradientReduction
 from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 
 Wrapped = TypeVar("Wrapped")
@@ -33,6 +34,9 @@ def Optimizer(
     applied computes them with :func:`edl.tensorflow.DistributedGradientTape`, or, in a graph, with
     ``compute_gradients`` of the optimizer.
 
+    A script may have several of Keras' optimizers, each with its model: those of a GAN, say. With
+    each batch any of them may apply gradients, in an order that is equal on all workers.
+
     Args:
         optimizer: one of ``tf.keras.optimizers``, or, in a graph, of ``tf.compat.v1.train``.
         model: whose variables reach every newcomer: a Keras model, a ``tf.Module``, or a list of
@@ -42,7 +46,8 @@ def Optimizer(
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
-            does not fit the mode that TensorFlow is in.
+            does not fit the mode that TensorFlow is in; one of several names no model, or comes
+            after the first batch.
     """
     now = training.current()
     kind: Any = type(optimizer)
@@ -75,8 +80,7 @@ def Optimizer(
             "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
             f"is a {kind.__name__}"
         )
-    now.attach_optimizer(optimizer, model)
-    elastic(optimizer)
+    elastic(optimizer, now.attach_optimizer(optimizer, model))
     _elastic.add(id(optimizer))
     return optimizer
 
@@ -86,7 +90,7 @@ def is_elastic(optimizer: Any) -> bool:
     return id(optimizer) in _elastic
 
 
-def _keras_apply(optimizer: Any) -> None:
+def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
     """Keras' ``apply_gradients`` calls ``apply``, too."""
     plain = optimizer.apply
 
@@ -97,13 +101,13 @@ def _keras_apply(optimizer: Any) -> None:
         with tf.init_scope():  # not in the branch below
             if not optimizer.built:
                 optimizer.build(variables)
-        means, proceed = for_update(list(grads), variables)
+        means, proceed = for_update(list(grads), variables, reduction)
         _if(proceed, lambda: plain(means, variables))
 
     optimizer.apply = as_it_is(apply)
 
 
-def _graph_apply(optimizer: Any) -> None:
+def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
     """``minimize`` of ``tf.compat.v1.train`` calls both methods, too."""
     compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
 
@@ -116,7 +120,7 @@ def _graph_apply(optimizer: Any) -> None:
         grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
     ) -> Any:
         gradients, variables = _unzipped(grads_and_vars)
-        means, proceed = for_update(gradients, variables)
+        means, proceed = for_update(gradients, variables, reduction)
         averaged = list(zip(means, variables, strict=True))
         optimizer._create_slots([v for g, v in averaged if g is not None])  # not in the branch
         update = tf.cond(proceed, lambda: plain(averaged, global_step), tf.no_op, name=name)
@@ -142,4 +146,5 @@ def _if(proceed: Any, apply: Any) -> None:
         apply()
         return tf.constant(True)
 
-    tf.cond(proceed, applied, lambda: tf.constant(False))
+    update = tf.cond(proceed, applied, lambda: tf.constant(False))
+    setattr(tf.compat.v1.get_default_graph(), APPLIED, update)  # what comes next is to follow it

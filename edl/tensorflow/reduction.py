@@ -7,6 +7,9 @@ all are reduced, or some have failed. After the second the local gradients can b
 loop in the graph, in a ring that was repaired without the graph noticing. Nor does the graph know
 how many workers there are, so no change of membership traces it anew.
 
+With several optimizers each has a reduction of its own. It is reduced and applied before the next
+one is reduced, in a graph, too; that is the next step of the same batch.
+
 What becomes of a step is decided in :mod:`edl.framework.reduction`, in a graph and from Python.
 """
 
@@ -26,7 +29,7 @@ from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
-from edl.framework.reduction import NOTHING, Branch, StepReduction
+from edl.framework.reduction import NOTHING, Branch, Rounds, StepReduction
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
@@ -35,20 +38,23 @@ from edl.tensorflow.feed import PipelineFeed
 
 Answer = TypeVar("Answer")
 
+APPLIED = "_edl_update"  # of a graph: the update of the optimizer that was reduced last
 END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operations are named
 
 
 class GradientReduction:
     """The gradients of one optimizer, step by step."""
 
-    def __init__(self, worker: Worker, feed: PipelineFeed) -> None:
+    def __init__(self, worker: Worker, feed: PipelineFeed, rounds: Rounds) -> None:
         self._worker = worker
         self._feed = feed
-        self._reduction = StepReduction(worker)
+        self._rounds = rounds
+        self._reduction = StepReduction(worker, rounds=rounds)
         self._pending: BaseException | None = None  # it showed inside a graph
         self._expected = 0  # gradients in the graph
         self._bare: list[str] = []  # variables without a gradient
         self._traced = False  # what sends from Python is built
+        self._early = False
         activity.waits_unseen(self._unseen)
         self._thread = threading.get_ident()  # the one that trains
 
@@ -61,11 +67,19 @@ class GradientReduction:
         """The gradients of the batch that was handed out last are reduced."""
         return self._reduction.done
 
+    @property
+    def several(self) -> bool:
+        """The script has other optimizers, too."""
+        return len(self._rounds.optimizers) > 1
+
     def end_step(self) -> None:
         """The ledger moves, if the gradients of the open step are reduced."""
         self.raise_pending()
         if self._worker.loader.open and self._reduction.decided:
-            self._reduction.end_step()
+            if self.several:
+                self._worker.loader.end()
+            else:
+                self._reduction.end_step()
 
     def raise_pending(self) -> None:
         """Raise what ended this worker inside a graph, where nothing can be raised in its kind."""
@@ -73,13 +87,16 @@ class GradientReduction:
         if pending is not None:
             raise pending
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], early: bool = False
+    ) -> tuple[list[Any], Any]:
         """Replace gradients by the means over the global batch, eagerly or in a graph.
 
         Args:
             gradients: tensors, ``IndexedSlices`` (which become dense), or None, which stays None.
                 A variable has a gradient on all workers, or on none.
             variables: whose they are.
+            early: the update does not follow at once, and asks :meth:`applies_early`.
 
         Returns:
             The means, and whether to apply them: a scalar boolean tensor in a graph.
@@ -90,6 +107,7 @@ class GradientReduction:
         ]
         bare = [gradient is None for gradient in gradients]
         self._bare = [str(v.name) for v, none in zip(variables, bare, strict=True) if none]
+        self._early = early
         if tf.executing_eagerly():
             means, proceed = self._complete(local)
         elif gradient_ops.AVAILABLE:
@@ -131,24 +149,31 @@ class GradientReduction:
     def _in_graph(self, local: list[Any], first: list[Any]) -> tuple[list[Any], Any]:
         """``first``: what backward computes first, as a rule that of the last variable."""
         self._expected = len(local)
+        if (before := getattr(tf.compat.v1.get_default_graph(), APPLIED, None)) is not None:
+            first = [*first, before]
+        early = self._early
+
+        def end() -> Any:
+            return self._end(early)
+
         with tf.control_dependencies(first):
             begun = tf.numpy_function(self._begin, [], tf.bool, name="edl_begin")
         with tf.control_dependencies([begun]):
             averages = [
-                gradient_ops.average(gradient_ops.on_wire(each), number)
+                gradient_ops.average(gradient_ops.on_wire(each), number, self._reduction.number)
                 for number, each in enumerate(local)
             ]
         with tf.control_dependencies(averages):
-            branch = tf.numpy_function(self._end, [], tf.int64, name=END)
+            branch = tf.numpy_function(end, [], tf.int64, name=END)
         branch.set_shape(())
         branch, *means = tf.cond(
             tf.equal(branch, int(Branch.AGAIN)),
-            lambda: self._again(local),
+            lambda: self._again(local, end),
             lambda: (branch, *_typed(averages, local)),
         )
         return means, tf.equal(branch, int(Branch.APPLY))
 
-    def _again(self, local: list[Any]) -> tuple[Any, ...]:
+    def _again(self, local: list[Any], end: Callable[[], Any]) -> tuple[Any, ...]:
         """Send the local gradients once more, until a ring holds."""
 
         def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
@@ -159,9 +184,9 @@ class GradientReduction:
             averages = []
             for number, gradient in enumerate(local):
                 sent = gradient_ops.weighted(gradient_ops.on_wire(gradient), weight)
-                averages.append(gradient_ops.average(sent, number))
+                averages.append(gradient_ops.average(sent, number, self._reduction.number))
             with tf.control_dependencies(averages):
-                branch = tf.numpy_function(self._end, [], tf.int64, name=END)
+                branch = tf.numpy_function(end, [], tf.int64, name=END)
             branch.set_shape(())
             means = [each * tf.cast(correction, each.dtype) for each in averages]
             return (branch, *_typed(means, local))
@@ -206,9 +231,21 @@ class GradientReduction:
         if sends:
             self._reduction.sending()
 
-    def _end(self) -> Any:
+    def _end(self, early: bool) -> Any:
         """All gradients of the graph are reduced, handed on, or have failed."""
-        return np.int64(self._from_graph(lambda: self._reduction.end(self._received), Branch.SKIP))
+
+        def end() -> Branch:
+            branch = self._reduction.end(self._received)
+            if branch is not Branch.AGAIN and not early and not self._is_trial():
+                self._begin_update()
+            return branch
+
+        return np.int64(self._from_graph(end, Branch.SKIP))
+
+    def _begin_update(self) -> None:
+        """With several optimizers: it follows at once, and the next one belongs to another step."""
+        if self.several and self._reduction.decided:
+            self._reduction.apply()
 
     def _from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
         """In a thread of TensorFlow's, while the training thread waits for the graph."""
@@ -249,7 +286,10 @@ class GradientReduction:
         if means is None:
             self._trace(gradients)
             means = gradients
-        return means, self._reduction.step.state is StepState.REDUCED
+        applies = self._reduction.step.state is StepState.REDUCED
+        if not self._early:
+            self._begin_update()
+        return means, applies
 
     def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
         sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
@@ -258,7 +298,7 @@ class GradientReduction:
             sent = [gradient_ops.weighted(each, weight) for each in sent]
         if gradient_ops.AVAILABLE:
             self._send(True)
-            averages = gradient_ops.averages(sent)
+            averages = gradient_ops.averages(sent, self._reduction.number)
             self._received()
         else:
             self._reduction.sending()
@@ -274,7 +314,8 @@ class GradientReduction:
         """Build once what sends, while nobody waits for it: in a warm-up, say."""
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)
-            gradient_ops.averages([gradient_ops.on_wire(gradient) for gradient in gradients])
+            sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
+            gradient_ops.averages(sent, self._reduction.number)
         self._traced = True
 
     def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
@@ -302,6 +343,14 @@ class GradientReduction:
 
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
+        if self.several:
+            if any(each.step.state is StepState.REDUCED for each in self._rounds.optimizers):
+                raise UsageError(
+                    "with several optimizers, apply the gradients that an "
+                    "edl.DistributedGradientTape has computed before the next one computes others"
+                )
+            if self._worker.loader.progress.is_between_parts:
+                self._worker.loader.next_part()
         if not self._worker.loader.open:
             raise UsageError(
                 "gradients were applied without a batch from edl; take each training batch from "

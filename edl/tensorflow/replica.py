@@ -129,9 +129,8 @@ class TensorFlowReplica(FrameworkReplica):
             for name, variable in mine.items():
                 # The learning rate belongs to the script's place in its loop, and what this
                 # script does with it at the end of the step is yet to come.
-                if receive is Receive.STEP and group == "optimizer" and name.endswith(
-                    "/learning_rate"
-                ):  # fmt: skip
+                rate = group == "optimizer" and name.partition("#")[0].endswith("/learning_rate")
+                if receive is Receive.STEP and rate:
                     continue
                 values.append((variable, state[group][name]))
         self.access.write(values)

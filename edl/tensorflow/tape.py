@@ -20,6 +20,7 @@ import tensorflow as tf
 from edl.errors import UsageError
 from edl.framework.state import few
 from edl.tensorflow import training
+from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.variables import plain
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -92,7 +93,7 @@ class JobTape:
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """The means over the global batch, for the script to change before it applies them."""
     now = training.current()
-    means, proceed = now.reduction.reduce(gradients, variables)
+    means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
     now.reduced_early |= {id(plain(variable)) for variable in variables}
     if not tf.executing_eagerly():
         graph = tf.compat.v1.get_default_graph()
@@ -105,8 +106,12 @@ def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any
     return means
 
 
-def for_update(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
+def for_update(
+    gradients: Sequence[Any], variables: Sequence[Any], reduction: GradientReduction
+) -> tuple[list[Any], Any]:
     """What an optimizer is to apply, and whether: a bool, or a scalar boolean tensor.
+
+    ``reduction``: that of the optimizer.
 
     Raises:
         UsageError: the gradients are neither those of a plain tape nor made of the job's.
@@ -115,7 +120,7 @@ def for_update(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     local = [_name(variable) for gradient, variable in pairs if hasattr(gradient, _MARK)]
     if len(local) == len(pairs):
-        return now.reduction.reduce(gradients, variables)
+        return reduction.reduce(gradients, variables)
     if local:
         raise UsageError(
             f"some of the gradients are this worker's own ({few(local)}) and the others are not; "
@@ -124,26 +129,26 @@ def for_update(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list
     unknown = [_name(v) for _, v in pairs if id(plain(v)) not in now.reduced_early]
     if unknown:
         raise UsageError(_changed(unknown))
-    return list(gradients), _proceed(now, [gradient for gradient, _ in pairs])
+    return list(gradients), _proceed(reduction, [gradient for gradient, _ in pairs])
 
 
-def _proceed(now: training.Training, gradients: Sequence[Any]) -> Any:
+def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
     """Whether the gradients that were reduced early in this step are to be applied."""
 
     if tf.executing_eagerly():
-        return now.reduction.applies_early()
+        return reduction.applies_early()
     here = tf.compat.v1.get_default_graph()
     if hasattr(here, _APPLIED):
         raise UsageError("apply the gradients of all variables in one apply_gradients()")
     setattr(here, _APPLIED, True)
-    graph = here
+    graph = None if reduction.several else here
     while graph is not None:
         if hasattr(graph, _PROCEED):
             return getattr(graph, _PROCEED)
         graph = getattr(graph, "outer_graph", None)
-    # They were reduced in another function than this one.
+    # They were reduced in another function than this one, or their update is to be noted.
     with tf.control_dependencies([tf.convert_to_tensor(each) for each in gradients]):
-        return now.reduction.applies_early_in_graph()
+        return reduction.applies_early_in_graph()
 
 
 def _changed(names: list[str]) -> str:

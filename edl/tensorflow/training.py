@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow as tf
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.framework import process
+from edl.framework.reduction import Rounds
 from edl.framework.source import attach_source
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
@@ -20,6 +22,22 @@ from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Load, reader_of
 from edl.tensorflow.variables import CREATED, plain, variables_of
 
+
+@dataclass(frozen=True)
+class _Trained:
+    """An optimizer, what it trains if the script has said so, and its gradients."""
+
+    optimizer: Any
+    model: Any
+    reduction: GradientReduction
+
+    def variables(self) -> list[Any]:
+        return list(variables_of(self.model) or [])
+
+    def variable_ids(self) -> set[int]:
+        return {id(plain(variable)) for variable in self.variables()}
+
+
 UNFINISHED = (
     "a batch was taken and no gradients were applied for it; every worker must train each batch "
     "with exactly one apply_gradients() of its edl.Optimizer"
@@ -27,18 +45,21 @@ UNFINISHED = (
 
 
 class Training:
-    """One optimizer, one source, and the step that is under way."""
+    """One source, the optimizers, and the step that is under way."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.feed = PipelineFeed(worker)
         atexit.register(self.feed.close)
-        self.reduction = GradientReduction(worker, self.feed)
+        self._rounds = Rounds()
+        self.reduction = GradientReduction(
+            worker, self.feed, self._rounds
+        )  # of the first optimizer
+        self._trained: list[_Trained] = []
         self.steps = Steps(worker, self.feed, UNFINISHED)
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.updates: list[Any] = []  # of graphs: what applies gradients
-        self.optimizer: Any = None
-        self.model: Any = None
+        self.fitted: Any = None  # the model whose fit runs
         self.replica: TensorFlowReplica | None = None
         self.load: Load | None = None
         self.graph: tf.Graph | None = None  # of the session that knows the job
@@ -62,13 +83,21 @@ class Training:
         self.load = load
         return load
 
-    def attach_optimizer(self, optimizer: Any, model: Any) -> None:
+    def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Share ``optimizer``'s and ``model``'s variables with the job; see ``edl.Optimizer``."""
         if model is not None and variables_of(model) is None:
             raise UsageError(
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
                 "give a Keras model, a tf.Module or a list of variables"
             )
+        if self._trained:
+            self._check_several(optimizer, model)
+            self._trained.append(
+                _Trained(optimizer, model, GradientReduction(self.worker, self.feed, self._rounds))
+            )
+            assert self.replica is not None
+            self.replica.rename([type(each.optimizer).__name__ for each in self._trained])
+            return self._trained[-1].reduction
         replica = TensorFlowReplica(
             type(optimizer).__name__,
             self._model_variables,
@@ -76,29 +105,82 @@ class Training:
             self._optimizer_state,
         )
         process.attach_replica(replica)
-        self.optimizer, self.model, self.replica = optimizer, model, replica
+        self.replica = replica
+        self._trained.append(_Trained(optimizer, model, self.reduction))
+        return self.reduction
+
+    def _check_several(self, optimizer: Any, model: Any) -> None:
+        """Make sure that this one may come beside the others.
+
+        Raises:
+            UsageError: it may not.
+        """
+        if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            raise UsageError(
+                "this script has two edl.Optimizers, which a graph of TensorFlow 1 cannot have; "
+                "use tf.keras.optimizers, in a loop with tf.GradientTape"
+            )
+        if model is None or any(each.model is None for each in self._trained):
+            raise UsageError(
+                "this script has two edl.Optimizers, and not each says what it trains; name it: "
+                "edl.Optimizer(optimizer, model)"
+            )
+        if self.worker.loader.begun:
+            raise UsageError("create each edl.Optimizer before the first batch")
+
+    @property
+    def has_optimizer(self) -> bool:
+        return bool(self._trained)
+
+    def reduction_of(self, variables: Sequence[Any]) -> GradientReduction:
+        """The reduction of the optimizer that trains ``variables``.
+
+        Raises:
+            UsageError: they belong to several.
+        """
+        if len(self._trained) < 2:
+            return self.reduction
+        own = {id(plain(variable)) for variable in variables}
+        found = [each for each in self._trained if own & each.variable_ids()]
+        if len(found) != 1 or own - found[0].variable_ids():
+            raise UsageError(
+                "with several optimizers, compute the gradients of each model's variables with an "
+                "edl.DistributedGradientTape of its own"
+            )
+        return found[0].reduction
+
+    def _graph_optimizer(self) -> Any:
+        """TensorFlow 1's, whose variables are among the graph's; None: it is Keras'."""
+        optimizer = self._trained[0].optimizer
+        return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
 
     def _optimizer_variables(self) -> list[Any]:
-        if isinstance(self.optimizer, tf.compat.v1.train.Optimizer):
-            return []  # they are among the graph's variables
-        model = self._model_variables()
-        if not self.optimizer.built:
-            with tf.init_scope():
-                self.optimizer.build([v for v in model if v.trainable])
-        return list(self.optimizer.variables)
+        if self._graph_optimizer() is not None:
+            return []
+        found: list[Any] = []
+        for each in self._trained:
+            if not each.optimizer.built:
+                variables = each.variables() if each.model is not None else self._model_variables()
+                with tf.init_scope():
+                    each.optimizer.build([v for v in variables if v.trainable])
+            found += each.optimizer.variables
+        return found
 
     def _optimizer_state(self) -> list[Any]:
-        if isinstance(self.optimizer, tf.compat.v1.train.Optimizer):
-            return list(self.optimizer.variables())
+        if (optimizer := self._graph_optimizer()) is not None:
+            return list(optimizer.variables())
         return self._optimizer_variables()
 
     def _model_variables(self) -> list[Any]:
-        if isinstance(self.optimizer, tf.compat.v1.train.Optimizer):
+        if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
             return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
-        if self.model is not None:
-            return list(variables_of(self.model) or [])
-        others = {id(plain(variable)) for variable in self.optimizer.variables}
+        models = [each.variables() for each in self._trained if each.model is not None]
+        if self.fitted is not None:
+            models.append(list(variables_of(self.fitted) or []))
+        if models:  # each variable once
+            return list({id(plain(v)): v for variables in models for v in variables}.values())
+        others = {id(plain(v)) for each in self._trained for v in each.optimizer.variables}
         return [variable for variable in CREATED.alive() if id(variable) not in others]
 
     def batches(self) -> Iterator[Any]:
@@ -110,7 +192,15 @@ class Training:
 
     def finish_step(self) -> None:
         """The update of the open step is applied, if its gradients were: the ledger moves."""
-        self.reduction.end_step()
+        for each in self._trained:
+            each.reduction.raise_pending()
+        for each in self._trained:
+            each.reduction.end_step()
+
+    @property
+    def is_reduced(self) -> bool:
+        """Gradients of the open step are."""
+        return any(each.reduction.done for each in self._trained)
 
     def begin_step(self) -> bool:
         """Hand out the next batch; False when the epoch is over."""

@@ -54,7 +54,7 @@ class TorchReplica(FrameworkReplica):
     ) -> None:
         """One more; several may train parts of one model."""
         self._trained.append(_Trained(model, optimizer, last_step))
-        self._kind = " and ".join(type(each.optimizer).__name__ for each in self._trained)
+        self.rename([type(each.optimizer).__name__ for each in self._trained])
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:

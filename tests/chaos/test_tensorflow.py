@@ -130,3 +130,15 @@ def test_deaths(case: Case, mode: str, tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_ends()  # or one that leaves would be taken off what is wanted afterwards
         job.scale(max(2, case.min_np))  # no more replacements
         job.prove(code=137 if at_the_end else 0)
+
+
+@pytest.mark.parametrize("mode", ["function", "fit"])
+def test_deaths_while_keras_accumulates(mode: str, tmp_path: Path, zk_hosts: str) -> None:
+    """`gradient_accumulation_steps`: what it has added up travels, and each batch counts once."""
+    settings = {"faults": CASES["in a step"].faults, "environment": training(mode)}
+    more = ("--exchange", "2", "--accumulate", "3")
+    with ordeal(
+        tmp_path, zk_hosts, np=4, max_np=4, more=more, throttled=even(0.3), **settings
+    ) as job:
+        job.wait_for_strikes()
+        job.prove()

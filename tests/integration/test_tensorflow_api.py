@@ -58,6 +58,13 @@ def apply():
     weights = model.trainable_variables
     opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
 """
+TWO = """
+edl.init(); ds = edl.Dataset(data, 4); models = [network(), network()]
+opts = [edl.Optimizer(keras.optimizers.SGD(0.1), model) for model in models]
+def job_gradients(model):
+    with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
+    return edl.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+"""
 CLIP = """
 def clipped(gradients): return tf.clip_by_global_norm(gradients, 0.1)[0]
 def apply_clipped(make=lambda tape: tape):
@@ -124,7 +131,34 @@ WRONG_USES = {
     ),
     "two optimizers": (
         "edl.init(); edl.Optimizer(sgd); edl.Optimizer(keras.optimizers.Adam())",
-        "two edl.Optimizers",
+        "two edl.Optimizers, and not each says what it trains",
+    ),
+    "two optimizers in a graph": (
+        (
+            "graph(); edl.Optimizer(tf.compat.v1.train.AdamOptimizer(), "
+            "[tf.compat.v1.get_variable('v', initializer=0.0)])"
+        ),
+        "which a graph of TensorFlow 1 cannot have",
+    ),
+    "two tapes before the first update": (
+        TWO
+        + """
+for _ in ds.epochs(1):
+    for _ in ds:
+        for model in models: job_gradients(model)
+""",
+        "apply the gradients that an edl.DistributedGradientTape has computed before the next",
+    ),
+    "one tape for two optimizers": (
+        TWO
+        + """
+for _ in ds.epochs(1):
+    for _ in ds:
+        with tf.GradientTape() as tape: loss = sum(tf.reduce_mean(m(data[0])) for m in models)
+        weights = [w for m in models for w in m.trainable_variables]
+        edl.DistributedGradientTape(tape).gradient(loss, weights)
+""",
+        "the gradients of each model's variables with an edl.DistributedGradientTape of its own",
     ),
     "model": ("edl.init(); edl.Optimizer(sgd, 3)", "a int has no variables"),
     "graph optimizer, eagerly": (
@@ -326,6 +360,24 @@ WRONG_USES = {
 
 
 RIGHT_USES = {
+    "two optimizers with clipped gradients of the job": (
+        TWO
+        + """
+@tf.function
+def train():
+    for model, opt in zip(models, opts):
+        clipped = tf.clip_by_global_norm(job_gradients(model), 0.1)[0]
+        opt.apply_gradients(zip(clipped, model.trainable_variables))
+before = [model.trainable_variables[0].numpy() for model in models]
+for _ in ds.epochs(1):
+    for _ in ds: train()
+assert edl.step() == 4 and [int(opt.iterations) for opt in opts] == [2, 2]
+for model, weights in zip(models, before):
+    change = np.abs(model.trainable_variables[0].numpy() - weights).max()
+    assert 0 < change < 2 * 0.1 * 0.1 + 1e-6, change
+""",
+        "",
+    ),
     "loop without naming the model": (
         """
 edl.init(); ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd); model = network()

@@ -21,6 +21,7 @@ options.add_argument("--mode", default=os.environ.get("EDL_TEST_MODE", "function
 args = options.parse_args()
 diary = Diary(args)
 traces = 0
+optimizer = None
 clips = "EDL_TEST_CLIP" in os.environ
 CLIP = float(os.environ["EDL_TEST_CLIP"]) if clips else float("inf")
 
@@ -56,8 +57,15 @@ class Counting(tf.keras.Model):
         traces += 1
         return tf.gather(self.w.value, indices)
 
+    def moved(self):
+        """`w`, and what Keras has accumulated of its next update: each batch moves it."""
+        w = self.w.numpy()
+        if args.accumulate == 1:
+            return w
+        return args.accumulate * w - optimizer._accumulated_gradients[0].numpy()
+
     def tally(self):
-        now, before = self.w.numpy(), self.before.numpy()
+        now, before = self.moved(), self.before.numpy()
         if (now == before).all():
             return None
         times, problem = counted(before, now, CLIP)
@@ -88,14 +96,21 @@ class ClippingInFit(Counting):
         return {"loss": loss}
 
 
+def sgd():
+    """Keras' own accumulation, where it is asked for: each batch is a step of the job."""
+    many = args.accumulate if args.accumulate > 1 else None
+    return tf.keras.optimizers.SGD(1.0, gradient_accumulation_steps=many)
+
+
 def data():
     return edl.Dataset(np.arange(args.samples), args.batch_size, shuffle=True, seed=7)
 
 
 def loop():
+    global optimizer
     dataset = data()
     model = Counting()
-    optimizer = edl.Optimizer(tf.keras.optimizers.SGD(1.0), model)
+    optimizer = edl.Optimizer(sgd(), model)
     save()
 
     def step(indices):
@@ -134,13 +149,13 @@ class Tally(tf.keras.callbacks.Callback):
 
 
 def fit():
+    global optimizer
     tf.keras.config.set_floatx("float64")
     dataset = data().map(lambda indices: (indices, tf.zeros_like(indices, tf.float64)))
     model = ClippingInFit() if clips else Counting()
+    optimizer = edl.Optimizer(sgd())
     save()
-    model.compile(
-        edl.Optimizer(tf.keras.optimizers.SGD(1.0)), loss=lambda _, predicted: predicted[:, None]
-    )
+    model.compile(optimizer, loss=lambda _, predicted: predicted[:, None])
     callbacks = [edl.KerasCallback(), Tally()]
     model.fit(dataset, epochs=args.epochs, callbacks=callbacks, verbose=0)
     model.report()
