@@ -43,6 +43,19 @@ _LIBRARIES = tuple(
     }
 )
 
+# What the user's code may be at for long, by the paths of the modules that do it.
+_WORKS = {
+    "torch/_dynamo/": "torch.compile",
+    "torch/_inductor/": "torch.compile",
+    "tensorflow/python/eager/polymorphic_function/tracing": "tracing a tf.function",
+    "torch/utils/data/dataloader": "loading a batch",
+    "edl/tensorflow/feed": "loading a batch",
+    "keras/src/saving/": "saving a model",
+    "torch/serialization": "saving or loading a file",
+}
+# Python that a framework has written, in files of its own.
+_GENERATED = ("torchinductor_", "__autograph_generated_file")
+
 
 def waits(what: str) -> Callable[[Function], Function]:
     """Declare that a thread in this function does ``what``: it waits for the other workers."""
@@ -92,15 +105,16 @@ class Watch:
         """What the thread does, where, and for how long it has passed no point."""
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
-        where, doing = "", IN_USER_CODE
+        where, work, doing = "", "", IN_USER_CODE
         for each in _outwards(frame):
             if doing == IN_USER_CODE:
                 doing = _WAITS.get(each.f_code, IN_USER_CODE)
+            work = work or _work(each.f_code.co_filename)
             if not where and not _of_library(each.f_code.co_filename):
                 where = f"{_short(each.f_code.co_filename)}:{each.f_lineno}"
         if doing == IN_USER_CODE:
             doing = next((seen for look in _unseen if (seen := look())), IN_USER_CODE)
-        return Activity(doing, where, point, round(time.monotonic() - at, 3))
+        return Activity(doing, where, point, round(time.monotonic() - at, 3), work)
 
     def _pass(self, name: str) -> None:
         # The daemon's thread has points of its own.
@@ -114,8 +128,14 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _work(file: str) -> str:
+    """What the function in ``file`` is part of, if that may take long."""
+    return next((work for path, work in _WORKS.items() if path in file), "")
+
+
 def _of_library(file: str) -> bool:
-    return file.startswith(("<", *_LIBRARIES))
+    generated = any(part in file for part in _GENERATED)
+    return generated or file.startswith(("<", *_LIBRARIES))
 
 
 def _short(file: str) -> str:

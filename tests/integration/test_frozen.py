@@ -86,8 +86,8 @@ def test_who_is_frozen_for_a_moment_goes_on_and_who_is_stuck_is_named_not_given_
         now = job.wait(lambda now: "stalled" in now["reason"], "a stall in the status")
         stuck = job.members(name)[name]
         assert re.fullmatch(
-            rf"stalled in step \d+: {name} \(rank {stuck['rank']}, host {stuck['host']}\) is in "
-            rf"\S*tally.py:{LINE} since \d+ s",
+            rf"stalled in step \d+: {name} \(rank {stuck['rank']}, host {stuck['host']}\) has been "
+            rf"in its own code, \S*tally.py:{LINE}, for \d+ s; the others wait for it",
             now["reason"],
         ), now["reason"]
         time.sleep(2.0)
@@ -167,7 +167,7 @@ def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: s
         job.stuck.write_text(job.process("w0").environ()["EDL_SLOT"])
         reasons = given_up(job)
         assert re.fullmatch(
-            rf"w0 \(rank 0, host \S+\) is in \S*tally.py:{LINE} since \d+ s "
+            rf"w0 \(rank 0, host \S+\) has been in its own code, \S*tally.py:{LINE}, for \d+ s "
             r"in step \d+; the stall limit is 4 s",
             reasons["w0"],
         ), reasons

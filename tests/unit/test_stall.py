@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,7 +62,10 @@ def test_much_longer_than_usual(quiet_s: float, median_s: float, stalled: bool) 
 
 def test_who_is_waited_for_is_named() -> None:
     found = judge([report(0, WAITS), report(1, BUSY), report(2, WAITS)], 12.0, 40, None)
-    assert found.reason == "stalled in step 41: w1 (rank 1, host h) is in train.py:33 since 12 s"
+    assert found.reason == (
+        "stalled in step 41: w1 (rank 1, host h) has been in its own code, train.py:33, for 12 s; "
+        "the others wait for it"
+    )
     assert (found.culprits, dict(found.give_up)) == ((1,), {})
 
 
@@ -70,7 +74,8 @@ def test_the_limit() -> None:
     found = judge(reports, 30.0, 40, 30.0)
     assert found.culprits == (1, 2)
     assert dict(found.give_up) == {
-        2: "w2 (rank 2, host h) is in train.py:33 since 30 s in step 41; the stall limit is 30 s"
+        2: "w2 (rank 2, host h) has been in its own code, train.py:33, for 30 s in step 41; the "
+        "stall limit is 30 s"
     }
 
 
@@ -101,7 +106,8 @@ def test_a_busy_worker_may_still_come() -> None:
 
 def test_when_all_are_busy_nobody_is_to_blame() -> None:
     found = judge([report(0, BUSY, 99.0), report(1, BUSY, 99.0)], 99.0, 40, 30.0)
-    assert found.reason.startswith("stalled in step 41: nobody waits for anybody, w0 (rank 0, ")
+    assert found.reason.startswith("stalled in step 41: w0 (rank 0, host h) has been in its own ")
+    assert found.reason.endswith("; nobody waits for another one")
     assert (found.culprits, dict(found.give_up)) == ((), {})
 
 
@@ -109,7 +115,8 @@ def test_when_all_wait_it_may_be_the_network() -> None:
     found = judge([report(0, WAITS), report(1, WAITS)], 12.0, 40, 1.0)
     assert found.reason == (
         "stalled in step 41: no step for 12 s and everybody waits: "
-        f"w0 (rank 0, host h) is {WAITS} since 12 s, w1 (rank 1, host h) is {WAITS} since 12 s; "
+        f"w0 (rank 0, host h) has been {WAITS} for 12 s, w1 (rank 1, host h) has been {WAITS} for "
+        "12 s; "
         "check the network between the hosts"
     )
     assert (found.culprits, dict(found.give_up)) == ((), {})
@@ -138,7 +145,23 @@ def test_who_does_not_answer_for_long_is_given_up_though_its_session_lives() -> 
 
 def test_many_are_counted() -> None:
     found = judge([report(n, BUSY) for n in range(9)] + [report(9, WAITS)], 12.0, 0, None)
-    assert found.reason.endswith(" and 6 more")
+    assert found.reason.endswith(" and 6 more; the others wait for them")
+
+
+def test_what_takes_long_is_named() -> None:
+    compiling = report(0, BUSY, 53.0)
+    assert compiling.activity is not None
+    for where, told in (("train.py:33", "(torch.compile), train.py:33,"), ("", "(torch.compile)")):
+        one = replace(
+            compiling, activity=replace(compiling.activity, work="torch.compile", where=where)
+        )
+        found = judge([one, report(1, WAITS)], 53.0, 40, None)
+        assert found.reason == (
+            f"stalled in step 41: w0 (rank 0, host h) has been in its own code {told} for 53 s; "
+            "the others wait for it"
+        )
+    alone = judge([compiling], 53.0, 40, None)
+    assert alone.reason.endswith("has been in its own code, train.py:33, for 53 s")
 
 
 def seen(
@@ -176,6 +199,28 @@ def test_the_innermost_line_of_the_user() -> None:
     place = f"{Path(__file__).name}:{line}"
     found = seen(wait_in_user_code, lambda now: now.where.endswith(place))
     assert (found.doing, found.point, found.waits) == (IN_USER_CODE, "applied", False)
+
+
+@pytest.mark.parametrize(
+    ("file", "work"),
+    [
+        ("/tmp/torchinductor_me/xy/cggmwe3p.py", ""),
+        ("/tmp/__autograph_generated_filex7.py", ""),
+        (f"{sysconfig.get_path('purelib')}/torch/_dynamo/convert_frame.py", "torch.compile"),
+        (f"{sysconfig.get_path('purelib')}/torch/utils/data/dataloader.py", "loading a batch"),
+    ],
+)
+def test_what_the_user_has_not_written_is_named_by_what_it_does(file: str, work: str) -> None:
+    names: dict[str, Any] = {}
+    exec(compile("def run(end):\n end.wait(10)", file, "exec"), names)
+
+    def call_a_library(end: threading.Event) -> None:
+        names["run"](end)
+
+    line = call_a_library.__code__.co_firstlineno + 1
+    found = seen(call_a_library, lambda now: bool(now.where))
+    assert (found.doing, found.work) == (IN_USER_CODE, work)
+    assert found.where.endswith(f"{Path(__file__).name}:{line}")
 
 
 def test_a_wait_of_edl() -> None:

@@ -43,9 +43,10 @@ class Activity(Record):
     """What a worker's training thread does at one moment."""
 
     doing: str  # IN_USER_CODE, or what it waits for
-    where: str  # innermost line of the user's code, "train.py:33"
+    where: str  # innermost line of the user's code, "train.py:33"; empty if it is in no such line
     point: str  # the last point that it passed
     since_s: float  # how long ago it passed that point
+    work: str = ""  # in the user's code: what is known to take long, "torch.compile"
 
     @property
     def waits(self) -> bool:
@@ -71,10 +72,12 @@ class Report:
     def describe(self) -> str:
         if self.activity is None:
             return f"{self.name} does not answer"
-        here, since = self.activity, f"since {self.activity.since_s:.0f} s"
+        here, seconds = self.activity, f"for {self.activity.since_s:.0f} s"
         if here.waits:
-            return f"{self.name} is {here.doing} {since}"
-        return f"{self.name} is in {here.where or 'code without a source line'} {since}"
+            return f"{self.name} has been {here.doing} {seconds}"
+        work = f" ({here.work})" if here.work else ""
+        where = f", {here.where}," if here.where else ""
+        return f"{self.name} has been in its own code{work}{where} {seconds}"
 
 
 @dataclass(frozen=True)
@@ -128,14 +131,17 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLim
         what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(answered)}"
         return Stall(f"{head}: {what}; check the network between the hosts", (), {})
     if len(culprits) == len(answered):
-        return Stall(f"{head}: nobody waits for anybody, {_list(culprits)}", (), {})
+        nobody = "" if len(culprits) == 1 else "; nobody waits for another one"
+        return Stall(f"{head}: {_list(culprits)}{nobody}", (), {})
     limit_s = limits.give_up_s
     give_up = {
         r.worker: f"{r.describe()} in step {step + 1}; the stall limit is {limit_s:g} s"
         for r in culprits
         if limit_s is not None and r.activity and r.activity.since_s >= limit_s
     }
-    return Stall(f"{head}: {_list(culprits)}", tuple(r.worker for r in culprits), give_up)
+    them = "it" if len(culprits) == 1 else "them"
+    why = f"{head}: {_list(culprits)}; the others wait for {them}"
+    return Stall(why, tuple(r.worker for r in culprits), give_up)
 
 
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
