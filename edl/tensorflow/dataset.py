@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.data_adapters import array_slicing
 from tensorflow.python.data.ops import dataset_ops
 
 from edl.errors import UsageError
@@ -151,10 +153,27 @@ def Dataset(
     now = training.current()
     # Of fit, whose default that is: the data set has an order of its own.
     warnings.filterwarnings("ignore", "`shuffle=True` was passed, but will be ignored", UserWarning)
+    _refuse_validation_split()
     load = now.attach_source(source, batch_size, shuffle, seed)
     signature = signature_of(load(np.zeros(1, dtype=np.int64)))
     batches = _batches_of(now.feed, load, signature)
     return ElasticDataset(batches.prefetch(AHEAD).with_options(_without_autotuning()))
+
+
+@functools.cache
+def _refuse_validation_split() -> None:
+    """Of fit, which splits arrays only, and says so with a traceback."""
+    plain = array_slicing.train_validation_split
+
+    def train_validation_split(arrays: Any, validation_split: float) -> Any:
+        if any(isinstance(each, ElasticDataset) for each in tf.nest.flatten(arrays)):
+            raise UsageError(
+                "fit cannot split an edl.Dataset: give the part for validation in validation_data, "
+                "and the other one to edl.Dataset, in place of validation_split"
+            )
+        return plain(arrays, validation_split)
+
+    array_slicing.train_validation_split = train_validation_split
 
 
 def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Dataset:

@@ -160,6 +160,10 @@ for _ in ds.epochs(1):
 """,
         "the gradients of each model's variables with an edl.DistributedGradientTape of its own",
     ),
+    "validation_split": (
+        FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], validation_split=0.2, **quietly)",
+        "give the part for validation in validation_data",
+    ),
     "model": ("edl.init(); edl.Optimizer(sgd, 3)", "a int has no variables"),
     "graph optimizer, eagerly": (
         "edl.init(); edl.Optimizer(tf.compat.v1.train.AdamOptimizer())",
