@@ -62,7 +62,8 @@ class Counting(tf.keras.Model):
         w = self.w.numpy()
         if args.accumulate == 1:
             return w
-        return args.accumulate * w - optimizer._accumulated_gradients[0].numpy()
+        moved = args.accumulate * w - optimizer._accumulated_gradients[0].numpy()
+        return moved.round(12)  # an update rounds, and a change of 1e-17 is none
 
     def tally(self):
         now, before = self.moved(), self.before.numpy()
