@@ -1,0 +1,51 @@
+"""The diff of docs/from-ddp.md: both scripts train, each with the command that stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+from edl.testing.job import EDL
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+PAGE = (ROOT / "docs" / "from-ddp.md").read_text()
+BLOCKS = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+
+
+def script(keeps: str) -> str:
+    """That before the diff, with the lines that begin with "-", or that after it."""
+    lines = [line or " " for line in BLOCKS["diff"].splitlines()]
+    return "".join(f"{line[1:]}\n" for line in lines if line[0] in (" ", keeps))
+
+
+@pytest.mark.parametrize("which", ["before", "after"])
+def test_the_script_trains(which: str, tmp_path: Path, zk_hosts: str) -> None:
+    (tmp_path / "train.py").write_text(script("-" if which == "before" else "+"))
+    (line,) = [each for each in BLOCKS["sh"].splitlines() if each.endswith(f"# {which}")]
+    words = line.partition("#")[0].split()
+    if which == "before":
+        command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    else:
+        command = [EDL, *words[1:]]
+        command[command.index("python")] = sys.executable
+    environment = {**os.environ, "EDL_ZOOKEEPER": zk_hosts, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    losses = [float(loss) for loss in re.findall(r"epoch \d loss (\S+)", ended.stdout)]
+    assert len(losses) == 5, ended.stdout
+    assert losses[-1] < losses[0] / 10
