@@ -130,6 +130,8 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def steps_made(self) -> int:
+        if self.optimizers < 2:  # a step ends with its update
+            return self.step
         return self.step - int(self.superseded) + int(self.updates > 0)
 
     @property
