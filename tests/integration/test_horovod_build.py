@@ -249,7 +249,8 @@ def test_a_ring_that_breaks_while_tensors_are_sent_freezes_nobody(
     """Horovod's own thread and the one that sends want Python's lock and Horovod's, crosswise."""
     store = serve(Store())
     for rank in (0, 1):
-        workers.append(start_worker(rank, 2, store, "sending on", "1"))
+        argv = ("sending on", "1")
+        workers.append(start_worker(rank, 2, store, *argv, gloo_timeout_s=LONG_GLOO_TIMEOUT_S))
     for worker in workers:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "begins\n"
