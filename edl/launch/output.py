@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ class _Tail:
         self.slot = slot
         self.prefix = f"[slot {slot}]"
         self.newest: deque[str] = deque(maxlen=KEPT)
+        self.bar_shown = ("", time.monotonic())
         self._file = path.open("rb")
         if from_now:
             self._file.seek(0, os.SEEK_END)
@@ -47,12 +49,18 @@ class _Tail:
             if len(self._rest) > _LINE_BYTES:
                 complete.append(self._rest)
                 self._rest = b""
+            self._rest = _newest_state(self._rest)
             lines += [as_shown(line) for line in complete]
         if finish and self._rest:
             lines.append(as_shown(self._rest))
             self._rest = b""
         self.newest.extend(lines)
         return lines
+
+    @property
+    def bar(self) -> str:
+        """A progress bar as it is now; empty without one, and at its end, which is a line."""
+        return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def close(self) -> None:
         self._file.close()
@@ -62,11 +70,15 @@ class Output:
     """The agent's standard output and error.
 
     Workers' lines go to standard output, notes to standard error. On a terminal both go
-    through ``console``, in colour, above a line that ``live`` renders anew four times a second.
+    through ``console``, in colour, above progress bars and a line that ``live`` renders, which are
+    drawn anew four times a second. Elsewhere a progress bar is a line, every ``bar_s`` seconds.
     """
 
-    def __init__(self, console: Console, live: Callable[[], Text] | None = None) -> None:
+    def __init__(
+        self, console: Console, live: Callable[[], Text] | None = None, bar_s: float = 10.0
+    ) -> None:
         self._console = console
+        self._bar_s = bar_s
         self._render = live
         self._live: Live | None = None
         self._tails: dict[str, _Tail] = {}
@@ -78,7 +90,7 @@ class Output:
     def __enter__(self) -> Self:
         if self._render is not None and self._console.is_terminal:
             self._live = Live(
-                get_renderable=self._render,
+                get_renderable=self._below,
                 console=self._console,
                 transient=True,
                 redirect_stdout=False,
@@ -132,7 +144,26 @@ class Output:
         while not self._stop.wait(_POLL_S):
             with self._lock:
                 for tail in self._tails.values():
-                    self._show(tail, tail.lines(finish=False))
+                    self._show(tail, tail.lines(finish=False) + self._due_bar(tail))
+
+    def _due_bar(self, tail: _Tail) -> list[str]:
+        """The worker's progress bar as a line, now and then: nobody would see it before its end."""
+        shown, at = tail.bar_shown
+        now = time.monotonic()
+        if self._console.is_terminal or now - at < self._bar_s or tail.bar in ("", shown):
+            return []
+        tail.bar_shown = (tail.bar, now)
+        return [tail.bar]
+
+    def _below(self) -> Text:
+        """What is drawn anew below the lines: progress bars, and how far the job is."""
+        assert self._render is not None
+        bars = [
+            Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(tail.bar))
+            for tail in list(self._tails.values())
+            if tail.bar
+        ]
+        return Text("\n").join([*bars, self._render()])
 
     def _show(self, tail: _Tail, found: list[str]) -> None:
         lines = [line for line in found if not is_of_horovod(line)]
@@ -142,9 +173,8 @@ class Output:
             text = "".join(f"{tail.prefix} {line}\n" for line in lines)
             self._guard(lambda: self._write(text))
             return
-        colour = _COLOURS[tail.slot % len(_COLOURS)]
         block = Text("\n").join(
-            Text.assemble((tail.prefix, colour), " ", Text.from_ansi(line)) for line in lines
+            Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(line)) for line in lines
         )
         self._guard(lambda: self._console.print(block, soft_wrap=True))
 
@@ -160,6 +190,16 @@ class Output:
             write()
         except (OSError, ValueError):  # a broken pipe, a closed terminal, a closed file
             self._gone = True
+
+
+def _colour(tail: _Tail) -> str:
+    return _COLOURS[tail.slot % len(_COLOURS)]
+
+
+def _newest_state(line: bytes) -> bytes:
+    """A line that is not complete, without the states of a progress bar that are gone."""
+    before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
+    return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
 
 
 def as_shown(line: bytes) -> str:
