@@ -188,7 +188,9 @@ def broken():
     raise RingBroken(1, "a test says so")
 def recovered(_):
     del worker.loader.records
-    worker.loader.progress.superseded = True
+    progress = worker.loader.progress
+    progress.complete(worker.loader.records())  # by the others
+    progress.open = progress.superseded = True
     return True
 worker.loader.recover = recovered
 for _ in loader.epochs(1):
