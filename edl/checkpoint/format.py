@@ -43,7 +43,7 @@ from edl.checkpoint.safetensors import (
 )
 from edl.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
 _CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')

@@ -21,7 +21,7 @@ from edl.core.step.ledger import (
 )
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import StepRecord, global_samples, stopping, wanting_to_stop
-from edl.core.step.turns import LONGEST, Turn, begins_anew
+from edl.core.step.turns import KEPT, Turn, may_begin_after
 from edl.core.step.weighting import Share
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.sampler import Batch, BatchSampler
@@ -51,9 +51,11 @@ class LoaderProgress(TrainingProgress):
         self.part = 0  # the open step is the first one of its batch, or a later one
         self.updates = 0  # the optimizers, as bits, that have made theirs in the open step
         self._updated = 0  # the same of the step before
+        self._theirs = 0  # the same, of the others that have completed the open step
         self._of_batch = 0  # samples of the batch that one optimizer has counted, for others
         self.batch_index = 0  # of the batch in hand, or the next one, in its epoch
-        self._turns: list[Turn] = []  # of the batches of this epoch, while they can be counted
+        self._turns: list[Turn] = []  # of the first batches of this epoch
+        self._turns_before: list[Turn] = []  # of the epoch before
         self._turn: Turn = ()  # of the batch in hand
         self._counted_by = 0  # the optimizers, as bits, that have counted the batch before
         self.step_batches = 1  # the most that a worker had in a step
@@ -126,7 +128,7 @@ class LoaderProgress(TrainingProgress):
         else:
             self._ledger = self._granted(start_epoch(self.source.total, self.ledger.epoch + 1))
         self.sampler.enter(self.ledger.epoch)
-        self.batch_index, self._turns = 0, []
+        self.batch_index, self._turns, self._turns_before = 0, [], self._turns
 
     @property
     def steps_made(self) -> int:
@@ -136,7 +138,9 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def takes_newcomers(self) -> bool:
-        return self.optimizers < 2 or begins_anew(self._turns, self.batch_index)
+        return self.optimizers < 2 or may_begin_after(
+            self.batch_index, self._turns, self._turns_before
+        )
 
     def begin(self, batch: Batch, padding: bool) -> None:
         """A batch is handed out: that of the next step, or one more of the open one.
@@ -190,7 +194,8 @@ class LoaderProgress(TrainingProgress):
         """The next batch is due: no optimizer has anything more to do with the last one."""
         if self.in_hand:
             self.batch_index += 1
-            self._turns = [*self._turns, self._turn][: 2 * LONGEST]
+            if len(self._turns) < KEPT:
+                self._turns.append(self._turn)
         self.part, self.in_hand, self._turn = 0, False, ()
         if self._ledger is not None:
             self._ledger = end_batch(self._ledger)
@@ -210,8 +215,8 @@ class LoaderProgress(TrainingProgress):
 
     def close_step(self) -> None:
         """The open step is complete, here or for the others."""
-        self.open = self.superseded = False
-        self._updated, self.updates = self.updates, 0
+        self._updated = self._theirs if self.superseded else self.updates
+        self.open, self.superseded, self.updates = False, False, 0
         self._turn = (*self._turn, self._updated)
 
     def exchanged(self, values: list[list[float]]) -> None:
@@ -244,7 +249,7 @@ class LoaderProgress(TrainingProgress):
             "late": int(self.announces_late),
             "part": self.part,
             "counted": self._counted_by,
-            "updated": self._updated,
+            "updated": self._updated if self.optimizers > 1 else 0,
         }
 
     @property
@@ -271,7 +276,7 @@ class LoaderProgress(TrainingProgress):
             "step_batches": self.step_batches,
             "updated": self._updated,
             "batch_index": self.batch_index,
-            "turns": self._turns,
+            "turns": [self._turns, self._turns_before],
             "exchanges": self.exchanges,
             "last_exchange": self.last_exchange,
         }
@@ -313,11 +318,14 @@ class LoaderProgress(TrainingProgress):
             self.sampler.enter(ledger.epoch)
             self._updated = int(header["updated"])
             self.batch_index = int(header["batch_index"])
-            self._turns = [tuple(turn) for turn in header["turns"]]
+            self._turns, self._turns_before = (
+                [tuple(turn) for turn in turns] for turns in header["turns"]
+            )
         if receive is Receive.STEP:
             assert self.open
             assert int(header["step"]) == self.step + 1
             self.superseded = True
+            self._theirs = int(header["updated"])
             self._forget_batches()
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:

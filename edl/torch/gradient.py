@@ -45,6 +45,8 @@ class Gradient:
     local: torch.Tensor | None = None  # with several optimizers: what it was before it was reduced
     mean_in: int = -1  # the number of the step in which it was, while that goes on
     is_mixed: bool = False  # something was added to that of an earlier step
+    forgotten_in: int = -1  # the number of the step in which the script began anew with it
+    forgotten: torch.Tensor | None = None  # what it is since: None, or zeros
 
     def is_local(self, step: int) -> bool:
         """This worker has computed it, and it is not the mean yet."""
@@ -70,7 +72,9 @@ class Gradient:
 
     def refuse_mixed(self, step: int) -> None:
         """Refuse one that is of an earlier step than ``step``, or has a part that is."""
-        if self.parameter.grad is None:
+        gradient = self.parameter.grad
+        if gradient is None or (self.is_mixed and not gradient.any()):
+            self.is_mixed = False
             return
         if self.is_mixed or (self.computed != step and self.is_leftover()):
             self._refuse()
@@ -110,11 +114,38 @@ class Gradient:
         self.remember()
 
     def become_local(self, step: int) -> None:
-        """It is again what this worker has computed in ``step``, if it is the mean of that."""
+        """It is again what this worker has computed in ``step``, if it is the mean of that.
+
+        One that the script has set to None or to zeros stays that.
+        """
         if self.mean_in == step:
-            if self.parameter.grad is not None or self.local is not None:
+            if self._is_forgotten():
+                self.forgotten_in, self.forgotten = step, self.parameter.grad
+            else:
                 self.parameter.grad = self.local
             self.local, self.mean_in = None, -1
+
+    def forget_again(self, step: int) -> None:
+        """What was reduced before the script began anew with it came once more, in another ring."""
+        if self.forgotten_in == step:
+            self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1
+
+    def refuse_changed(self, step: int) -> None:
+        """Refuse a mean that was changed in ``step``, before something else is reduced in it.
+
+        Were the ring to break then, the survivors would have to change it once more.
+        """
+        if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
+            raise UsageError(
+                f"the gradient of {self.name} was changed between two backward passes of one step; "
+                "change gradients (clip, unscale) after the last backward() before an update, or "
+                "make the update first"
+            )
+
+    def _is_forgotten(self) -> bool:
+        """The script has begun anew with it."""
+        gradient = self.parameter.grad
+        return gradient is None or (not self.is_leftover() and not gradient.any())
 
     def expect_more(self, step: int) -> None:
         """Autograd is about to add to it in ``step``.
@@ -122,18 +153,11 @@ class Gradient:
         Raises:
             UsageError: it is the mean, and was changed.
         """
-        gradient = self.parameter.grad
-        if gradient is None:  # the script has begun anew
-            self.local, self.mean_in, self.is_mixed = None, -1, False
-        elif self.mean_in == step:
-            if self.is_leftover():
-                self.become_local(step)
-            elif gradient.any():
-                raise UsageError(
-                    f"the gradient of {self.name} was changed between two backward passes that add "
-                    "to it in one step; change gradients after the last of them"
-                )
-            else:  # set to zeros
-                self.local, self.mean_in, self.is_mixed = None, -1, False
+        if self.parameter.grad is None:
+            self.is_mixed = False
+        if self.mean_in == step:
+            self.refuse_changed(step)
+            self.become_local(step)
+            self.forgotten_in, self.forgotten = -1, None
         elif self.computed != step:
             self.is_mixed = self.is_leftover()

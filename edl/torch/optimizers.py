@@ -83,6 +83,9 @@ class Optimizers:
 
     def _backward_ended(self) -> None:
         computed, self._computed = self._computed, []
+        if self.several:
+            for reduction in self._reductions:
+                reduction.refuse_changed()
         with activity.training_here():
             for reduction in self._reductions:  # in an order that is the same on all workers
                 if reduction in computed:
@@ -112,6 +115,19 @@ class Optimizers:
             if self.worker.loader.open:
                 self._note_skipped()
             self.worker.loader.next_part()
+
+    def begin_update(self, updating: GradientReduction) -> None:
+        """With several: one makes its update.
+
+        Raises:
+            UsageError: another one has added up gradients that are not sent yet.
+        """
+        if any(each.has_sums and each is not updating for each in self._reductions):
+            raise UsageError(
+                "with several optimizers, gradients are accumulated for all of them in the same "
+                "batches: the backward() before the first optimizer.step() has those of each, "
+                "outside of edl.no_sync()"
+            )
 
     def skip(self) -> None:
         """The script ends the step, with or without a backward pass or an update."""

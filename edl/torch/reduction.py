@@ -87,6 +87,7 @@ class GradientReduction:
         self._last_step = last_step
         self._listed: list[torch.nn.Parameter] = []  # the optimizer's, in its order
         self._gradients: list[Gradient] = []  # theirs
+        self._summed_in = -1  # the number of the step in which gradients were added up last
         self._suffix = ""  # of the names of collectives; none for the first optimizer
         self._hooked: dict[torch.nn.Parameter, Gradient] = {}
         self._in_flight: list[Gradient] = []
@@ -140,9 +141,12 @@ class GradientReduction:
         """The ring broke after this was reduced, in the same step."""
         self._reduction.reopen()
         if not self._reduction.done:
+            number = self._reduction.step.number
             for gradient in self._gradients:
-                gradient.become_local(self._reduction.step.number)
+                gradient.become_local(number)
             self._reduce()
+            for gradient in self._gradients:
+                gradient.forget_again(number)
 
     def synchronize(self) -> None:
         """Horovod's name. The gradients are the mean when ``backward()`` returns.
@@ -167,6 +171,7 @@ class GradientReduction:
                 raise UsageError(TWICE)
             if not self._reduction.done:
                 self._optimizers.begin_anew()
+            self._optimizers.begin_update(self)
         self.finish()
         if self._optimizers.several:
             for gradient in self._gradients:
@@ -190,13 +195,27 @@ class GradientReduction:
     def note_skipped(self) -> None:
         """A step of several optimizers ends: this one may have reduced gradients for no update."""
         if self._reduction.step.state is StepState.REDUCED:
-            self._last_step.skipped = True
+            # By a scaler, perhaps; or it had no turn, and was computed with another one's.
+            gradients = [p.grad for p in self._listed if p.grad is not None]
+            norms = [*torch._foreach_norm(gradients)] if gradients else []
+            self._last_step.skipped = ~torch.stack(norms).isfinite().all() if norms else False
         self.accumulation.begin_step()
 
     @property
     def decided(self) -> bool:
         """What becomes of the open step is known."""
         return self._reduction.decided
+
+    @property
+    def has_sums(self) -> bool:
+        """Gradients were added up in the open step, and not sent yet."""
+        step = self._reduction.step
+        return self._summed_in == step.number and not step.done
+
+    def refuse_changed(self) -> None:
+        """See :meth:`edl.torch.gradient.Gradient.refuse_changed`."""
+        for gradient in self._gradients:
+            gradient.refuse_changed(self._reduction.step.number)
 
     def settle(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
@@ -290,6 +309,7 @@ class GradientReduction:
     def backward_ended(self) -> None:
         """The backward pass that has computed gradients of this optimizer is over."""
         if self.accumulation.end_pass():
+            self._summed_in = self._reduction.step.number
             self._worker.loader.accumulate()
         else:
             self.synchronize()

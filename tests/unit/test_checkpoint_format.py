@@ -182,8 +182,8 @@ def with_length(header: bytes) -> bytes:
         (b"not ours", "is no checkpoint of edl"),
         (with_length(b'{"__metadata__":{"format":"pt"}}'), "is no checkpoint of edl"),
         (with_length(OPENING + b'x"}}'), "is no checkpoint of edl"),
-        (with_length(OPENING + b'2"' + CHECKSUM), "has format 2; this edl reads format 1"),
-        (with_length(OPENING + b'1"' + CHECKSUM), "header does not fit its checksum"),
+        (with_length(OPENING + b'1"' + CHECKSUM), "has format 1; this edl reads format 2"),
+        (with_length(OPENING + b'2"' + CHECKSUM), "header does not fit its checksum"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
