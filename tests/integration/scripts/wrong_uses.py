@@ -4,10 +4,14 @@ Standard input is a JSON object: `imports`, done once, for imports take seconds 
 are forks of this one; `setup`, done in each; `snippets`, by name.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import tempfile
+
+PR_SET_PDEATHSIG = 1
 
 order = json.load(sys.stdin)
 names = {}
@@ -17,6 +21,7 @@ for name, code in order["snippets"].items():
     with tempfile.TemporaryFile() as stderr:
         child = os.fork()
         if child == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a snippet may have no end
             os.dup2(stderr.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             try:
