@@ -59,7 +59,7 @@ def check_place(progress: LoaderProgress) -> None:
         UsageError: it is not.
     """
     why = None
-    if progress.open:
+    if progress.open_step.is_open:
         why = "this batch is not trained yet"
     elif not progress.has_state:
         why = "training has not begun"

@@ -1,4 +1,4 @@
-"""Where a worker is in the data of edl's loader: step, epoch, ledger, and the batch in its hands.
+"""Where a worker is in the data of edl's loader: step, epoch, ledger, and the step that is open.
 
 It moves when a step is complete, and when a generation is adopted; both by pure functions of what
 all workers know.
@@ -21,15 +21,15 @@ from edl.core.step.ledger import (
 )
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import StepRecord, global_samples, stopping, wanting_to_stop
-from edl.core.step.turns import KEPT, Turn, may_begin_after
-from edl.core.step.weighting import Share
+from edl.core.step.turns import Schedule
+from edl.daemon.open_step import OpenStep
 from edl.daemon.progress import Receive, TrainingProgress
-from edl.daemon.sampler import Batch, BatchSampler
+from edl.daemon.sampler import BatchSampler
 from edl.errors import DataError, UsageError
 
 
 class LoaderProgress(TrainingProgress):
-    """The place of one worker in the epochs of edl's own loader, and the batch in its hands."""
+    """The place of one worker in the epochs of edl's own loader."""
 
     unit = "steps"
     without_checkpoint = ", and nothing was saved: call edl.checkpoint(directory) in the script"
@@ -41,29 +41,13 @@ class LoaderProgress(TrainingProgress):
         self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the epoch that the others have begun
-        self.open = False  # a batch is handed out, its step not complete
-        self.announces_late = False  # steps may have several batches: records go out at their end
-        self.summed = False  # gradients of the open step are added up, weighted already
-        self.may_grow = False  # the open step may have one more batch
-        self.batches = 0  # of the open step
+        self.open_step = OpenStep()
+        self.schedule = Schedule()
         self.optimizers = 0  # of the script
-        self.in_hand = False  # a batch is, from the moment when it is handed out until the next
-        self.part = 0  # the open step is the first one of its batch, or a later one
-        self.updates = 0  # the optimizers, as bits, that have made theirs in the open step
-        self._updated = 0  # the same of the step before
-        self._theirs = 0  # the same, of the others that have completed the open step
-        self._of_batch = 0  # samples of the batch that one optimizer has counted, for others
-        self.batch_index = 0  # of the batch in hand, or the next one, in its epoch
-        self._turns: list[Turn] = []  # of the first batches of this epoch
-        self._turns_before: list[Turn] = []  # of the epoch before
-        self._turn: Turn = ()  # of the batch in hand
-        self._counted_by = 0  # the optimizers, as bits, that have counted the batch before
+        self.announces_late = False  # steps may have several batches: records go out at their end
+        self._updated = 0  # the optimizers, as bits, that made updates in the step before
         self.step_batches = 1  # the most that a worker had in a step
-        self.superseded = False  # others completed the step that is open here
-        self.batch: Batch | None = None  # the one handed out last
-        self._counted: list[Batch] = []  # those of the open step that are no padding
         self.samples_total = 0  # trained by all workers, since this one is in the job
-        self.weight = 0  # the samples that count of the batch that was handed out last
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
         self.stop = ""  # why all stop training after the last complete step, if they do
 
@@ -105,129 +89,62 @@ class LoaderProgress(TrainingProgress):
             raise UsageError("create an edl.DataLoader before training")
         return self._ledger
 
-    @property
-    def samples(self) -> int:
-        """How many samples this worker contributes to the open step."""
-        return self._of_batch if self.part else sum(batch.samples for batch in self._counted)
-
-    @property
-    def position(self) -> int:
-        """The epoch position of the first of them; -1 without any."""
-        return self._counted[0].position if self._counted else -1
-
-    def share(self, optimizer: int) -> Share:
-        """What this worker brings into the open step, for one of the optimizers."""
-        samples = 0 if self._counted_by >> optimizer & 1 else self.samples
-        return Share(samples, self.batches, self.summed)
-
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
-        self.abandon()
+        self.open_step.abandon()
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
         else:
             self._ledger = self._granted(start_epoch(self.source.total, self.ledger.epoch + 1))
         self.sampler.enter(self.ledger.epoch)
-        self.batch_index, self._turns, self._turns_before = 0, [], self._turns
+        self.schedule = self.schedule.next_epoch()
 
     @property
     def steps_made(self) -> int:
         if self.optimizers < 2:  # a step ends with its update
             return self.step
-        return self.step - int(self.superseded) + int(self.updates > 0)
+        return self.step - int(self.open_step.superseded) + int(self.open_step.updates > 0)
 
     @property
     def takes_newcomers(self) -> bool:
-        return self.optimizers < 2 or may_begin_after(
-            self.batch_index, self._turns, self._turns_before
-        )
-
-    def begin(self, batch: Batch, padding: bool) -> None:
-        """A batch is handed out: that of the next step, or one more of the open one.
-
-        Raises:
-            DataError: it counts for other optimizers than those before it in the open step.
-        """
-        if not self.open:
-            self.open, self.summed = True, False
-            self.batches, self._counted, self._counted_by = 0, [], 0
-        else:
-            self.batch_index += 1
-        counts = not padding and bool(batch.samples)
-        if counts and self._counted and batch.counted != self._counted_by:
-            raise DataError(
-                "a batch that a worker left behind in the midst of several optimizers' updates "
-                "cannot be accumulated with others; accumulate in all steps, or in none"
-            )
-        if counts:
-            self._counted_by = batch.counted
-        self.may_grow, self.in_hand = False, True
-        self.batch, self.batches = batch, self.batches + 1
-        self.weight = 0 if padding else batch.samples
-        if not padding:
-            self._counted.append(batch)
+        return self.optimizers < 2 or self.schedule.takes_newcomers
 
     def accumulate(self) -> None:
         """The gradients of the batch in hand are added up on this worker."""
-        self.announces_late = self.summed = self.may_grow = True
-
-    @property
-    def is_between_parts(self) -> bool:
-        """An update was made with the batch in hand: what follows belongs to its next step."""
-        return self.in_hand and (self.updates > 0 or not self.open)
-
-    def begin_part(self) -> None:
-        """Another step on the batch in hand.
-
-        Raises:
-            UsageError: it is more than one.
-        """
-        if self.batches > 1:
-            raise UsageError(
-                "with accumulated gradients, several optimizers make their updates one after the "
-                "other: call backward() for all of them before the first optimizer.step()"
-            )
-        self.part += 1
-        self.open, self.summed, self.may_grow = True, False, False
+        self.open_step.accumulate()
+        self.announces_late = True
 
     def end_batch(self) -> None:
         """The next batch is due: no optimizer has anything more to do with the last one."""
-        if self.in_hand:
-            self.batch_index += 1
-            if len(self._turns) < KEPT:
-                self._turns.append(self._turn)
-        self.part, self.in_hand, self._turn = 0, False, ()
+        if self.open_step.in_hand:
+            self.schedule = self.schedule.after_batch()
+        self.open_step.end_batch()
         if self._ledger is not None:
             self._ledger = end_batch(self._ledger)
 
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
-        counted_by = self.updates if self.optimizers > 1 else None
+        counted_by = self.open_step.updates if self.optimizers > 1 else None
         self._ledger = complete_step(self.ledger, records, self._policy, counted_by)
-        if self.part == 0:
+        if self.open_step.part == 0:
             self.samples_total += global_samples(records)
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
         self.step_batches = max(self.step_batches, *(record.batches for record in records))
-        self._forget_batches()
+        self.open_step.trained(self.sampler)
         self.close_step()
         self.step += 1
 
     def close_step(self) -> None:
         """The open step is complete, here or for the others."""
-        self._updated = self._theirs if self.superseded else self.updates
-        self.open, self.superseded, self.updates = False, False, 0
-        self._turn = (*self._turn, self._updated)
+        updated = self.open_step.close()
+        if self.optimizers > 1:
+            self._updated, self.schedule = updated, self.schedule.after_step(updated)
 
     def exchanged(self, values: list[list[float]]) -> None:
         """An exchange between two steps is complete: what everybody has sent, in rank order."""
         self.exchanges += 1
         self.last_exchange = values
-
-    def abandon(self) -> None:
-        """Forget a batch that was handed out and never trained (the script left its loop)."""
-        self.open, self.batch, self.weight, self._counted = False, None, 0, []
-        self.part, self.in_hand, self.updates, self._turn = 0, False, 0, ()
 
     def adopt(self, members: tuple[int, ...]) -> None:
         """Membership changed: what the others have left is free again.
@@ -240,16 +157,16 @@ class LoaderProgress(TrainingProgress):
 
     def row(self) -> dict[str, int]:
         """What a step record says of the ledger (:mod:`edl.core.step.step_record`)."""
-        ledger = self.ledger
+        ledger, open_step = self.ledger, self.open_step
         return {
             "epoch": ledger.epoch,
-            "wanted": self.sampler.wanted(ledger, max(self.step_batches, self.batches)),
+            "wanted": self.sampler.wanted(ledger, max(self.step_batches, open_step.batches)),
             "ledger": ledger.digest(),
-            "batches": self.batches,
+            "batches": open_step.batches,
             "late": int(self.announces_late),
-            "part": self.part,
-            "counted": self._counted_by,
-            "updated": self._updated if self.optimizers > 1 else 0,
+            "part": open_step.part,
+            "counted": open_step.counted,
+            "updated": self._updated,
         }
 
     @property
@@ -275,8 +192,7 @@ class LoaderProgress(TrainingProgress):
             "fingerprint": self.source.fingerprint,
             "step_batches": self.step_batches,
             "updated": self._updated,
-            "batch_index": self.batch_index,
-            "turns": [self._turns, self._turns_before],
+            "schedule": self.schedule.snapshot(),
             "exchanges": self.exchanges,
             "last_exchange": self.last_exchange,
         }
@@ -317,16 +233,11 @@ class LoaderProgress(TrainingProgress):
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
             self._updated = int(header["updated"])
-            self.batch_index = int(header["batch_index"])
-            self._turns, self._turns_before = (
-                [tuple(turn) for turn in turns] for turns in header["turns"]
-            )
+            self.schedule = Schedule.restore(header["schedule"])
         if receive is Receive.STEP:
-            assert self.open
+            assert self.open_step.is_open
             assert int(header["step"]) == self.step + 1
-            self.superseded = True
-            self._theirs = int(header["updated"])
-            self._forget_batches()
+            self.open_step.miss(int(header["updated"]), self.sampler)
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
                 self._upcoming, ledger = ledger, Ledger(self.source.total, self.ledger.epoch, ())
@@ -336,9 +247,7 @@ class LoaderProgress(TrainingProgress):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.
             self.sampler.enter(ledger.epoch)
-            self._counted = []
-            if not self.superseded and self.part == 0:
-                self.weight = 0
+            self.open_step.lose()
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
 
@@ -354,13 +263,6 @@ class LoaderProgress(TrainingProgress):
         self._ledger = self._granted(give_back(saved, ()))
         self.sampler.enter(saved.epoch)
         self.step, self.has_state = step, True
-
-    def _forget_batches(self) -> None:
-        """Those of the open step are in the model; the next one is formed after them."""
-        self._of_batch = self.samples
-        for batch in self._counted:
-            self.sampler.trained(batch)
-        self.batch, self._counted = None, []
 
     def _granted(self, ledger: Ledger) -> Ledger:
         """``ledger`` with every member holding what it needs to start with."""

@@ -54,6 +54,7 @@ class LoaderSteps(Steps):
         super().__init__(ring, mailbox, switching)
         self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
+        self.open_step = progress.open_step
         self._progress = progress
         self._check = state_check
 
@@ -86,20 +87,21 @@ class LoaderSteps(Steps):
     @property
     def open(self) -> bool:
         """A batch is handed out, and its update not applied yet."""
-        return self._progress.open
+        return self.open_step.is_open
 
     @property
     def batch_weight(self) -> int:
-        return self._progress.weight
+        return self.open_step.weight
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """A batch is handed out. For ``padding`` it takes part with no samples."""
-        progress = self._progress
-        first = not progress.open
-        progress.begin(batch, padding)
+        first = not self.open
+        self.open_step.begin(batch, padding)
         self.changes += 1
         if first:
             self._begin_step()
+        else:
+            self._progress.schedule = self._progress.schedule.after_batch()
 
     def next_part(self) -> None:
         """After an update an optimizer begins anew: the next step, on the batch in hand.
@@ -108,7 +110,7 @@ class LoaderSteps(Steps):
             UsageError: that is more than one batch.
         """
         self.end()  # if it is open still
-        self._progress.begin_part()
+        self.open_step.begin_part()
         self.changes += 1
         self._begin_step()
 
@@ -131,14 +133,14 @@ class LoaderSteps(Steps):
 
     def announce(self) -> None:
         """This worker's record of the open step goes out, unless it is on its way."""
-        if self._progress.open and self._pending is None and self._records is None:
+        if self.open and self._pending is None and self._records is None:
             self._send_row()
 
     def records(self) -> tuple[StepRecord, ...]:
         while True:
             self.announce()
             records = super().records()
-            if not self._progress.open or counts(records):
+            if not self.open or counts(records):
                 return records
             self._progress.announces_late = True
             self._records = self._pending = None
@@ -156,19 +158,21 @@ class LoaderSteps(Steps):
         """
         self._repair(error, self._pace.waiting_since)
         self.changes += 1
-        if not self._progress.superseded:
+        if not self.open_step.superseded:
             self._send_row()
-        return self._progress.superseded
+        return self.open_step.superseded
 
     def end(self) -> None:
         """The update is applied: move the ledger, and see whether to switch before the next."""
         progress = self._progress
-        if not progress.open:
+        if not self.open:
             return
         if self.warming_up:
             progress.close_step()
             return
-        if progress.superseded:  # the others completed this step; their state counts it already
+        if (
+            self.open_step.superseded
+        ):  # the others completed this step; their state counts it already
             progress.close_step()
             self._report()
             return
@@ -186,7 +190,7 @@ class LoaderSteps(Steps):
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
         self.before_exchange()
-        if self.warming_up and not self._progress.open:
+        if self.warming_up and not self.open:
             return [[float(value) for value in values]]
         check_place(self._progress)
         now_s = self._mailbox.clock.now_s
@@ -198,9 +202,9 @@ class LoaderSteps(Steps):
         For the next one has the same name. If only this worker has left, the others wait for its
         gradients meanwhile: see :func:`edl.core.job.stall.judge`.
         """
-        if self.warming_up or self._progress.superseded:
+        if self.warming_up or self.open_step.superseded:
             return
-        while self._progress.open:
+        while self.open:
             try:
                 self.records()
                 return
@@ -226,5 +230,5 @@ class LoaderSteps(Steps):
             failpoints.reached("step")
 
     def _send_row(self) -> None:
-        progress = self._progress
-        self._send(self._record(progress.samples, progress.position, state=self._check.state))
+        step = self.open_step
+        self._send(self._record(step.samples, step.position, state=self._check.state))

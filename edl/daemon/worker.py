@@ -90,7 +90,7 @@ class Worker:
 
         Ends the process quietly (SystemExit 0) when the job ends or has no use for this worker.
         """
-        self.loader.progress.abandon()
+        self.loader.open_step.abandon()
         failpoints.reached("warmed_up")
         generation = self._switching.join()
         # The state that came is of before the others' callbacks, which may have changed it.

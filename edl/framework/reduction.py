@@ -162,7 +162,7 @@ class StepReduction:
     @property
     def share(self) -> Share:
         """What this worker brings into the step."""
-        return self._worker.loader.progress.share(self.number)
+        return self._worker.loader.open_step.share(self.number)
 
     @property
     def is_sending(self) -> bool:
@@ -231,7 +231,7 @@ class StepReduction:
         """There is more to reduce in this step, or the same in another ring."""
         if self.step.state not in REOPENED:
             return
-        if self._worker.loader.progress.superseded:
+        if self._worker.loader.open_step.superseded:
             self._supersede()
         else:
             self._on(StepEvent.REOPEN)
@@ -242,7 +242,7 @@ class StepReduction:
         """The optimizer has its turn: whether it is to make the update."""
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)
-        self._worker.loader.progress.updates |= 1 << self.number
+        self._worker.loader.open_step.updates |= 1 << self.number
         return applies
 
     def end_step(self) -> None:
@@ -302,7 +302,7 @@ class StepReduction:
         while True:
             if self.step.state is StepState.BROKEN:
                 self._repair()
-            elif self._worker.loader.progress.superseded:  # another optimizer has learnt it
+            elif self._worker.loader.open_step.superseded:  # another optimizer has learnt it
                 self._supersede()
             if self.step.state is StepState.SUPERSEDED:
                 return NOTHING
@@ -322,7 +322,7 @@ class StepReduction:
         for each in self._rounds.optimizers:
             if each is not self:
                 each.interrupted()
-        self._on(StepEvent.SUPERSEDE if loader.progress.superseded else StepEvent.REPAIR)
+        self._on(StepEvent.SUPERSEDE if loader.open_step.superseded else StepEvent.REPAIR)
         # Without samples any more, if its leases were of a generation that is gone.
         self._weigh(early=False)
         self._rounds.repeat(self._step.number)  # which may break again, and be superseded then
@@ -337,7 +337,7 @@ class StepReduction:
         loader = self._worker.loader
         if self._step.number != loader.begun:
             return
-        self._changes, superseded = loader.changes, loader.progress.superseded
+        self._changes, superseded = loader.changes, loader.open_step.superseded
         if self._step.state is StepState.SENDING:
             self._on(StepEvent.BREAK)
             self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
@@ -377,7 +377,7 @@ class StepReduction:
         self.sent_weight = share.send_weight(self._batch_size)
         part = Share(worker.loader.batch_weight if share.samples else 0)
         self.part_weight = part.send_weight(self._batch_size)
-        alone = worker.warming_up or worker.ring.alone or worker.loader.progress.superseded
+        alone = worker.warming_up or worker.ring.alone or worker.loader.open_step.superseded
         self.sends_early = early and self.sent_weight > 0 and not alone
 
     @property

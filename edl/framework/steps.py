@@ -101,7 +101,7 @@ class Steps:
         worker, feed = self._worker, self._feed
         self._settle()
         if worker.loader.open:
-            if not worker.loader.progress.may_grow:
+            if not worker.loader.open_step.may_grow:
                 raise UsageError(self._unfinished)
             self._add()
             return True
@@ -131,7 +131,7 @@ class Steps:
         if padding or worker.warming_up:
             self._padding += 1
             if self._padding > MOST_PADDING:
-                raise UsageError(NO_STEP.format(count=worker.loader.progress.batches))
+                raise UsageError(NO_STEP.format(count=worker.loader.open_step.batches))
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:

@@ -123,7 +123,7 @@ class KerasCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self._training.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
-        self._samples += self._training.worker.loader.progress.samples
+        self._samples += self._training.worker.loader.open_step.samples
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         now = self._training

@@ -349,7 +349,7 @@ class GradientReduction:
                     "with several optimizers, apply the gradients that an "
                     "edl.DistributedGradientTape has computed before the next one computes others"
                 )
-            if self._worker.loader.progress.is_between_parts:
+            if self._worker.loader.open_step.is_between_parts:
                 self._worker.loader.next_part()
         if not self._worker.loader.open:
             raise UsageError(

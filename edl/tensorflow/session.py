@@ -68,8 +68,8 @@ def next_batch() -> Any:
     if not now.worker.loader.open:
         job.begin()
         now.feed.skip()
-    assert now.worker.loader.progress.batch is not None
-    return now.load(now.worker.loader.progress.batch.indices)
+    assert now.worker.loader.open_step.batch is not None
+    return now.load(now.worker.loader.open_step.batch.indices)
 
 
 class _GraphJob:

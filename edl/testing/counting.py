@@ -156,7 +156,7 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
     Raises:
         RingBroken: the step has to be completed by those who are left.
     """
-    handle, own = None, worker.loader.progress.share(0)
+    handle, own = None, worker.loader.open_step.share(0)
     batch_size = worker.loader.progress.source.batch_size
     sent = own.send_weight(batch_size) * local
     try:

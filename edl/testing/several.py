@@ -123,7 +123,7 @@ class _Sgd:
             self._model.update(self._mean)
 
     def _begin_anew(self) -> None:
-        if self._worker.loader.progress.is_between_parts:
+        if self._worker.loader.open_step.is_between_parts:
             self._worker.loader.next_part()
 
     def _reduce_again(self) -> None:
@@ -197,7 +197,7 @@ class CountingSeveral:
                     break
                 one.compute(self.step_s)
                 assert feed.batch is not None
-                own = worker.loader.progress.batch_index if self.by_index else number
+                own = worker.loader.progress.schedule.batch if self.by_index else number
                 turn = self.turns[own % len(self.turns)]
                 gradient = models.all[0].gradient(feed.batch)
                 for do in turn:
@@ -217,7 +217,7 @@ class CountingSeveral:
 
         def end_step() -> None:
             decided = any(each.reduction.decided for each in optimizers)
-            if worker.loader.open and (worker.loader.progress.updates or decided):
+            if worker.loader.open and (worker.loader.open_step.updates or decided):
                 worker.loader.end()
 
         worker.loader.before_exchange = end_step

@@ -148,7 +148,7 @@ class Accumulation:
     def _weight(self) -> float:
         """1 also where nothing is added to what was there, and the sum is weighted when sent."""
         loader, reduction = self._worker.loader, self._reduction
-        if not loader.open or reduction.step.done or not (self.adds_up or loader.progress.summed):
+        if not loader.open or reduction.step.done or not (self.adds_up or loader.open_step.summed):
             return 1.0
         return reduction.part_weight
 

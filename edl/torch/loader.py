@@ -113,7 +113,7 @@ class DataLoader:
     @property
     def batch_index(self) -> int:
         """That of the present batch in its epoch, from 0; the same on all workers."""
-        return self._worker.loader.progress.batch_index
+        return self._worker.loader.progress.schedule.batch
 
     def __len__(self) -> int:
         """Steps of an epoch with the present number of workers, rounded up."""

@@ -111,7 +111,7 @@ class Optimizers:
         Raises:
             UsageError: see :meth:`edl.daemon.loader_steps.LoaderSteps.next_part`.
         """
-        if self.several and self.worker.loader.progress.is_between_parts:
+        if self.several and self.worker.loader.open_step.is_between_parts:
             if self.worker.loader.open:
                 self._note_skipped()
             self.worker.loader.next_part()
@@ -147,11 +147,11 @@ class Optimizers:
     @property
     def _is_decided(self) -> bool:
         """With several: what becomes of the open step is known, as far as it has come."""
-        updates = self.worker.loader.progress.updates
+        updates = self.worker.loader.open_step.updates
         return self.several and bool(updates or any(each.decided for each in self._reductions))
 
     def _end_updated_step(self) -> None:
-        if self.worker.loader.progress.updates:
+        if self.worker.loader.open_step.updates:
             self._end_step()
 
     def _end_step(self) -> None:

@@ -190,7 +190,7 @@ def recovered(_):
     del worker.loader.records
     progress = worker.loader.progress
     progress.complete(worker.loader.records())  # by the others
-    progress.open = progress.superseded = True
+    progress.open_step.is_open = progress.open_step.superseded = True
     return True
 worker.loader.recover = recovered
 for _ in loader.epochs(1):

@@ -82,7 +82,7 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
     progress.attach(Source(samples, 4, False, 0, 0), 0)
     batch = progress.sampler.form(progress.ledger)
     assert batch is not None
-    progress.begin(batch, padding)
+    progress.open_step.begin(batch, padding)
     return progress
 
 
@@ -92,19 +92,19 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
 def test_a_batch_weighs_its_samples(samples: int, padding: bool, weight: int) -> None:
     """In the step and after it."""
     progress = in_a_step(samples, padding)
-    assert progress.weight == weight
-    progress._forget_batches()
-    assert progress.weight == weight
+    assert progress.open_step.weight == weight
+    progress.open_step.trained(progress.sampler)
+    assert progress.open_step.weight == weight
 
 
 def test_a_batch_that_the_script_leaves_weighs_nothing() -> None:
     progress = in_a_step()
-    progress.abandon()
-    assert progress.weight == 0
+    progress.open_step.abandon()
+    assert progress.open_step.weight == 0
 
 
 def test_a_batch_that_others_have_completed_weighs_its_samples() -> None:
     missed, root = in_a_step(), in_a_step()
-    root.step, root.open = 1, False
+    root.step, root.open_step.is_open = 1, False
     missed.take_over(root.header(), Receive.STEP)
-    assert (missed.superseded, missed.weight) == (True, 4)
+    assert (missed.open_step.superseded, missed.open_step.weight) == (True, 4)

@@ -61,7 +61,7 @@ def between_epochs() -> tuple[LoaderProgress, LoaderProgress]:
     ahead.next_epoch()
     batch = ahead.sampler.form(ahead.ledger)
     assert batch is not None
-    ahead.begin(batch, padding=False)
+    ahead.open_step.begin(batch, padding=False)
     for one in (ahead, behind):
         one.adopt((0, 1))
     return ahead, behind
@@ -81,7 +81,7 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     order = behind.source.order(1)
     assert list(batch.indices) == list(order[batch.position : batch.position + 4])
     assert ahead.sampler.agrees_with(ahead.ledger)
-    assert ahead.batch is not None
+    assert ahead.open_step.batch is not None
 
 
 def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:

@@ -111,6 +111,11 @@ class Worker:
         """How far they are."""
         return self
 
+    @property
+    def open_step(self) -> Worker:
+        """The one that is open."""
+        return self
+
     def start(self, name: str) -> None:
         self.log.append((SENT, name))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from edl.core.step.turns import KEPT, SEEN, Turn, may_begin_after, period
+from edl.core.step.turns import KEPT, SEEN, Schedule, Turn, period
 
 BOTH, FIRST, SECOND = (1, 2), (1,), (2,)
 CRITIC = [FIRST] * 4 + [BOTH]  # `if (number + 1) % 5 == 0`
@@ -26,34 +28,53 @@ def test_period(turns: list[Turn], expected: int | None) -> None:
     assert period(turns) == expected
 
 
-def places(schedule: list[Turn], before: list[Turn], batches: int) -> list[int]:
+def lived(turns: list[Turn], schedule: Schedule | None = None) -> list[Schedule]:
+    """The schedule in each batch of an epoch that takes these turns, and after the last."""
+    lives = [schedule or Schedule()]
+    for turn in turns:
+        now = lives[-1]
+        for updated in turn:
+            now = now.after_step(updated)
+        lives.append(now.after_batch())
+    return lives
+
+
+def places(turns: list[Turn], before: list[Turn]) -> list[int]:
     """After which batches of an epoch a newcomer may come in."""
-    return [n for n in range(batches) if may_begin_after(n, schedule[:n], before)]
+    lives = lived(turns, lived(before)[-1].next_epoch())
+    return [life.batch for life in lives[:-1] if life.takes_newcomers]
 
 
 def test_in_the_first_epoch_the_schedule_must_be_known() -> None:
     """Four turns of the critic alone are no schedule."""
-    assert places(CRITIC * 6, [], 30) == [19, 24, 29]
-    assert places([BOTH] * 20, [], 20) == [*range(SEEN, 20)]
+    assert places(CRITIC * 6, []) == [19, 24, 29]
+    assert places([BOTH] * 20, []) == [*range(SEEN, 20)]
 
 
 def test_in_the_next_one_its_rest_must_be_as_its_beginning() -> None:
     epoch = CRITIC * 4
-    found = places(epoch, epoch, 20)
+    found = places(epoch, epoch)
     assert found[:3] == [4, 9, 14]
     for begins in (after + 1 for after in found):
         assert epoch[begins:] == epoch[: 20 - begins]
     short = [*CRITIC, FIRST, FIRST, FIRST]
-    assert places(short, short, 8) == [4, 5, 6, 7], "the last three are as the first"
+    assert places(short, short) == [4, 5, 6, 7], "the last three are as the first"
 
 
 def test_an_epoch_that_goes_another_way_is_learnt_anew() -> None:
-    before = [BOTH, FIRST, FIRST, FIRST, FIRST]
-    assert not may_begin_after(3, [SECOND, FIRST, SECOND], before)
-    assert places([SECOND, FIRST] * 10, before, 20) == [17, 19]
+    assert places([SECOND, FIRST] * 10, [BOTH, FIRST, FIRST, FIRST, FIRST]) == [17, 19]
 
 
 def test_what_does_not_repeat_itself_is_not_waited_for() -> None:
-    turns = [SECOND] + [FIRST] * (KEPT - 1)
-    assert may_begin_after(1000, turns, [])
-    assert not may_begin_after(100, turns[:100], [])
+    found = places([SECOND] + [FIRST] * (KEPT + 9), [])
+    assert found == [*range(KEPT, KEPT + 10)]
+
+
+def test_a_newcomer_gets_the_schedule() -> None:
+    (*_, now) = lived(CRITIC * 2, lived(CRITIC)[-1].next_epoch())
+    assert Schedule.restore(json.loads(json.dumps(now.snapshot()))) == now
+
+
+def test_one_optimizer_has_none_and_its_batches_are_counted() -> None:
+    now = Schedule().after_batch().after_batch()
+    assert (now.batch, now.turns) == (2, ())

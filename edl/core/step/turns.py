@@ -7,12 +7,14 @@ where the rest of the epoch looks like its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 Turn = tuple[int, ...]  # the optimizers, as bits, that have made updates in each step of a batch
 
 KEPT = 256  # turns of an epoch's first batches, to learn the schedule from
-SEEN = 16  # batches, before a schedule is thought to be known in the first epoch
+SEEN = 16  # batches, before a schedule is thought to be known
 
 
 def period(turns: Sequence[Turn]) -> int | None:
@@ -23,21 +25,55 @@ def period(turns: Sequence[Turn]) -> int | None:
     return None
 
 
-def may_begin_after(batch: int, turns: Sequence[Turn], before: Sequence[Turn]) -> bool:
-    """Whether a newcomer that begins to count after ``batch`` takes the turns that the others do.
+@dataclass(frozen=True)
+class Schedule:
+    """The turns of an epoch so far. A value: each method returns a new one.
 
-    Args:
-        batch: the index in its epoch of the batch in training.
-        turns: those of the batches of this epoch so far, at most :data:`KEPT`.
-        before: those of the epoch before; empty in the first one.
-
-    A schedule that does not repeat itself, in :data:`KEPT` batches, is not waited for.
+    Attributes:
+        batch: the index in the epoch of the batch in hand, or of the next one.
+        turn: of the batch in hand, as far as it has come.
+        turns: of the epoch's first batches. Empty for a script with one optimizer.
+        before: of the epoch before.
     """
-    begins = batch + 1
-    if before and len(before) < KEPT and [*turns] == [*before[: len(turns)]]:
-        return [*before[begins:]] == [*before[: max(0, len(before) - begins)]]
-    known = turns if len(turns) >= SEEN or not before else before
-    length = period(known)
-    if length is None:
-        return len(known) >= KEPT
-    return (len(known) >= SEEN or bool(before)) and begins % length == 0
+
+    batch: int = 0
+    turn: Turn = ()
+    turns: tuple[Turn, ...] = ()
+    before: tuple[Turn, ...] = ()
+
+    def after_step(self, updated: int) -> Schedule:
+        """These optimizers, as bits, have made their updates in a step of the batch in hand."""
+        return replace(self, turn=(*self.turn, updated))
+
+    def after_batch(self) -> Schedule:
+        turns = (*self.turns, self.turn)[:KEPT] if self.turn else self.turns
+        return replace(self, batch=self.batch + 1, turn=(), turns=turns)
+
+    def next_epoch(self) -> Schedule:
+        return Schedule(before=self.turns)
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether one that begins to count after the batch in hand takes the turns of the others.
+
+        A schedule that does not repeat itself in :data:`KEPT` batches is not waited for.
+        """
+        begins, turns, before = self.batch + 1, self.turns, self.before
+        if before and len(before) < KEPT and turns == before[: len(turns)]:
+            return before[begins:] == before[: max(0, len(before) - begins)]
+        if len(turns) < SEEN:
+            return False
+        length = period(turns)
+        return len(turns) == KEPT if length is None else begins % length == 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """As JSON values, for newcomers, between two batches."""
+        return {"batch": self.batch, "turns": self.turns, "before": self.before}
+
+    @staticmethod
+    def restore(snapshot: Mapping[str, Any]) -> Schedule:
+        """The schedule of a snapshot."""
+        turns, before = (
+            tuple(tuple(turn) for turn in snapshot[name]) for name in ("turns", "before")
+        )
+        return Schedule(int(snapshot["batch"]), (), turns, before)
