@@ -107,7 +107,13 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def takes_newcomers(self) -> bool:
-        return self.optimizers < 2 or self.schedule.takes_newcomers
+        return self.optimizers < 2 or self.schedule.takes_newcomers(self._has_last_batch)
+
+    @property
+    def _has_last_batch(self) -> bool:
+        """This worker has nothing left in the epoch when the batch in hand is trained."""
+        left = self.ledger.held_samples(self._worker) - self.open_step.untrained
+        return left <= 0 and not self.ledger.free
 
     def accumulate(self) -> None:
         """The gradients of the batch in hand are added up on this worker."""

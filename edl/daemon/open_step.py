@@ -41,7 +41,12 @@ class OpenStep:
     @property
     def samples(self) -> int:
         """How many samples this worker contributes."""
-        return self._samples if self.part else sum(batch.samples for batch in self._batches)
+        return self._samples if self.part else self.untrained
+
+    @property
+    def untrained(self) -> int:
+        """Those of them that no step has trained yet."""
+        return sum(batch.samples for batch in self._batches)
 
     @property
     def position(self) -> int:

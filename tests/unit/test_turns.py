@@ -42,7 +42,7 @@ def lived(turns: list[Turn], schedule: Schedule | None = None) -> list[Schedule]
 def places(turns: list[Turn], before: list[Turn]) -> list[int]:
     """After which batches of an epoch a newcomer may come in."""
     lives = lived(turns, lived(before)[-1].next_epoch())
-    return [life.batch for life in lives[:-1] if life.takes_newcomers]
+    return [life.batch for life in lives[:-1] if life.takes_newcomers(ends_epoch=False)]
 
 
 def test_in_the_first_epoch_the_schedule_must_be_known() -> None:
@@ -51,14 +51,17 @@ def test_in_the_first_epoch_the_schedule_must_be_known() -> None:
     assert places([BOTH] * 20, []) == [*range(SEEN, 20)]
 
 
-def test_in_the_next_one_its_rest_must_be_as_its_beginning() -> None:
+def test_the_next_one_knows_the_schedule_from_its_beginning() -> None:
     epoch = CRITIC * 4
-    found = places(epoch, epoch)
-    assert found[:3] == [4, 9, 14]
-    for begins in (after + 1 for after in found):
-        assert epoch[begins:] == epoch[: 20 - begins]
+    assert places(epoch, epoch) == [4, 9, 14, 19]
+    longer = CRITIC * 5
+    assert places(longer, epoch) == [4, 9, 14, 19, 24], "a worker less, more batches"
+
+
+def test_what_is_too_short_to_tell_waits_for_the_end_of_the_epoch() -> None:
     short = [*CRITIC, FIRST, FIRST, FIRST]
-    assert places(short, short) == [4, 5, 6, 7], "the last three are as the first"
+    assert places(short, short) == []
+    assert lived(short)[-1].takes_newcomers(ends_epoch=True)
 
 
 def test_an_epoch_that_goes_another_way_is_learnt_anew() -> None:

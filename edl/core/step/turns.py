@@ -2,7 +2,7 @@
 
 Scripts choose by a count of their own (``if number % 5 == 0:`` in ``for number, batch in
 enumerate(loader)``), and a newcomer begins to count with its first batch. So newcomers come in
-where the rest of the epoch looks like its beginning.
+where the schedule begins anew: with the epoch, or where it repeats itself.
 """
 
 from __future__ import annotations
@@ -52,19 +52,24 @@ class Schedule:
     def next_epoch(self) -> Schedule:
         return Schedule(before=self.turns)
 
-    @property
-    def takes_newcomers(self) -> bool:
+    def takes_newcomers(self, ends_epoch: bool) -> bool:
         """Whether one that begins to count after the batch in hand takes the turns of the others.
 
-        A schedule that does not repeat itself in :data:`KEPT` batches is not waited for.
+        The epoch before tells the schedule of this one as far as both are alike, but not its
+        length, which the number of workers changes. A schedule that does not repeat itself in
+        :data:`KEPT` batches is not waited for.
+
+        Args:
+            ends_epoch: the batch in hand is the last one of its epoch.
         """
-        begins, turns, before = self.batch + 1, self.turns, self.before
-        if before and len(before) < KEPT and turns == before[: len(turns)]:
-            return before[begins:] == before[: max(0, len(before) - begins)]
-        if len(turns) < SEEN:
+        if ends_epoch:
+            return True
+        alike = self.before[: len(self.turns)] == self.turns
+        known = self.before if alike else self.turns
+        if len(known) < SEEN:
             return False
-        length = period(turns)
-        return len(turns) == KEPT if length is None else begins % length == 0
+        length = period(known)
+        return len(known) == KEPT if length is None else (self.batch + 1) % length == 0
 
     def snapshot(self) -> dict[str, Any]:
         """As JSON values, for newcomers, between two batches."""
