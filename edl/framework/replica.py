@@ -120,7 +120,7 @@ class FrameworkReplica(ABC):
         """See :class:`edl.daemon.switching.Replica`.
 
         Raises:
-            RingBroken: a worker is gone; a receiver's state is then undefined.
+            RingBroken: a worker is gone; a receiver's state is what it was.
             UsageError: the receiver's script shares something else than the job's.
         """
         if ring.alone:

@@ -73,16 +73,22 @@ class CountingModel:
     # --- what edl asks of a framework's copy of the state
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        for name in ("w", "before", "count"):
-            mine: Vector = getattr(self, name)
-            sent = ring.broadcast(mine.tobytes(), root, f"edl.state.{name}")
-            if receive is not Receive.NOTHING:
-                setattr(self, name, np.frombuffer(sent, dtype=np.float64).copy())
+        sent = self.exchange(ring, root)
+        if receive is not Receive.NOTHING:
+            self.restore(sent)
+
+    def exchange(self, ring: Ring, root: int) -> dict[str, Vector]:
+        """The state of ``root``; nothing is taken over, for the ring may break halfway."""
+        sent: dict[str, Vector] = {}
+        for name, mine in self.capture().items():
+            found = ring.broadcast(mine.tobytes(), root, f"edl.state.{name}")
+            sent[name] = np.frombuffer(found, dtype=np.float64).copy()
+        return sent
 
     def digests(self) -> dict[str, int]:
         return {name: of_array(getattr(self, name)) or 0 for name in ("w", "count")}
 
-    def capture(self) -> object:
+    def capture(self) -> dict[str, Vector]:
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
@@ -128,26 +134,32 @@ def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vecto
 
 def train_step(
     worker: Worker, member: LoopbackMember, model: CountingModel, gradient: Vector
-) -> None:
+) -> bool:
     """One step as edl's frameworks make it: send, wait for the records, apply; again if it broke.
 
     The gradient is on its way before anybody knows how many samples the step has.
+
+    Returns:
+        Whether it was completed here; not where the others had completed it.
     """
     local = gradient if model.sum is None else accumulated(worker, model, gradient)
     model.sum = mean = None
     if worker.warming_up:
         worker.loader.end()
-        return
+        return True
+    completed = True
     while True:
         try:
             mean = _mean(worker, member, local)
             break
         except RingBroken as error:
             if worker.loader.recover(error):  # the others had completed it: their state is here
+                completed = False
                 break
     if mean is not None:
         model.update(mean)
     worker.loader.end()
+    return completed
 
 
 def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
@@ -216,10 +228,10 @@ class Counting:
                     model.sum = accumulated(worker, model, gradient)
                     worker.loader.accumulate()
                     continue
-                train_step(worker, one.member, model, gradient)
+                completed = train_step(worker, one.member, model, gradient)
                 batches = 0
                 if not worker.warming_up:
-                    sizes[worker.step] = worker.size
+                    sizes[worker.step] = worker.size if completed else 0
                 due = self.exchange_every and worker.step % self.exchange_every == 0
                 if due and not worker.warming_up:
                     exchanged[worker.step] = worker.exchange([worker.id, worker.step])
@@ -264,7 +276,7 @@ class Counted:
     """What one worker has at the end.
 
     ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
-    workers were in the ring that completed a step.
+    workers were in the ring that completed a step, 0 where this one has missed it.
     """
 
     model: CountingModel

@@ -121,15 +121,17 @@ def test_crashes_while_the_ring_changes(
     restart_s=st.sampled_from([0.0, 5.0]),
 )
 @example(seed=0, faults=(Fault(2, 46, "kill"),), restart_s=5.0)
+@example(seed=0, faults=(Fault(0, 35, "kill"), Fault(1, 55, "kill")), restart_s=0.0)
+@example(seed=0, faults=(Fault(0, 35, "kill"), Fault(1, 67, "kill")), restart_s=0.0)
 def test_below_min_np_it_pauses(seed: int, faults: tuple[Fault, ...], restart_s: float) -> None:
     """The step in which somebody died is completed; no other one before replacements are here."""
     script = Counting(24, epochs=3)
     trial = Trial(seed, 3, 3, 3, script, faults, restart_s=restart_s)
     job = trial.run()
-    sizes: dict[int, int] = {}  # of a step: who has missed it says how many have gone on from it
+    sizes: dict[int, int] = {}
     for result in job.results.values():
         sizes |= {s: max(size, sizes.get(s, 0)) for s, size in result.sizes.items()}
-    small = [step for step, size in sizes.items() if size < 3]
+    small = [step for step, size in sizes.items() if 0 < size < 3]
     repairs = [g for g in job.memory.generations[1:] if g.repairs]
     assert len(small) <= len(repairs)
 
@@ -140,9 +142,7 @@ def test_below_min_np_after_a_step_that_one_has_missed() -> None:
     for seed in range(1, 101):
         faults = (Fault(seed % 3, 30 + 7 * seed % 90, "kill"),)
         job = Trial(seed, 3, 3, 3, Counting(24, epochs=3), faults).run()
-        sizes = [result.sizes for result in job.results.values()]
-        by_step = {step: {one[step] for one in sizes if step in one} for step in range(1, 14)}
-        missed += any(len(each) > 1 for each in by_step.values())  # it says who went on from it
+        missed += any(0 in result.sizes.values() for result in job.results.values())
     assert missed >= 5
 
 
