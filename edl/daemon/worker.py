@@ -44,6 +44,7 @@ class Worker:
     Attributes:
         loader: its steps on the batches of edl's loader.
         script: its steps where the script keeps its own place in its data.
+        steps: those of the two that this script makes.
         checkpointing: how the job is saved, and how it ends before its time.
         local_rank: the slot on its host.
         finished: the script has trained to its end.
@@ -62,12 +63,12 @@ class Worker:
         self._switching = Switching(
             config, mailbox, ring, progress, coordinator, self.checkpointing
         )
-        self._switching.median_step_us = lambda: self._steps.median_step_us
+        self._switching.median_step_us = lambda: self.steps.median_step_us
         self._switching.on_switch = self._switched
         self._check = StateCheck(ring, progress, self.checkpointing, self.log_event)
         self.loader = LoaderSteps(ring, mailbox, self._switching, progress, self._check)
         self.script = ScriptSteps(ring, mailbox, self._switching)
-        self._steps: Steps = self.loader
+        self.steps: Steps = self.loader
         self._replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []
 
@@ -113,12 +114,12 @@ class Worker:
         """
         failpoints.reached("boundary")
         self._mailbox.check()
-        target, self._steps.target = self._steps.target, None
+        target, self.steps.target = self.steps.target, None
         if target is not None:
-            self._steps.log_switch_if_due()
+            self.steps.log_switch_if_due()
             self._switching.switch(target)
         self._switching.synchronise_if_due()
-        self._switching.wait_for_min_np(self._steps.idle_record)
+        self._switching.wait_for_min_np(self.steps.idle_record)
         self.checkpointing.save_if_due(self.rank, self.generation)
 
     def finish(self) -> None:
@@ -128,14 +129,14 @@ class Worker:
             WorkerEvicted: it was given up: what it has trained is not the job's.
         """
         self._mailbox.check()
-        self._steps.leave()
+        self.steps.leave()
         self.finished = True
-        self._steps.log_switch_if_due()
-        self._switching.finish_together(self._steps.last_record, self._steps.compare)
+        self.steps.log_switch_if_due()
+        self._switching.finish_together(self.steps.last_record, self.steps.compare)
         failpoints.reached("finish")
         if self.rank == 0:
             self.checkpointing.save_last()
-        reason = f"trained {self.step} {self._steps.progress.unit}"
+        reason = f"trained {self.step} {self.steps.progress.unit}"
         self._coordinator.end_job(JobState.FINISHED, reason)
         self._coordinator.set_stage(Stage.FINISHED)
         self.log_event(FinishedDetails(), reason)
@@ -187,7 +188,7 @@ class Worker:
     @property
     def generation(self) -> int:
         """The number of the present ring; 0 while this worker is in none."""
-        return self._steps.generation
+        return self.steps.generation
 
     @property
     def sends_state(self) -> bool:
@@ -202,16 +203,7 @@ class Worker:
     @property
     def step(self) -> int:
         """How many updates the job has made."""
-        return self._steps.progress.steps_made
-
-    @property
-    def batch_weight(self) -> int:
-        """How many samples count of the batch that was handed out last, trained or not yet.
-
-        Raises:
-            UsageError: the script keeps its own place in its data.
-        """
-        return self._steps.batch_weight
+        return self.steps.progress.steps_made
 
     # --- what the script declares ---
 
@@ -226,7 +218,7 @@ class Worker:
             DataError: it is empty.
             UsageError: there is a source already, or the script keeps its own place in its data.
         """
-        if self._steps is self.script:
+        if self.steps is self.script:
             raise UsageError(
                 "create no edl data loader beside an elastic state; the script reads its own data"
             )
@@ -266,7 +258,7 @@ class Worker:
                 "of them: loader.epochs(n) with edl.Optimizer, or elastic.run with an elastic "
                 "state and the framework's own loader"
             )
-        self._steps, progress = self.script, self.script.progress
+        self.steps, progress = self.script, self.script.progress
         progress.adopt(self.loader.progress.members)
         self._switching.progress = self.checkpointing.progress = progress
         self._switching.replica = state
@@ -290,7 +282,7 @@ class Worker:
         """
         if self.finished:
             raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
-        return self._steps.exchange(values)
+        return self.steps.exchange(values)
 
     def log_event(self, details: Details, reason: str) -> None:
         """Write what all workers know into the job's event log: rank 0 does, the others do not."""
@@ -298,6 +290,6 @@ class Worker:
             self._mailbox.log(Event(time.time(), self.generation, self.step, reason, details))
 
     def _switched(self, old_size: int, new_size: int) -> None:
-        self._steps.entered()
+        self.steps.entered()
         for callback in self._on_resize:
             callback(old_size, new_size)

@@ -16,7 +16,7 @@ def batch_weight() -> int:
     Of the batch that is being trained, and between two steps of the one that was trained last. A
     warm-up's first batch has its samples, though nothing of it counts.
     """
-    return current_worker().batch_weight
+    return current_worker().steps.batch_weight
 
 
 @overload

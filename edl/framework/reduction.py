@@ -29,7 +29,6 @@ from typing import TypeVar
 
 from edl import failpoints
 from edl.core.step.step_state import (
-    CHANGES_NOTHING,
     DECIDED,
     REOPENED,
     SUPERSEDED_FROM,
@@ -37,14 +36,14 @@ from edl.core.step.step_state import (
     StepEvent,
     StepState,
 )
-from edl.core.step.weighting import Averaging, Share, Weights, weigh
+from edl.core.step.weighting import Averaging, Weights
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError
+from edl.framework.step_weights import StepWeights
 
 Averages = TypeVar("Averages")
 
 NOTHING = Weights(Averaging.NONE)
-ALONE = Weights(Averaging.LOCAL)
 
 
 class Branch(IntEnum):
@@ -99,9 +98,7 @@ class StepReduction:
         rounds: those of all optimizers of the script.
 
     Attributes:
-        sends_early: gradients may be sent in this step before the records are in.
-        sent_weight: what is sent is multiplied by this; 0 without samples.
-        part_weight: what gradients of this batch are multiplied by before they are added to others.
+        weights: what its gradients are multiplied by.
         cannot_repair: why this script cannot repair a ring inside of a step; empty if it can.
         number: which of the script's optimizers it is, from 0.
         repeat: reduces what was reduced in the open step once more.
@@ -122,11 +119,8 @@ class StepReduction:
         self.repeat: Callable[[], None] = self.reopen
         self._step = Step()
         self._changes = 0  # of the worker's steps that were seen
-        self._weights: Weights | None = None  # None: not known yet, or of no use
         self._error: RingBroken | None = None  # why the ring is to be repaired
-        self.sends_early = False
-        self.sent_weight = 0.0
-        self.part_weight = 0.0
+        self.weights = StepWeights(worker, self.number)
         self.cannot_repair = ""
 
     # --- how far the step is
@@ -142,27 +136,6 @@ class StepReduction:
     def done(self) -> bool:
         """There is nothing more to reduce in it."""
         return self.step.done
-
-    @property
-    def decided(self) -> bool:
-        """What becomes of it is known, and the worker trains on."""
-        return self.done and self._step.state is not StepState.ENDED
-
-    @property
-    def changes_nothing(self) -> bool:
-        """It is decided, and no update is to be made."""
-        return self.step.state in CHANGES_NOTHING
-
-    @property
-    def kept_weight(self) -> float:
-        """What the local gradients are multiplied by to be the mean, where nothing was sent."""
-        kept = self._weights is not None and self._weights.averaging is Averaging.LOCAL
-        return self._weights.received if kept and self._weights is not None else 1.0
-
-    @property
-    def share(self) -> Share:
-        """What this worker brings into the step."""
-        return self._worker.loader.open_step.share(self.number)
 
     @property
     def is_sending(self) -> bool:
@@ -254,12 +227,12 @@ class StepReduction:
     def refuse(self) -> None:
         """The script uses edl wrongly: this step changes nothing."""
         self._on(StepEvent.REFUSE)
-        self._weights = None
+        self.weights.agreed = None
 
     def fail(self) -> None:
         """An error ends this worker."""
         self._on(StepEvent.FAIL)
-        self._weights = None
+        self.weights.agreed = None
 
     # --- decisions
 
@@ -271,26 +244,17 @@ class StepReduction:
         self._changes = loader.changes
         if self._step.number != loader.begun:
             self._step = self._step.next(loader.begun)
-            self._weights = self._error = None
-        self._weigh()
+            self.weights.agreed = self._error = None
+        self.weights.weigh()
 
     def _prospect(self) -> Weights | None:
         """How gradients are weighted in the present ring; None when it is broken."""
         self._catch_up()
-        worker = self._worker
-        self._weights = None
-        if worker.warming_up:
-            self._weights = ALONE
-        else:
-            try:
-                records = worker.loader.records()
-                shares = [
-                    Share(record.samples_for(self.number), record.batches) for record in records
-                ]
-                self._weights = weigh(shares, self.share, self._batch_size)
-            except RingBroken as error:
-                self._broke(error)
-        return self._weights
+        try:
+            return self.weights.agree()
+        except RingBroken as error:
+            self._broke(error)
+            return None
 
     def agree(self) -> Weights:
         """How gradients are weighted in a ring that stands: a broken one is repaired first.
@@ -324,7 +288,7 @@ class StepReduction:
                 each.interrupted()
         self._on(StepEvent.SUPERSEDE if loader.open_step.superseded else StepEvent.REPAIR)
         # Without samples any more, if its leases were of a generation that is gone.
-        self._weigh(early=False)
+        self.weights.weigh(early=False)
         self._rounds.repeat(self._step.number)  # which may break again, and be superseded then
         self.reopen()
 
@@ -343,7 +307,7 @@ class StepReduction:
             self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
         elif superseded:
             self._supersede()
-        self._weigh(early=False)
+        self.weights.weigh(early=False)
 
     def _supersede(self) -> None:
         if self._step.state in SUPERSEDED_FROM:
@@ -351,10 +315,10 @@ class StepReduction:
 
     def _unsent(self) -> None:
         """Nothing was sent."""
-        averaging = None if self._weights is None else self._weights.averaging
-        if averaging is Averaging.LOCAL:
+        agreed = self.weights.agreed
+        if agreed is not None and agreed.averaging is Averaging.LOCAL:
             self._on(StepEvent.KEEP)
-        elif averaging is Averaging.NONE:
+        elif agreed is not None and agreed.averaging is Averaging.NONE:
             self._on(StepEvent.DROP)
         self._reached()
 
@@ -370,20 +334,7 @@ class StepReduction:
 
     def _broke(self, error: RingBroken) -> None:
         self._on(StepEvent.BREAK)
-        self._weights, self._error = None, error
-
-    def _weigh(self, early: bool = True) -> None:
-        worker, share = self._worker, self.share
-        self.sent_weight = share.send_weight(self._batch_size)
-        part = Share(worker.loader.batch_weight if share.samples else 0)
-        self.part_weight = part.send_weight(self._batch_size)
-        alone = worker.warming_up or worker.ring.alone or worker.loader.open_step.superseded
-        self.sends_early = early and self.sent_weight > 0 and not alone
-
-    @property
-    def _batch_size(self) -> int:
-        """The nominal batch size of one worker."""
-        return self._worker.loader.progress.source.batch_size
+        self.weights.agreed, self._error = None, error
 
     def _on(self, event: StepEvent) -> None:
         self._step = self.step.after(event)

@@ -50,6 +50,11 @@ class PipelineFeed:
         self._gave_up = False  # batches were formed that nobody will train
         self.trial = False  # a batch was read before any step had begun
 
+    @property
+    def is_trial(self) -> bool:
+        """A session that does not know the job runs its graph for the first time."""
+        return self.trial and not self._worker.loader.begun
+
     # --- training thread
 
     def restart(self) -> None:

@@ -75,7 +75,7 @@ class GradientReduction:
     def end_step(self) -> None:
         """The ledger moves, if the gradients of the open step are reduced."""
         self.raise_pending()
-        if self._worker.loader.open and self._reduction.decided:
+        if self._worker.loader.open and self._reduction.step.is_decided:
             if self.several:
                 self._worker.loader.end()
             else:
@@ -123,7 +123,7 @@ class GradientReduction:
         Raises:
             UsageError: none were, or they are applied already.
         """
-        if self._is_trial():
+        if self._feed.is_trial:
             return False
         if not self.done:
             raise UsageError(
@@ -203,7 +203,7 @@ class GradientReduction:
         """The first gradient is there: whether the gradients are sent as they are."""
 
         def begin() -> bool:
-            if self._is_trial():
+            if self._feed.is_trial:
                 return False
             self._check()
             sends = self._reduction.begin()
@@ -236,7 +236,7 @@ class GradientReduction:
 
         def end() -> Branch:
             branch = self._reduction.end(self._received)
-            if branch is not Branch.AGAIN and not early and not self._is_trial():
+            if branch is not Branch.AGAIN and not early and not self._feed.is_trial:
                 self._begin_update()
             return branch
 
@@ -244,7 +244,7 @@ class GradientReduction:
 
     def _begin_update(self) -> None:
         """With several optimizers: it follows at once, and the next one belongs to another step."""
-        if self.several and self._reduction.decided:
+        if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
 
     def _from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
@@ -279,7 +279,7 @@ class GradientReduction:
         Raises:
             UsageError: no batch was handed out for this step, or it was reduced already.
         """
-        if self._is_trial():
+        if self._feed.is_trial:
             return gradients, False
         self._check()
         means = self._reduction.complete(lambda weights: self._averages(gradients, weights))
@@ -336,10 +336,6 @@ class GradientReduction:
         return [*means, proceed]
 
     # --- in both
-
-    def _is_trial(self) -> bool:
-        """A session that does not know the job runs its graph for the first time."""
-        return self._feed.trial and not self._worker.loader.begun
 
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""

@@ -42,8 +42,9 @@ class Models:
         self.all = [CountingModel(samples) for _ in range(count)]
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        for model in self.all:
-            model.synchronise(ring, root, receive)
+        sent = [model.exchange(ring, root) for model in self.all]
+        if receive is not Receive.NOTHING:
+            self.restore(sent)
 
     def digests(self) -> dict[str, int]:
         return {
@@ -98,7 +99,7 @@ class _Sgd:
         reduction = self.reduction
         reduction.reopen()
         self._local = gradient if self._local is None else self._local + gradient
-        if reduction.sends_early and not reduction.done:
+        if reduction.weights.sends_early and not reduction.done:
             try:
                 self._send()
             except RingBroken as error:
@@ -109,8 +110,8 @@ class _Sgd:
             mean = self.reduction.complete(self._average)
             if mean is not None:
                 self._mean, self._mean_in = mean, self.reduction.step.number
-            elif not self.reduction.changes_nothing and self._local is not None:
-                self._mean = self._local * self.reduction.kept_weight
+            elif not self.reduction.step.changes_nothing and self._local is not None:
+                self._mean = self._local * self.reduction.weights.kept
                 self._mean_in = self.reduction.step.number
 
     def step(self) -> None:
@@ -147,7 +148,7 @@ class _Sgd:
         local = np.zeros(len(self._model.w)) if self._local is None else self._local
         name = f"edl.gradient{self.reduction.number}"
         try:
-            sent = self.reduction.sent_weight * local
+            sent = self.reduction.weights.sent * local
             self._handle = self._one.member.average_start(sent, name)
         except CollectiveFailed as error:
             raise RingBroken(self._worker.generation, str(error)) from error
@@ -216,7 +217,7 @@ class CountingSeveral:
         optimizers = [_Sgd(one, rounds, model) for model in models.all]
 
         def end_step() -> None:
-            decided = any(each.reduction.decided for each in optimizers)
+            decided = any(each.reduction.step.is_decided for each in optimizers)
             if worker.loader.open and (worker.loader.open_step.updates or decided):
                 worker.loader.end()
 

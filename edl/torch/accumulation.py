@@ -150,7 +150,7 @@ class Accumulation:
         loader, reduction = self._worker.loader, self._reduction
         if not loader.open or reduction.step.done or not (self.adds_up or loader.open_step.summed):
             return 1.0
-        return reduction.part_weight
+        return reduction.weights.part
 
 
 @contextlib.contextmanager

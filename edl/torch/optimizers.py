@@ -148,7 +148,9 @@ class Optimizers:
     def _is_decided(self) -> bool:
         """With several: what becomes of the open step is known, as far as it has come."""
         updates = self.worker.loader.open_step.updates
-        return self.several and bool(updates or any(each.decided for each in self._reductions))
+        return self.several and bool(
+            updates or any(each.step.is_decided for each in self._reductions)
+        )
 
     def _end_updated_step(self) -> None:
         if self.worker.loader.open_step.updates:

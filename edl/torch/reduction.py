@@ -23,25 +23,21 @@ by all workers together, at the end of backward (:func:`edl.core.step.weighting.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from edl.core.step.step_state import StepState
-from edl.core.step.weighting import Weights, presence, present
-from edl.errors import RingBroken, UsageError
+from edl.core.step.step_state import Step, StepState
+from edl.core.step.weighting import Weights
+from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
-from edl.ring.ring import CollectiveFailed
 from edl.torch.accumulation import Accumulation, requiring_gradient
-from edl.torch.collectives import WIRE_DTYPE, average_start, finish
-from edl.torch.gradient import Gradient, InFlight
+from edl.torch.flights import Flights
+from edl.torch.gradient import Gradient
 from edl.torch.optimizers import Optimizers
-
-PRESENT = "edl.present"  # the collective in which workers say who has a gradient
 
 NO_BATCH = (
     "optimizer.step() was called without a batch from the edl loader; take each training batch "
@@ -88,14 +84,12 @@ class GradientReduction:
         self._listed: list[torch.nn.Parameter] = []  # the optimizer's, in its order
         self._gradients: list[Gradient] = []  # theirs
         self._summed_in = -1  # the number of the step in which gradients were added up last
-        self._suffix = ""  # of the names of collectives; none for the first optimizer
         self._hooked: dict[torch.nn.Parameter, Gradient] = {}
-        self._in_flight: list[Gradient] = []
-        self._failed: RingBroken | None = None  # a gradient could not be sent; for who waits for it
-        self._reduction = StepReduction(self._worker, self._forget_flights, optimizers.rounds)
+        self._flights = Flights(self._worker)
+        self._reduction = StepReduction(self._worker, self._flights.forget, optimizers.rounds)
         self._reduction.repeat = self._reduce_again
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
-        self._suffix = str(self._reduction.number or "")
+        self._suffix = str(self._reduction.number or "")  # of the names of collectives
         optimizers.add(self)
         self._hook_new()
 
@@ -107,7 +101,7 @@ class GradientReduction:
         When a worker dies meanwhile, the survivors complete the step with the gradients that
         they hold. When others had completed it already, their state is in the model: then the
         gradients here are no more than what lets the script decide as the others did, and
-        :meth:`let_go` takes them away.
+        :meth:`begin_update` takes them away.
 
         Raises:
             UsageError: no batch was handed out for this step; or gradients are left of the step
@@ -130,12 +124,12 @@ class GradientReduction:
         step = self._reduction.step
         if averaged is not None:
             self._take_over(averaged)
-        elif self._reduction.changes_nothing:
+        elif step.changes_nothing:
             superseded = step.state is StepState.SUPERSEDED
             # The others may have skipped the update, and the script here must decide the same.
             self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
         else:
-            self._keep(self._reduction.kept_weight)
+            self._keep(self._reduction.weights.kept)
 
     def _reduce_again(self) -> None:
         """The ring broke after this was reduced, in the same step."""
@@ -154,6 +148,8 @@ class GradientReduction:
         Only where ``backward()`` has met no parameter of the optimizer, and may have on other
         workers, is this the moment; the optimizer's step is the next.
         """
+        if not self._reduction.done:
+            self._optimizers.begin_anew()
         if self._worker.loader.open:
             self.finish()
 
@@ -176,13 +172,13 @@ class GradientReduction:
         if self._optimizers.several:
             for gradient in self._gradients:
                 gradient.refuse_mixed(self._reduction.step.number)
-        if self._reduction.changes_nothing:
+        if self._reduction.step.changes_nothing:
             for parameter in self._listed:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
         """The optimizer has made its step, or the script has skipped it."""
-        if not self._reduction.changes_nothing:
+        if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
         if skipped is not True:
             self._reduction.apply()
@@ -197,14 +193,13 @@ class GradientReduction:
         if self._reduction.step.state is StepState.REDUCED:
             # By a scaler, perhaps; or it had no turn, and was computed with another one's.
             gradients = [p.grad for p in self._listed if p.grad is not None]
-            norms = [*torch._foreach_norm(gradients)] if gradients else []
-            self._last_step.skipped = ~torch.stack(norms).isfinite().all() if norms else False
+            self._last_step.skipped = _not_finite(gradients) if gradients else False
         self.accumulation.begin_step()
 
     @property
-    def decided(self) -> bool:
-        """What becomes of the open step is known."""
-        return self._reduction.decided
+    def step(self) -> Step:
+        """This optimizer's part of the open step."""
+        return self._reduction.step
 
     @property
     def has_sums(self) -> bool:
@@ -219,7 +214,7 @@ class GradientReduction:
 
     def settle(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
-        if self._worker.loader.open and self._reduction.decided:
+        if self._worker.loader.open and self._reduction.step.is_decided:
             self.end_step(skipped=True)
         if not self._worker.loader.open and self.accumulation.begin_step():
             for parameter in self._listed:  # the script has left a loop in the middle of a step
@@ -300,11 +295,8 @@ class GradientReduction:
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
-        if reduction.sends_early and self._failed is None and not accumulation.adds_up:
-            try:
-                self._send(gradient)
-            except RingBroken as error:  # backward() must not fail
-                self._failed = error
+        if reduction.weights.sends_early and not accumulation.adds_up:
+            self._flights.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
         """The backward pass that has computed gradients of this optimizer is over."""
@@ -314,70 +306,27 @@ class GradientReduction:
         else:
             self.synchronize()
 
-    # --- around the ring
+    # --- what comes back
 
     def _average(self, weights: Weights) -> list[tuple[Gradient, torch.Tensor]]:
         """The averages of all gradients over the ring; the gradients stay as they are.
 
         Raises:
-            RingBroken: the ring is; :meth:`_forget_flights` is next.
+            RingBroken: the ring is; its flights are forgotten next.
             UsageError: gradients were changed meanwhile.
         """
-        if self._failed is not None:
-            raise self._failed
-        with_gradient = self._with_gradient()
+        flights, reduction = self._flights, self._reduction
+        with_gradient = flights.with_gradient(self._gradients, reduction, self._suffix)
         for gradient in with_gradient:
             if gradient.flight is None:
-                gradient.become_local(self._reduction.step.number)
-                self._send(gradient)
-        averages = [self._land(gradient) for gradient in with_gradient]
+                gradient.become_local(reduction.step.number)
+                flights.send(gradient, reduction)
+        averages = [flights.land(gradient) for gradient in with_gradient]
         for gradient in with_gradient:
             gradient.check_unchanged()
         if weights.received != 1.0 and averages:
             torch._foreach_mul_(averages, weights.received)
         return list(zip(with_gradient, averages, strict=True))
-
-    def _with_gradient(self) -> list[Gradient]:
-        """Those of the parameters that have a gradient in the job."""
-        step, samples = self._reduction.step.number, self._reduction.share.samples
-        mine = presence(samples, [each.is_local(step) for each in self._gradients])
-        # Of the kind that gradients are, so that Horovod sends it along with the last of them.
-        row = torch.tensor(mine)
-        name = f"{PRESENT}{self._suffix}"
-        handle = self._guard(average_start, row, torch.empty_like(row), name)
-        shares = present(self._wait(handle).tolist())
-        return [each for each, is_there in zip(self._gradients, shares, strict=True) if is_there]
-
-    def _send(self, gradient: Gradient) -> None:
-        sent = self._weighted(gradient)
-        buffer, gradient.spare = gradient.spare, None
-        if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
-            buffer = torch.empty_like(sent)
-        handle = self._guard(average_start, sent, buffer, gradient.collective)
-        if not self._in_flight:
-            self._reduction.sending()
-        local = gradient.parameter.grad
-        version = 0 if local is None else local._version
-        gradient.flight = InFlight(handle, sent, local, version)
-        self._in_flight.append(gradient)
-
-    def _weighted(self, gradient: Gradient) -> torch.Tensor:
-        """This worker's part of the sum; the gradient itself when nothing has to be changed."""
-        weight, parameter, local = self._reduction.sent_weight, gradient.parameter, None
-        if gradient.is_local(self._reduction.step.number):
-            local = parameter.grad
-        dtype = parameter.dtype if local is None else local.dtype
-        wire = WIRE_DTYPE.get(dtype, dtype)
-        if local is None or weight == 0.0:  # 0 * inf would be nan
-            return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
-        if local.requires_grad:  # backward(create_graph=True)
-            local = local.detach()
-        weighted = local if weight == 1.0 else local * weight
-        return weighted.to(wire).contiguous()
-
-    def _land(self, gradient: Gradient) -> torch.Tensor:
-        assert gradient.flight is not None
-        return self._wait(gradient.flight.handle)
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Let the averages be the gradients."""
@@ -400,7 +349,7 @@ class GradientReduction:
                 parameter.grad = mean
             if spare is not None and spare.is_contiguous() and not spare.requires_grad:
                 gradient.spare = spare
-        self._in_flight.clear()
+        self._flights.landed()
 
     def _keep(self, weight: float) -> None:
         """There is no other worker: the local gradients are the mean, but for ``weight``."""
@@ -423,24 +372,11 @@ class GradientReduction:
             if parameter.grad is not None or gradient.computed == step:
                 parameter.grad = torch.full_like(parameter, number)
 
-    def _forget_flights(self) -> None:
-        """Let Horovod forget what was under way in a ring that is gone."""
-        for gradient in self._in_flight:
-            with contextlib.suppress(RingBroken):
-                self._land(gradient)
-            gradient.flight = None
-        self._in_flight.clear()
-        self._failed = None
 
-    def _wait(self, handle: int) -> torch.Tensor:
-        average: torch.Tensor = self._guard(finish, handle)
-        return average
-
-    def _guard(self, function: Callable[..., Any], *arguments: object) -> Any:
-        try:
-            return function(*arguments)
-        except CollectiveFailed as error:
-            raise RingBroken(self._worker.generation, str(error)) from error
+def _not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Whether one of them has an inf or a nan, on the device of the first."""
+    finite = [gradient.isfinite().all() for gradient in gradients]
+    return ~torch.stack([each.to(finite[0].device) for each in finite]).all()
 
 
 def optimizer_parameters(

@@ -12,18 +12,28 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hypothesis import strategies as st
 
 from edl.core.records import JobState
 from edl.errors import JobFailed, WorkerEvicted
 from edl.testing.counting import Counting, CountingModel
-from edl.testing.loopback import LoopbackJob
+from edl.testing.loopback import LoopbackJob, LoopbackWorker
 
 POINTS = 160  # of a worker's life; a step has some ten
 BOUND_S = 400.0  # of virtual time: no job of these stands still longer
 FAULTS = ("kill", "fail", "cut", "delay", "freeze", "expire")
+
+
+class Script(Protocol):
+    """What each worker runs, and how it is proven."""
+
+    def __call__(self, one: LoopbackWorker) -> None: ...
+
+    def prove(self, results: Any) -> None: ...
+
+    def prove_stopped(self, models: Any) -> None: ...
 
 
 SHORT = Counting(samples=24)
@@ -75,7 +85,7 @@ class Trial:
     np: int = 3
     min_np: int = 1
     max_np: int = 5
-    script: Counting = SHORT
+    script: Script = SHORT
     faults: tuple[Fault, ...] = ()
     changes: tuple[Change, ...] = ()
     restart_s: float = 0.0

@@ -7,7 +7,7 @@ to replay a failure.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
 
@@ -71,6 +71,14 @@ def test_a_fault_at_each_point(what: str, turns: tuple[tuple[str, ...], ...]) ->
     faults=some(faults(), 0, 4),
     restart_s=st.sampled_from([0.0, 0.5]),
 )
+@example(  # the second epoch has more batches than the first
+    seed=0,
+    np=2,
+    script=CountingSeveral((GAN, ONE, ONE), samples=5, batch_size=1),
+    changes=(Change(0, a=0, b=0), Change(1, a=0, b=2)),
+    faults=(),
+    restart_s=0.0,
+)
 def test_everything_at_once(
     seed: int,
     np: int,
@@ -79,7 +87,7 @@ def test_everything_at_once(
     faults: tuple[Fault, ...],
     restart_s: float,
 ) -> None:
-    Trial(seed, np, 1, 5, script, faults, changes, restart_s).run()  # type: ignore[arg-type]
+    Trial(seed, np, 1, 5, script, faults, changes, restart_s).run()
 
 
 @pytest.mark.parametrize(
@@ -91,6 +99,6 @@ def test_a_newcomer_comes_in_where_the_schedule_begins_anew(
     """Each worker's script counts its batches by itself."""
     script = CountingSeveral(turns, samples=48)
     for step in range(0, 24, 2):
-        trial = Trial(np=2, script=script, changes=(Change(step, a=3),))  # type: ignore[arg-type]
+        trial = Trial(np=2, script=script, changes=(Change(step, a=3),))
         job = trial.run()
         assert {len(g.seats) for g in job.memory.generations} == {2, 3}

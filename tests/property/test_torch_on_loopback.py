@@ -32,7 +32,7 @@ from edl.testing.several import (
     Models,
     Optimizer,
 )
-from edl.torch import reduction as module
+from edl.torch import flights
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
@@ -54,8 +54,8 @@ def finish(flight: Any) -> torch.Tensor:
 @pytest.fixture(autouse=True, scope="module")
 def loopback() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "average_start", average_start)
-        patch.setattr(module, "finish", finish)
+        patch.setattr(flights, "average_start", average_start)
+        patch.setattr(flights, "finish", finish)
         yield
     MEMBERS.clear()
 
@@ -94,7 +94,7 @@ class Sgd:
 
     def finish(self) -> None:
         if self._losses:
-            torch.stack(self._losses).sum().backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(torch.stack(self._losses).sum())
             self._losses.clear()
 
     def step(self) -> None:

@@ -112,18 +112,17 @@ def test_a_refusal_is_not_taken_for_a_ring_that_broke(message: str, refused: boo
 
 def test_an_error_is_raised_in_the_thread_that_waits_for_a_framework() -> None:
     error = UsageError("gradients were applied twice")
-    main, raised, waiting = threading.get_ident(), [], []
+    main, raised, waiting = threading.get_ident(), [], threading.Event()
 
     def interrupt() -> None:
-        while not waiting:  # Thread.start() in the other one must be through
-            time.sleep(0.01)
+        assert waiting.wait(10.0), "Thread.start() in the other one must be through"
         raised.append(raise_in(main, error))
 
     framework = threading.Thread(target=interrupt)
 
     def wait() -> None:
         framework.start()
-        waiting.append(True)
+        waiting.set()
         deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline:
             pass

@@ -37,7 +37,9 @@ def test_without_samples_there_is_no_mean() -> None:
 def others(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     """Rows of the other workers; this one's batch has 2 samples."""
     rows: list[list[float]] = []
-    worker = SimpleNamespace(batch_weight=2, exchange=lambda mine: [mine, *rows])
+    worker = SimpleNamespace(
+        steps=SimpleNamespace(batch_weight=2), exchange=lambda mine: [mine, *rows]
+    )
     monkeypatch.setattr(metrics, "current_worker", lambda: worker)
     return rows
 

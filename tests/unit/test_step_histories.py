@@ -137,7 +137,7 @@ class EarlySender:
 
     def backward(self) -> None:
         for name in reversed(GRADIENTS):
-            if not self.reduction.done and self.reduction.sends_early:
+            if not self.reduction.done and self.reduction.weights.sends_early:
                 self._send(name)
         self.reduction.complete(self._average)
 
@@ -357,7 +357,7 @@ def test_a_step_without_samples_changes_nothing(framework: Any) -> None:
     framework.backward()
     assert framework.worker.log == [(SENT, "record"), (AWAITED, "record")]
     assert framework.reduction.step.state is StepState.DROPPED
-    assert framework.reduction.changes_nothing
+    assert framework.reduction.step.changes_nothing
     assert not framework.reduction.apply()
 
 
@@ -384,4 +384,4 @@ def test_a_refused_step_is_not_repeated(framework: Any) -> None:
     for event in (framework.reduction.refuse, framework.reduction.fail):
         event()
         assert framework.reduction.end(lambda: None) is Branch.SKIP
-        assert not framework.reduction.decided
+        assert not framework.reduction.step.is_decided

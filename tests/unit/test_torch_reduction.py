@@ -16,9 +16,10 @@ from edl.core.step.weighting import Share
 from edl.daemon import activity
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
-from edl.torch import reduction as module
+from edl.torch import flights
+from edl.torch.flights import PRESENT
 from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import PRESENT, GradientReduction, LastStep
+from edl.torch.reduction import GradientReduction, LastStep
 
 Tensor = torch.Tensor
 BATCH = 2
@@ -40,8 +41,8 @@ class Worker:
         self.sent: list[str] = []
         self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what recover() answers
         self._flights: list[tuple[Tensor, Tensor, str]] = []
-        monkeypatch.setattr(module, "average_start", self._start)
-        monkeypatch.setattr(module, "finish", self._finish)
+        monkeypatch.setattr(flights, "average_start", self._start)
+        monkeypatch.setattr(flights, "finish", self._finish)
 
     def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
         if self.open and self.may_grow:
@@ -117,6 +118,11 @@ class Worker:
         return output.copy_((mine + theirs.to(mine.dtype).reshape(mine.shape)) / 2)
 
 
+def optimizers_of(worker: Any) -> Optimizers:
+    """Those of a worker that is played."""
+    return Optimizers(worker)
+
+
 class Job:
     """One worker's model of named scalars, with edl's hooks as ``edl.Optimizer`` sets them."""
 
@@ -127,13 +133,8 @@ class Job:
             self.model.register_parameter(name, torch.nn.Parameter(torch.ones(())))
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0, **options)
         self.last_step = LastStep()
-        self.reduction = GradientReduction(
-            Optimizers(worker),  # type: ignore[arg-type]
-            self.sgd,
-            self.model,
-            self.last_step,
-            passes,
-        )
+        wrapped = optimizers_of(worker)
+        self.reduction = GradientReduction(wrapped, self.sgd, self.model, self.last_step, passes)
 
     def __getattr__(self, name: str) -> torch.nn.Parameter:
         return self.model.get_parameter(name)
@@ -301,8 +302,7 @@ def test_other_layouts_of_memory(worker: Worker) -> None:
     """Horovod writes rows; a gradient of another layout must not receive them."""
     model = torch.nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizers = Optimizers(worker)  # type: ignore[arg-type]
-    reduction = GradientReduction(optimizers, sgd, model, LastStep())
+    reduction = GradientReduction(optimizers_of(worker), sgd, model, LastStep())
     images = torch.randn(2, 2, 4, 4).to(memory_format=torch.channels_last)
     for _ in range(3):
         sgd.zero_grad()
@@ -617,7 +617,7 @@ def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
 
     job = Job(worker, "a")
     worker.begin(samples=0)
-    monkeypatch.setattr(module, "finish", wait)
+    monkeypatch.setattr(flights, "finish", wait)
     thread = threading.Thread(target=job.a.backward)
     with _joined(thread, go_on):
         assert waiting.wait(10)

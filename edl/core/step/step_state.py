@@ -129,6 +129,16 @@ class Step:
     def __post_init__(self) -> None:
         object.__setattr__(self, "done", self.state in DONE)
 
+    @property
+    def is_decided(self) -> bool:
+        """What becomes of it is known, and the worker trains on."""
+        return self.done and self.state is not StepState.ENDED
+
+    @property
+    def changes_nothing(self) -> bool:
+        """It is decided, and no update is to be made."""
+        return self.state in CHANGES_NOTHING
+
     def next(self, number: int) -> Step:
         """The step whose batch was handed out now.
 

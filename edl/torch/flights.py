@@ -1,0 +1,124 @@
+"""Gradients on their way around the ring, and who has one.
+
+The local gradient is sent as it is, or a weighted copy of it; its average comes back into a buffer
+of its own. A ring that breaks is :class:`~edl.errors.RingBroken` for who waits, never for
+``backward()``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from edl.core.step.weighting import presence, present
+from edl.daemon.worker import Worker
+from edl.errors import RingBroken
+from edl.framework.reduction import StepReduction
+from edl.ring.ring import CollectiveFailed
+from edl.torch.collectives import WIRE_DTYPE, average_start, finish
+from edl.torch.gradient import Gradient, InFlight
+
+PRESENT = "edl.present"  # the collective in which workers say who has a gradient
+
+
+class Flights:
+    """Those of one optimizer's gradients, in the ring of ``worker``."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._gradients: list[Gradient] = []
+        self._failed: RingBroken | None = None  # one could not be sent; for who waits for it
+
+    def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
+        """Send ``gradient`` while backward runs; :meth:`with_gradient` raises what this could."""
+        if self._failed is None:
+            try:
+                self.send(gradient, reduction)
+            except RingBroken as error:
+                self._failed = error
+
+    def send(self, gradient: Gradient, reduction: StepReduction) -> None:
+        """Send ``gradient``, or zeros where this worker has none.
+
+        Raises:
+            RingBroken: the ring is.
+        """
+        sent = _weighted(gradient, reduction)
+        buffer, gradient.spare = gradient.spare, None
+        if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
+            buffer = torch.empty_like(sent)
+        handle = self._guard(average_start, sent, buffer, gradient.collective)
+        if not self._gradients:
+            reduction.sending()
+        local = gradient.parameter.grad
+        version = 0 if local is None else local._version
+        gradient.flight = InFlight(handle, sent, local, version)
+        self._gradients.append(gradient)
+
+    def with_gradient(
+        self, gradients: list[Gradient], reduction: StepReduction, suffix: str
+    ) -> list[Gradient]:
+        """Those of ``gradients`` that some worker has; ``suffix``: of the collective's name.
+
+        Raises:
+            RingBroken: the ring is, or was when a gradient was to be sent early.
+        """
+        if self._failed is not None:
+            raise self._failed
+        step, samples = reduction.step.number, reduction.weights.share.samples
+        mine = presence(samples, [each.is_local(step) for each in gradients])
+        # Of the kind that gradients are, so that Horovod sends it along with the last of them.
+        row = torch.tensor(mine)
+        handle = self._guard(average_start, row, torch.empty_like(row), f"{PRESENT}{suffix}")
+        shares = present(self._wait(handle).tolist())
+        return [each for each, is_there in zip(gradients, shares, strict=True) if is_there]
+
+    def land(self, gradient: Gradient) -> torch.Tensor:
+        """The average of ``gradient``, which was sent.
+
+        Raises:
+            RingBroken: the ring is.
+        """
+        assert gradient.flight is not None
+        return self._wait(gradient.flight.handle)
+
+    def landed(self) -> None:
+        """All that were sent have come back."""
+        self._gradients.clear()
+
+    def forget(self) -> None:
+        """Let Horovod forget what was under way in a ring that is gone."""
+        for gradient in self._gradients:
+            with contextlib.suppress(RingBroken):
+                self.land(gradient)
+            gradient.flight = None
+        self._gradients.clear()
+        self._failed = None
+
+    def _wait(self, handle: int) -> torch.Tensor:
+        average: torch.Tensor = self._guard(finish, handle)
+        return average
+
+    def _guard(self, function: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return function(*arguments)
+        except CollectiveFailed as error:
+            raise RingBroken(self._worker.generation, str(error)) from error
+
+
+def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
+    """This worker's part of the sum; the gradient itself when nothing has to be changed."""
+    weight, parameter, local = reduction.weights.sent, gradient.parameter, None
+    if gradient.is_local(reduction.step.number):
+        local = parameter.grad
+    dtype = parameter.dtype if local is None else local.dtype
+    wire = WIRE_DTYPE.get(dtype, dtype)
+    if local is None or weight == 0.0:  # 0 * inf would be nan
+        return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
+    if local.requires_grad:  # backward(create_graph=True)
+        local = local.detach()
+    weighted = local if weight == 1.0 else local * weight
+    return weighted.to(wire).contiguous()
