@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,14 +24,7 @@ def test_a_join_a_leave_and_a_death_in_the_middle_of_a_step(tmp_path: Path, zk_h
     with trial(
         tmp_path, zk_hosts, np=2, max_np=3, samples=730, more=ACCUMULATING, throttled=SLOW
     ) as job:
-        job.wait_for_step(2)
-        job.scale(3)
-        job.wait_for_size(3)
-        job.scale(2)
-        job.wait_for_size(2)
-        os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
-        job.wait(lambda now: now["given_up"], "death")
-        job.wait_for_size(2)
+        job.join_leave_and_die()
         reports = job.prove(workers=2)
     assert reports[0]["steps"] < 4 * 730 / 4 / 2, "a step has several batches of each worker"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,16 @@ class Trial(Job):
         assert self._process is not None
         self._process.poll()  # or it would stay a zombie
         return self._process.pid
+
+    def join_leave_and_die(self) -> None:
+        """One joins a job of two, one leaves, and one dies and is replaced."""
+        self.wait_for_step(2)
+        for size in (3, 2):
+            self.scale(size)
+            self.wait_for_size(size)
+        os.kill(self.members(self.plain())[self.plain()]["pid"], signal.SIGKILL)
+        self.wait(lambda now: now["given_up"], "death")
+        self.wait_for_size(2)
 
     # --- the proof ---
 

@@ -8,11 +8,9 @@ EDL_TEST_CLIP: the norm of a step's mean gradient is clipped to that by the scri
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
-import tensorflow as tf
 from tally import Diary, counted, parser
+from tf_model import CountingModel, tf
 
 import edl.tensorflow as edl
 
@@ -36,44 +34,21 @@ def sleep():
     return np.float64(0.0)
 
 
-class Counting(tf.keras.Model):
-    """`w` is trained; the others are what was counted."""
-
+class Counting(CountingModel):
     def __init__(self):
-        super().__init__(dtype="float64")
-        size = (args.samples,)
-        self.w = self.add_weight(name="w", shape=size, initializer="zeros")
-        self.before = self.weight("before", size, "float64")
-        self.count = self.weight("count", size, "int64")
-        self.steps = self.weight("steps", (), "int64")
-
-    def weight(self, name, shape, dtype):
-        return self.add_weight(
-            name=name, shape=shape, dtype=dtype, initializer="zeros", trainable=False
-        )
+        super().__init__(args.samples)
 
     def call(self, indices):
         global traces
         traces += 1
-        return tf.gather(self.w.value, indices)
+        return super().call(indices)
 
     def moved(self):
         """`w`, and what Keras has accumulated of its next update: each batch moves it."""
-        w = self.w.numpy()
         if args.accumulate == 1:
-            return w
-        moved = args.accumulate * w - optimizer._accumulated_gradients[0].numpy()
+            return super().moved()
+        moved = args.accumulate * super().moved() - optimizer._accumulated_gradients[0].numpy()
         return moved.round(12)  # an update rounds, and a change of 1e-17 is none
-
-    def tally(self):
-        now, before = self.moved(), self.before.numpy()
-        if (now == before).all():
-            return None
-        times, problem = counted(before, now, CLIP)
-        self.before.assign(now)
-        self.count.assign_add(times)
-        self.steps.assign_add(1)
-        return problem
 
     def report(self):
         steps = int(self.steps.numpy())
@@ -127,7 +102,7 @@ def loop():
             diary.in_step()
             step(indices)
             if not edl.is_warming_up():
-                diary.end_step(int(model.steps.numpy()), model.tally())
+                diary.end_step(int(model.steps.numpy()), model.tally(CLIP))
                 if args.exchange:
                     edl.notify_batch_end()
                     diary.exchange(int(model.steps.numpy()))
@@ -142,7 +117,7 @@ class Tally(tf.keras.callbacks.Callback):
         diary.in_step()
 
     def on_train_batch_end(self, batch, logs=None):
-        diary.end_step(int(self.model.steps.numpy()), self.model.tally())
+        diary.end_step(int(self.model.steps.numpy()), self.model.tally(CLIP))
         diary.exchange(int(self.model.steps.numpy()))
 
     def on_epoch_end(self, epoch, logs=None):

@@ -6,11 +6,9 @@ or all before the first update, as in TensorFlow's own tutorial. See tally.py.
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
-import tensorflow as tf
-from tally import Diary, counted, parser
+from tally import Diary, parser
+from tf_model import CountingModel, tf
 
 import edl.tensorflow as edl
 
@@ -20,38 +18,9 @@ args = options.parse_args()
 diary = Diary(args)
 
 
-class Counting(tf.keras.Model):
-    """`w` is trained; the others are what was counted."""
-
-    def __init__(self):
-        super().__init__(dtype="float64")
-        size = (args.samples,)
-        self.w = self.add_weight(name="w", shape=size, initializer="zeros")
-        self.before = self.weight("before", size, "float64")
-        self.count = self.weight("count", size, "int64")
-        self.built = True
-
-    def weight(self, name, shape, dtype):
-        return self.add_weight(
-            name=name, shape=shape, dtype=dtype, initializer="zeros", trainable=False
-        )
-
-    def call(self, indices):
-        return tf.gather(self.w.value, indices)
-
-    def tally(self):
-        now, before = self.w.numpy(), self.before.numpy()
-        if (now == before).all():
-            return None
-        times, problem = counted(before, now)
-        self.before.assign(now)
-        self.count.assign_add(times)
-        return problem
-
-
 edl.init()
 dataset = edl.Dataset(np.arange(args.samples), args.batch_size, shuffle=True, seed=7)
-first, second = Counting(), Counting()
+first, second = CountingModel(args.samples), CountingModel(args.samples)
 models = (first, second)
 optimizers = [edl.Optimizer(tf.keras.optimizers.SGD(1.0), model) for model in models]
 if args.checkpoint:

@@ -1,0 +1,46 @@
+"""The counting model in Keras: its weights prove which samples were trained, see tally.py."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+from tally import counted
+
+
+class CountingModel(tf.keras.Model):
+    """`w` is trained; the others are what was counted."""
+
+    def __init__(self, samples):
+        super().__init__(dtype="float64")
+        self.w = self.add_weight(name="w", shape=(samples,), initializer="zeros")
+        self.before = self.weight("before", (samples,), "float64")
+        self.count = self.weight("count", (samples,), "int64")
+        self.steps = self.weight("steps", (), "int64")
+        self.built = True
+
+    def weight(self, name, shape, dtype):
+        return self.add_weight(
+            name=name, shape=shape, dtype=dtype, initializer="zeros", trainable=False
+        )
+
+    def call(self, indices):
+        return tf.gather(self.w.value, indices)
+
+    def moved(self):
+        """What the batches that are trained have moved."""
+        return self.w.numpy()
+
+    def tally(self, most=float("inf")):
+        """Count what the last step did. Tells what was wrong with it, or None.
+
+        ``most``: the norm that its gradient was clipped to.
+        """
+        now, before = self.moved(), self.before.numpy()
+        if (now == before).all():
+            return None
+        times, problem = counted(before, now, most)
+        self.before.assign(now)
+        self.count.assign_add(times)
+        self.steps.assign_add(1)
+        return problem
