@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edl.core.step.ledger import (
-    LeasePolicy,
     Ledger,
     complete_step,
     end_batch,
@@ -21,10 +20,12 @@ from edl.core.step.ledger import (
 )
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import StepRecord, global_samples, stopping, wanting_to_stop
+from edl.core.step.stream import StreamSource
 from edl.core.step.turns import Schedule
 from edl.daemon.open_step import OpenStep
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.sampler import BatchSampler
+from edl.daemon.stream_sampler import Reader, StreamSampler
 from edl.errors import DataError, UsageError
 
 
@@ -51,8 +52,11 @@ class LoaderProgress(TrainingProgress):
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
         self.stop = ""  # why all stop training after the last complete step, if they do
 
-    def attach(self, source: Source, worker: int) -> None:
+    def attach(self, source: Source, worker: int, reader: Reader | None = None) -> None:
         """Begin the first epoch of ``source``.
+
+        Args:
+            reader: reads it, if it is a stream.
 
         Raises:
             DataError: it is empty.
@@ -63,8 +67,13 @@ class LoaderProgress(TrainingProgress):
                 "this script has two edl data loaders; a job trains on one (use the framework's "
                 "own loader for evaluation)"
             )
-        self._worker, self._source, self._sampler = worker, source, BatchSampler(source, worker)
-        self._ledger = self._granted(start_epoch(source.total, 0))
+        self._worker, self._source = worker, source
+        if isinstance(source, StreamSource):
+            assert reader is not None
+            self._sampler = StreamSampler(source, worker, reader)
+        else:
+            self._sampler = BatchSampler(source, worker)
+        self._ledger = self._granted(self._start_epoch(0))
         self._sampler.enter(0)
 
     @property
@@ -95,7 +104,7 @@ class LoaderProgress(TrainingProgress):
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
         else:
-            self._ledger = self._granted(start_epoch(self.source.total, self.ledger.epoch + 1))
+            self._ledger = self._granted(self._start_epoch(self.ledger.epoch + 1))
         self.sampler.enter(self.ledger.epoch)
         self.schedule = self.schedule.next_epoch()
 
@@ -112,7 +121,7 @@ class LoaderProgress(TrainingProgress):
     @property
     def _has_last_batch(self) -> bool:
         """This worker has nothing left in the epoch when the batch in hand is trained."""
-        left = self.ledger.held_samples(self._worker) - self.open_step.untrained
+        left = self.sampler.left(self.ledger, self.open_step.untrained)
         return left <= 0 and not self.ledger.free
 
     def accumulate(self) -> None:
@@ -131,7 +140,7 @@ class LoaderProgress(TrainingProgress):
     def complete(self, records: Sequence[StepRecord]) -> None:
         """The step is in the model: the ledger moves."""
         counted_by = self.open_step.updates if self.optimizers > 1 else None
-        self._ledger = complete_step(self.ledger, records, self._policy, counted_by)
+        self._ledger = complete_step(self.ledger, records, self.source.policy, counted_by)
         if self.open_step.part == 0:
             self.samples_total += global_samples(records)
         stops, reason = stopping(wanting_to_stop(records))
@@ -181,7 +190,7 @@ class LoaderProgress(TrainingProgress):
         return {
             "epoch": ledger.epoch,
             "epoch_done": ledger.done,
-            "epoch_total": ledger.total,
+            "epoch_total": self.source.known_total,
             "samples_total": self.samples_total,
         }
 
@@ -248,7 +257,7 @@ class LoaderProgress(TrainingProgress):
             if ledger.epoch > self.ledger.epoch:
                 self._upcoming, ledger = ledger, Ledger(self.source.total, self.ledger.epoch, ())
             elif ledger.epoch < self.ledger.epoch:
-                ledger = self._granted(start_epoch(ledger.total, self.ledger.epoch))
+                ledger = self._granted(self._start_epoch(self.ledger.epoch))
         if not self.sampler.agrees_with(ledger):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.
@@ -265,17 +274,15 @@ class LoaderProgress(TrainingProgress):
         """
         saved = restore(ledger)
         if saved.finished:  # it was made after the last step of its epoch
-            saved = start_epoch(saved.total, saved.epoch + 1)
+            saved = self._start_epoch(saved.epoch + 1)
         self._ledger = self._granted(give_back(saved, ()))
         self.sampler.enter(saved.epoch)
         self.step, self.has_state = step, True
 
     def _granted(self, ledger: Ledger) -> Ledger:
         """``ledger`` with every member holding what it needs to start with."""
-        need = self.source.need(self.step_batches)
-        needs = [(w, max(0, need - ledger.held_samples(w))) for w in self.members]
-        return grant(ledger, needs, self._policy)
+        needs = [(w, self.source.lacks(ledger, w, self.step_batches)) for w in self.members]
+        return grant(ledger, needs, self.source.policy)
 
-    @property
-    def _policy(self) -> LeasePolicy:
-        return LeasePolicy(self.source.batch_size)
+    def _start_epoch(self, epoch: int) -> Ledger:
+        return start_epoch(self.source.total, epoch, isinstance(self.source, StreamSource))

@@ -96,7 +96,8 @@ class LoaderSteps(Steps):
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """A batch is handed out. For ``padding`` it takes part with no samples."""
         first = not self.open
-        self.open_step.begin(batch, padding)
+        nothing = self.sampler.nothing() if padding and not self.warming_up else None
+        self.open_step.begin(batch, padding, nothing)
         self.changes += 1
         if first:
             self._begin_step()
@@ -214,7 +215,7 @@ class LoaderSteps(Steps):
 
     def last_record(self) -> StepRecord:
         """The row of the end; it also reaches those who are in a step still, if any."""
-        return self._record(0, -1, Stop.FINISHED, self._check.now())
+        return self._record(0, Stop.FINISHED, self._check.now())
 
     def idle_record(self) -> StepRecord:
         return replace(super().idle_record(), state=self._check.state)
@@ -231,4 +232,5 @@ class LoaderSteps(Steps):
 
     def _send_row(self) -> None:
         step = self.open_step
-        self._send(self._record(step.samples, step.position, state=self._check.state))
+        record = self._record(step.samples, state=self._check.state)
+        self._send(replace(record, **self.sampler.row(self.ledger, step.untrained)))

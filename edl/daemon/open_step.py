@@ -41,17 +41,12 @@ class OpenStep:
     @property
     def samples(self) -> int:
         """How many samples this worker contributes."""
-        return self._samples if self.part else self.untrained
+        return self._samples if self.part else sum(batch.samples for batch in self._batches)
 
     @property
-    def untrained(self) -> int:
-        """Those of them that no step has trained yet."""
-        return sum(batch.samples for batch in self._batches)
-
-    @property
-    def position(self) -> int:
-        """The epoch position of the first of them; -1 without any that the ledger has to move."""
-        return self._batches[0].position if self._batches else -1
+    def untrained(self) -> tuple[Batch, ...]:
+        """Those of its batches that the ledger has to move."""
+        return tuple(self._batches)
 
     @property
     def is_between_parts(self) -> bool:
@@ -63,8 +58,11 @@ class OpenStep:
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.batches, self.summed)
 
-    def begin(self, batch: Batch, padding: bool) -> None:
+    def begin(self, batch: Batch, padding: bool, nothing: Batch | None = None) -> None:
         """A batch is handed out: that of the next step, or one more of the open one.
+
+        Args:
+            nothing: a batch without samples that goes with one for padding.
 
         Raises:
             DataError: it counts for other optimizers than those before it in the open step.
@@ -72,8 +70,10 @@ class OpenStep:
         if not self.is_open:
             self.is_open, self.summed = True, False
             self.batches, self._batches, self.counted = 0, [], 0
+        if nothing is not None:
+            self._batches.append(nothing)
         if not padding:
-            if self._batches and batch.counted != self.counted:
+            if self.samples and batch.counted != self.counted:
                 raise DataError(
                     "a batch that a worker left behind in the midst of several optimizers' updates "
                     "cannot be accumulated with others; accumulate in all steps, or in none"

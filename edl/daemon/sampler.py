@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.step.ledger import Ledger, Span
+from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
+from edl.core.step.spans import Span
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,12 @@ class Batch:
     @property
     def samples(self) -> int:
         return len(self.indices)
+
+    @property
+    def items(self) -> list[Any]:
+        """What a framework's loader makes samples of: their indices, or what was read of them."""
+        items: list[Any] = self.indices.tolist()
+        return items
 
 
 class BatchSampler:
@@ -52,6 +61,18 @@ class BatchSampler:
         """Forget what was formed and read ``epoch`` from now on."""
         self.restart()
         self._epoch, self._order = epoch, self._source.order(epoch)
+
+    def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
+        """What the step record says of the place of ``batches`` in this worker's leases."""
+        return {"position": batches[0].position if batches else -1}
+
+    def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
+        """How much of its leases is left when ``batches`` are trained."""
+        return ledger.held_samples(self._worker) - sum(batch.samples for batch in batches)
+
+    def nothing(self) -> Batch | None:
+        """What was read and has no samples, for a step without; None: nothing was read."""
+        return None
 
     def restart(self) -> None:
         """Forget what was formed and not trained."""
@@ -104,7 +125,7 @@ class BatchSampler:
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""
-        return max(0, self._source.need(step_batches) - ledger.held_samples(self._worker))
+        return self._source.lacks(ledger, self._worker, step_batches)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
         available = sum(stop - start for start, stop in spans)

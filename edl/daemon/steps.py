@@ -121,7 +121,7 @@ class Steps(ABC):
 
     def idle_record(self) -> StepRecord:
         """This worker's row while nothing is trained."""
-        return self._record(samples=0, position=-1, idle=True)
+        return self._record(samples=0, idle=True)
 
     # --- for the two kinds
 
@@ -156,7 +156,6 @@ class Steps(ABC):
     def _record(
         self,
         samples: int,
-        position: int,
         stop: Stop = Stop.NO,
         state: int = 0,
         idle: bool = False,
@@ -170,7 +169,7 @@ class Steps(ABC):
             step=self.progress.step,
             worker=self._switching.worker,
             samples=samples,
-            position=position,
+            position=-1,
             newest_generation=newest.number if newest is not None else self.generation,
             stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
             state=state,

@@ -31,6 +31,7 @@ from edl.daemon.mailbox import Mailbox
 from edl.daemon.script_steps import ScriptSteps
 from edl.daemon.state_check import StateCheck
 from edl.daemon.steps import Steps
+from edl.daemon.stream_sampler import Reader
 from edl.daemon.switching import Replica, Shared, Switching
 from edl.errors import UsageError
 from edl.ring.ring import Ring
@@ -211,8 +212,8 @@ class Worker:
         """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)
 
-    def attach_source(self, source: Source) -> None:
-        """Declare what is trained on.
+    def attach_source(self, source: Source, reader: Reader | None = None) -> None:
+        """Declare what is trained on; ``reader`` reads it, if it is a stream.
 
         Raises:
             DataError: it is empty.
@@ -222,7 +223,7 @@ class Worker:
             raise UsageError(
                 "create no edl data loader beside an elastic state; the script reads its own data"
             )
-        self.loader.progress.attach(source, self.id)
+        self.loader.progress.attach(source, self.id, reader)
 
     def attach_replica(self, replica: Replica) -> None:
         """Declare the state that is shared.

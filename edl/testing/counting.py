@@ -12,17 +12,20 @@ model, so they reach newcomers with everything else.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.source import Source
+from edl.core.step.stream import StreamSource
 from edl.core.step.weighting import Averaging, Share, weigh
 from edl.daemon.progress import Receive
 from edl.daemon.sampler import Batch
+from edl.daemon.stream_sampler import Reader
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken
 from edl.framework.digest import of_array
@@ -52,7 +55,7 @@ class CountingModel:
     def gradient(self, batch: Batch) -> Vector:
         """The mean over the batch."""
         gradient: Vector = np.zeros(len(self.w))
-        np.add.at(gradient, batch.indices, 1.0 / batch.samples)
+        np.add.at(gradient, batch.items, 1.0 / batch.samples)
         return gradient
 
     def update(self, gradient: Vector) -> None:
@@ -94,6 +97,43 @@ class CountingModel:
     def restore(self, state: object) -> None:
         assert isinstance(state, dict)
         vars(self).update(state)
+
+
+class Shards:
+    """Shards of so many samples each; the samples are the numbers from 0 on, through all."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._starts = [0, *accumulate(lengths)]
+
+    def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
+        """See :class:`edl.daemon.stream_sampler.Reader`."""
+        start, stop = self._starts[shard : shard + 2]
+        return [*range(start + offset, min(stop, start + offset + count))]
+
+
+class Trained(Protocol):
+    """What a script trains on. ``shards``: the lengths of a stream's; empty: it is none."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def shards(self) -> tuple[int, ...]: ...
+
+    @property
+    def shared(self) -> bool: ...
+
+
+def source_of(data: Trained, prefetch_batches: int) -> tuple[Source, Reader | None]:
+    """What is trained on, and what reads it."""
+    size, shards, shared = data.batch_size, data.shards, data.shared
+    if not shards:
+        return Source(data.samples, size, True, 7, prefetch_batches), None
+    stream = StreamSource.of(len(shards), size, not shared, 7, prefetch_batches, shared=shared)
+    return stream, Shards(shards)
 
 
 class Feed:
@@ -194,6 +234,8 @@ class Counting:
 
     ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
     ``accumulated``: the gradients of so many batches make one step, after ``single`` steps of one.
+    ``shards``: the samples are a stream, in shards of these lengths. ``shared``: all workers read
+    it, and it has one shard.
     """
 
     samples: int = 48
@@ -204,11 +246,12 @@ class Counting:
     accumulated: int = 1
     single: int = 0
     step_s: float = 0.1
+    shards: tuple[int, ...] = ()
+    shared: bool = False
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
-        source = Source(self.samples, self.batch_size, True, 7, self.prefetch_batches)
-        worker.attach_source(source)
+        worker.attach_source(*source_of(self, self.prefetch_batches))
         model = CountingModel(self.samples)
         worker.attach_replica(model)
         one.model = model

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from edl.core.step.source import Source
 from edl.core.step.weighting import Weights
 from edl.daemon.progress import Receive
 from edl.errors import RingBroken
 from edl.framework.reduction import Rounds, StepReduction
 from edl.framework.steps import Steps
 from edl.ring.ring import CollectiveFailed, Ring
-from edl.testing.counting import Counted, CountingModel, Feed, Vector
+from edl.testing.counting import Counted, CountingModel, Feed, Vector, source_of
 
 if TYPE_CHECKING:
     from edl.testing.loopback import LoopbackWorker
@@ -166,6 +165,7 @@ class CountingSeveral:
     divided by the number of backward passes that compute it for an update.
     ``by_index``: a worker knows whose turn it is by the job's count of batches, not by its own.
     ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
+    ``shards``, ``shared``: see :class:`~edl.testing.counting.Counting`.
     """
 
     turns: tuple[tuple[str, ...], ...] = (GAN,)
@@ -175,6 +175,8 @@ class CountingSeveral:
     exchange_every: int = 0
     by_index: bool = False
     step_s: float = 0.1
+    shards: tuple[int, ...] = ()
+    shared: bool = False
 
     @property
     def optimizers(self) -> int:
@@ -184,7 +186,7 @@ class CountingSeveral:
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
-        worker.attach_source(Source(self.samples, self.batch_size, True, 7, 0))
+        worker.attach_source(*source_of(self, 0))
         models = Models(self.optimizers, self.samples)
         worker.attach_replica(models)
         one.model = models.all[0]

@@ -28,11 +28,14 @@ each_schedule = pytest.mark.parametrize("turns", SCHEDULES.values(), ids=SCHEDUL
 
 @st.composite
 def scripts(draw: st.DrawFn) -> CountingSeveral:
+    shards = draw(st.sampled_from([(), (), (9, 0, 4, 7), (1, 2, 11), (21,)]))
     return CountingSeveral(
         draw(st.sampled_from([*SCHEDULES.values()])),
-        samples=draw(st.integers(5, 30)),
+        samples=sum(shards) or draw(st.integers(5, 30)),
         batch_size=draw(st.integers(1, 3)),
         exchange_every=draw(st.integers(0, 3)),
+        shards=shards,
+        shared=len(shards) == 1,
     )
 
 

@@ -45,7 +45,11 @@ def test_a_row_is_one_line_of_int64() -> None:
     assert row.shape == (1, WIDTH)
     assert row.dtype == np.int64
     assert row[0, :10].tolist() == [3, 41, 0, 1, 32, 96, 64, 3, 7, 1]
-    assert not row[0, 10:].any()
+    assert {name for name, value in zip(FIELDS, row[0], strict=True) if value == -1} == {
+        "taken",
+        "end",
+    }, "it is of no stream"
+    assert set(row[0, 10:].tolist()) == {0, -1}
 
 
 def test_a_row_ends_with_the_parts_of_the_last_switch() -> None:
@@ -119,6 +123,8 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
         "wanted",
         "newest_generation",
         "state",
+        "taken",
+        "end",
     } | {n for n in FIELDS if n.endswith("_us")}
     assert set(FIELDS) - own == AGREED
     for name in sorted(own):

@@ -27,10 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from edl.core.step.spans import Span, joined, length, take, without
 from edl.core.step.step_record import StepRecord
 from edl.errors import DataError
-
-Span = tuple[int, int]  # positions start <= p < stop
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,18 @@ class LeasePolicy:
         """Length of a lease when ``free`` samples are left for ``size`` workers."""
         guided = self.whole_batches(-(-free // (2 * size)))
         return max(self.batch_size, min(guided, self.lease_batches * self.batch_size))
+
+    def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
+        """Remove from the front of ``free`` what one of ``size`` workers gets, and return it.
+
+        Args:
+            need: what it needs at least, in samples.
+            asking: how many are to be served, this one included; it gets its part at most.
+        """
+        left = length(free)
+        fair = self.whole_batches(-(-left // asking))
+        wish = max(self.whole_batches(need), self.share(left, size))
+        return take(free, min(wish, fair))
 
     def whole_batches(self, samples: int) -> int:
         """``samples`` rounded up to whole batches."""
@@ -59,6 +70,7 @@ class Ledger:
         in_hand: the same, of what each worker trains in the steps of its present batch.
         counted_by: the optimizers, as bits, that have counted what is in hand in one of them.
         owed: (start, stop, optimizers as bits) of what is not done, and counted by these already.
+        trained: of a stream, how many samples are done; -1: each position is a sample.
     """
 
     total: int
@@ -68,22 +80,25 @@ class Ledger:
     in_hand: tuple[tuple[int, tuple[Span, ...]], ...] = ()
     counted_by: int = 0
     owed: tuple[tuple[int, int, int], ...] = ()
+    trained: int = -1
 
     @property
     def free_samples(self) -> int:
-        return _length(self.free)
+        return length(self.free)
 
     @property
     def leased_samples(self) -> int:
-        return sum(_length(spans) for _, spans in self.leases)
+        return sum(length(spans) for _, spans in self.leases)
 
     @property
     def in_hand_samples(self) -> int:
-        return sum(_length(spans) for _, spans in self.in_hand)
+        return sum(length(spans) for _, spans in self.in_hand)
 
     @property
     def done(self) -> int:
         """How many samples of this epoch are in the model."""
+        if self.trained >= 0:
+            return self.trained
         return self.total - self.free_samples - self.leased_samples - self.in_hand_samples
 
     @property
@@ -97,7 +112,7 @@ class Ledger:
 
     def held_samples(self, worker: int) -> int:
         """How many samples ``worker`` holds."""
-        return _length(self.held_by(worker))
+        return length(self.held_by(worker))
 
     def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
         """The optimizers, as bits, that have counted the first of ``spans``; of how many samples.
@@ -106,14 +121,14 @@ class Ledger:
         """
         spans = list(spans)
         if not self.owed:
-            return 0, _length(spans)
+            return 0, length(spans)
         pieces = [piece for span in spans for piece in self.by_optimizers(span)]
         bits = pieces[0][1] if pieces else 0
         alike = 0
-        for length, theirs in pieces:
+        for size, theirs in pieces:
             if theirs != bits:
                 break
-            alike += length
+            alike += size
         return bits, alike
 
     def by_optimizers(self, span: Span) -> list[tuple[int, int]]:
@@ -146,10 +161,11 @@ class Ledger:
             "in_hand": {str(worker): [list(s) for s in spans] for worker, spans in self.in_hand},
             "counted_by": self.counted_by,
             "owed": [list(piece) for piece in self.owed],
+            "trained": self.trained,
         }
 
 
-def start_epoch(total: int, epoch: int) -> Ledger:
+def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
     """A ledger in which everything is free.
 
     Raises:
@@ -157,7 +173,7 @@ def start_epoch(total: int, epoch: int) -> Ledger:
     """
     if total < 1:
         raise DataError(f"the dataset has {total} samples; at least one is needed")
-    return Ledger(total, epoch, ((0, total),))
+    return Ledger(total, epoch, ((0, total),), trained=0 if is_stream else -1)
 
 
 def restore(snapshot: Mapping[str, Any]) -> Ledger:
@@ -175,6 +191,7 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
             _held(snapshot["in_hand"]),
             int(snapshot["counted_by"]),
             tuple((int(a), int(b), int(bits)) for a, b, bits in snapshot["owed"]),
+            int(snapshot["trained"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"this is not a ledger snapshot: {error!r}") from error
@@ -194,16 +211,12 @@ def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy)
     part of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
     """
     free = list(ledger.free)
-    left = ledger.free_samples
     leases = dict(ledger.leases)
     asking = [(worker, need) for worker, need in needs if need > 0]
     for served, (worker, need) in enumerate(asking):
-        fair = policy.whole_batches(-(-left // (len(asking) - served)))
-        wish = max(policy.whole_batches(need), policy.share(left, len(needs)))
-        taken = _take(free, min(wish, fair))
+        taken = policy.take(free, need, len(asking) - served, len(needs))
         if taken:
-            left -= _length(taken)
-            leases[worker] = _joined(leases.get(worker, ()) + taken)
+            leases[worker] = joined(leases.get(worker, ()) + taken)
     return replace(ledger, free=tuple(free), leases=_sorted(leases))
 
 
@@ -224,11 +237,11 @@ def complete_step(
     """
     leases, in_hand = dict(ledger.leases), dict(ledger.in_hand)
     for record in records:
-        if record.samples == 0 or record.part > 0:
+        if record.moves == 0 or record.part > 0:
             continue
         held = list(leases.get(record.worker, ()))
-        taken = _take(held, record.samples)
-        if _length(taken) != record.samples or taken[0][0] != record.position:
+        taken = take(held, record.moves)
+        if length(taken) != record.moves or taken[0][0] != record.position:
             raise DataError(
                 f"worker w{record.worker} trained {record.samples} samples from position "
                 f"{record.position} in step {record.step}, but its leases are "
@@ -243,7 +256,19 @@ def complete_step(
         in_hand=_sorted(in_hand),
         counted_by=ledger.counted_by | (counted_by or 0),
     )
+    if ledger.trained >= 0:
+        samples = sum(record.samples for record in records if record.part == 0)
+        moved = replace(moved, trained=ledger.trained + samples)
+        for end in {record.end for record in records if record.end >= 0}:
+            moved = _cut(moved, end)
     return grant(moved, [(record.worker, record.wanted) for record in records], policy)
+
+
+def _cut(ledger: Ledger, end: int) -> Ledger:
+    """There is nothing from the position ``end`` on."""
+    nothing = ((end, ledger.total),)
+    leases = {worker: without(spans, nothing) for worker, spans in ledger.leases}
+    return replace(ledger, free=without(ledger.free, nothing), leases=_sorted(leases))
 
 
 def end_batch(ledger: Ledger) -> Ledger:
@@ -267,7 +292,7 @@ def give_back(ledger: Ledger, members: Iterable[int]) -> Ledger:
         owed = tuple(sorted((*_without(owed, left), *pieces)))
     return replace(
         ledger,
-        free=_joined(tuple(sorted((*ledger.free, *leased, *left)))),
+        free=joined(tuple(sorted((*ledger.free, *leased, *left)))),
         leases=_sorted(leases),
         in_hand=_sorted(in_hand),
         owed=owed,
@@ -278,9 +303,9 @@ def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]
     """``spans`` in pieces: (start, stop, the optimizers that have counted it)."""
     found = []
     for at, stop in spans:
-        for length, bits in ledger.by_optimizers((at, stop)):
-            found.append((at, at + length, bits))
-            at += length
+        for size, bits in ledger.by_optimizers((at, stop)):
+            found.append((at, at + size, bits))
+            at += size
     return found
 
 
@@ -298,32 +323,6 @@ def _without(
     return owed
 
 
-def _take(spans: list[Span], samples: int) -> tuple[Span, ...]:
-    """Remove up to ``samples`` positions from the front of ``spans`` and return them."""
-    taken: list[Span] = []
-    while samples > 0 and spans:
-        start, stop = spans[0]
-        cut = min(stop, start + samples)
-        taken.append((start, cut))
-        samples -= cut - start
-        if cut == stop:
-            spans.pop(0)
-        else:
-            spans[0] = (cut, stop)
-    return tuple(taken)
-
-
-def _joined(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Neighbours that touch become one span; the order stays."""
-    joined: list[Span] = []
-    for start, stop in spans:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return tuple(joined)
-
-
 def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
     return tuple(sorted((worker, spans) for worker, spans in leases.items() if spans))
 
@@ -333,10 +332,6 @@ def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
     return _sorted(
         {int(worker): tuple((int(a), int(b)) for a, b in each) for worker, each in spans.items()}
     )
-
-
-def _length(spans: Iterable[Span]) -> int:
-    return sum(stop - start for start, stop in spans)
 
 
 def _check_disjoint(ledger: Ledger) -> None:

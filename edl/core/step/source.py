@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.step.ledger import LeasePolicy, Ledger
 from edl.core.step.shuffle import epoch_order
 
 NO_FINGERPRINT = "data of unknown files"
@@ -34,6 +35,20 @@ class Source:
         that is under way, and of the next one.
         """
         return (self.prefetch_batches + 2 * step_batches) * self.batch_size
+
+    @property
+    def known_total(self) -> int:
+        """Samples of an epoch; 0: nobody knows before they are read."""
+        return self.total
+
+    @property
+    def policy(self) -> LeasePolicy:
+        """How much of it is leased at once."""
+        return LeasePolicy(self.batch_size)
+
+    def lacks(self, ledger: Ledger, worker: int, step_batches: int) -> int:
+        """How much more ``worker`` needs leases for, as :func:`edl.core.step.ledger.grant` asks."""
+        return max(0, self.need(step_batches) - ledger.held_samples(worker))
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         return epoch_order(self.total, self.seed, epoch, self.shuffle)

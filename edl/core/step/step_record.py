@@ -103,7 +103,11 @@ class StepRecord(SwitchTimes):
     ``samples`` is how many samples of this worker enter the step, taken from the front of its
     leases; ``position`` is the epoch position of the first of them (-1 without any: the worker
     had no data and repeats a batch that counts for nothing).
-    ``wanted`` is how many more samples it needs leases for, so that its loader never waits.
+    ``taken``: of a stream (:mod:`edl.core.step.stream`), how many positions leave the front of its
+    leases, nothing included; -1: as many as samples. ``end``: the position at which it has found a
+    shared stream to end, or -1.
+    ``wanted`` is how many more samples it needs leases for, so that its loader never waits; of a
+    stream, shards.
     ``batches`` is how many batches of its loader the samples are from, padding included: one,
     unless it accumulates gradients. ``late``: the row is sent at the end of the step then; 0: when
     the first batch is handed out.
@@ -133,9 +137,16 @@ class StepRecord(SwitchTimes):
     part: int = 0
     counted: int = 0
     updated: int = 0
+    taken: int = -1
+    end: int = -1
     stop: int = Stop.NO
     state: int = 0
     compute_us: int = 0
+
+    @property
+    def moves(self) -> int:
+        """How many positions leave its leases."""
+        return self.samples if self.taken < 0 else self.taken
 
     def samples_for(self, optimizer: int) -> int:
         """How many of them count for one of the optimizers."""

@@ -1,0 +1,61 @@
+"""Spans of positions, as (start, stop) with start <= p < stop, and lists of them in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Span = tuple[int, int]
+
+
+def length(spans: Iterable[Span]) -> int:
+    """How many positions ``spans`` have."""
+    return sum(stop - start for start, stop in spans)
+
+
+def take(spans: list[Span], count: int) -> tuple[Span, ...]:
+    """Remove up to ``count`` positions from the front of ``spans`` and return them."""
+    taken: list[Span] = []
+    while count > 0 and spans:
+        start, stop = spans[0]
+        cut = min(stop, start + count)
+        taken.append((start, cut))
+        count -= cut - start
+        if cut == stop:
+            spans.pop(0)
+        else:
+            spans[0] = (cut, stop)
+    return tuple(taken)
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Neighbours that touch become one span; the order stays."""
+    found: list[Span] = []
+    for start, stop in spans:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
+    """``spans`` without all positions of ``taken``, in their order."""
+    rest = list(spans)
+    for start, stop in taken:
+        rest = [
+            (a, b)
+            for one, two in rest
+            for a, b in ((one, min(two, start)), (max(one, stop), two))
+            if a < b
+        ]
+    return tuple(rest)
+
+
+def common(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
+    """What of ``spans`` is in ``others``, too, in the order of ``spans``."""
+    others = list(others)
+    found: list[Span] = []
+    for start, stop in spans:
+        inside = ((max(start, a), min(stop, b)) for a, b in others)
+        found.extend(sorted((a, b) for a, b in inside if a < b))
+    return tuple(found)

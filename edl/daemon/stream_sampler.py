@@ -1,0 +1,222 @@
+"""This worker's part of a stream: batches formed of what it reads of its leases.
+
+A batch is read when it is formed, so its size is known before its step begins. One sample more is
+read than it has: a shard that ends with a batch is known to, and goes with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl.core.step.ledger import Ledger
+from edl.core.step.spans import Span, common, joined, length, without
+from edl.core.step.stream import AHEAD, SHARD, StreamSource, by_shard
+from edl.daemon.sampler import Batch, BatchSampler
+from edl.errors import DataError
+
+NO_INDICES = np.empty(0, dtype=np.int64)
+
+
+class Reader(Protocol):
+    """What reads a stream."""
+
+    def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
+        """Up to ``count`` samples of a shard, from the sample ``offset`` on.
+
+        Fewer: the shard ends there.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class StreamBatch(Batch):
+    """``spans``: what of its worker's leases it takes, the nothing behind a shard included."""
+
+    read: tuple[Any, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        return len(self.read)
+
+    @property
+    def items(self) -> list[Any]:
+        return list(self.read)
+
+
+@dataclass
+class _Piece:
+    """What was read of one span, without a gap: ``stop`` is behind the last sample, or the span."""
+
+    start: int
+    stop: int
+    samples: list[Any]
+    counted: int
+
+
+class StreamSampler(BatchSampler):
+    """Forms batches from the front of a worker's leases; remembers those not yet trained."""
+
+    def __init__(self, source: StreamSource, worker: int, reader: Reader) -> None:
+        super().__init__(source, worker)
+        self._stream = source
+        self._reader = reader
+        self._pieces: deque[_Piece] = deque()
+        self._end = -1  # of a shared stream, once this worker has read so far
+        self._ended: list[int] = []  # the lengths of shards that were read from their beginning
+        self._first: StreamBatch | None = None
+
+    def enter(self, epoch: int) -> None:
+        super().enter(epoch)
+        self._end = -1
+
+    def restart(self) -> None:
+        super().restart()
+        self._pieces = deque()
+
+    def form(self, ledger: Ledger) -> Batch | None:
+        """See :meth:`~edl.daemon.sampler.BatchSampler.form`."""
+        if not self.has_more(ledger):
+            return None
+        batch = self._cut_off(self._stream.batch_size)
+        self._ahead.append(batch)
+        return batch
+
+    def has_more(self, ledger: Ledger) -> bool:
+        bounded = self._fill(ledger)
+        samples = self._samples_alike()
+        waits = samples < self._stream.batch_size and ledger.free and not bounded
+        return samples > 0 and not waits
+
+    def nothing(self) -> Batch | None:
+        if not self._pieces or self._pieces[0].samples:
+            return None
+        batch = self._cut_off(0)
+        self._ahead.append(batch)
+        return batch
+
+    def agrees_with(self, ledger: Ledger) -> bool:
+        if ledger.epoch != self._epoch:
+            return not self._ahead
+        held, mine = ledger.held_by(self._worker), self._spans()
+        gone = without(mine, held)
+        if gone and (self._end < 0 or min(start for start, _ in gone) < self._end):
+            return False
+        kept = joined(common(mine, held))
+        return kept == joined(_first(held, length(kept)))
+
+    def warm_up(self) -> Batch:
+        """A batch of the epoch's first samples, which will not be counted."""
+        if self._first is None:
+            size, read = self._stream.batch_size, list[Any]()
+            for shard in self._order.tolist():
+                read += self._reader.read(self._epoch, shard, 0, size - len(read))
+                if len(read) == size:
+                    break
+            if not read:
+                raise DataError("the stream has 0 samples; at least one is needed")
+            self._first = StreamBatch(0, NO_INDICES, 0, tuple(read), ((0, len(read)),))
+        return self._first
+
+    def wanted(self, ledger: Ledger, step_batches: int) -> int:
+        """See :meth:`~edl.daemon.sampler.BatchSampler.wanted`; in shards, if they are leased."""
+        if self._stream.shared:
+            return super().wanted(ledger, step_batches)
+        unread = by_shard(without(ledger.held_by(self._worker), self._spans()))
+        usual = sum(self._ended) / len(self._ended) if self._ended else SHARD
+        ahead = AHEAD + int(self._stream.need(step_batches) / max(1.0, usual))
+        return max(0, ahead - len(unread))
+
+    def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
+        spans = common(_spans(batches), ledger.held_by(self._worker))
+        position = spans[0][0] if spans else -1
+        return {"position": position, "taken": length(spans), "end": self._end}
+
+    def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
+        return length(without(ledger.held_by(self._worker), _spans(batches)))
+
+    # --- what is read
+
+    def _fill(self, ledger: Ledger) -> bool:
+        """Read the samples of one batch and one more, if the leases have them.
+
+        Returns:
+            Whether what follows is owed to other optimizers, so that the batch is complete.
+        """
+        size = self._stream.batch_size
+        while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
+            rest = by_shard(without(ledger.held_by(self._worker), self._spans()))
+            if not rest:
+                return False
+            start, stop = rest[0]
+            counted, alike = ledger.counted([rest[0]])
+            if any(piece.samples and piece.counted != counted for piece in self._pieces):
+                return True
+            self._read(start, min(stop, start + alike), counted, missing)
+        return False
+
+    def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
+        place, offset = divmod(start, SHARD)
+        count = min(missing, stop - start)
+        shard = int(self._order[place])
+        samples = self._reader.read(self._epoch, shard, offset, count)
+        end = start + len(samples)
+        if len(samples) < count:
+            if self._stream.shared:
+                self._end = end
+            self._ended = [*self._ended[-15:], offset + len(samples)]
+        self._pieces.append(_Piece(start, stop if len(samples) < count else end, samples, counted))
+
+    def _samples_alike(self) -> int:
+        """How many samples at the front are owed to the same optimizers."""
+        samples, counted = 0, -1
+        for piece in self._pieces:
+            if piece.samples:
+                if counted not in (-1, piece.counted):
+                    break
+                counted = piece.counted
+                samples += len(piece.samples)
+        return samples
+
+    def _cut_off(self, size: int) -> StreamBatch:
+        """A batch of the first ``size`` samples at most, and of the nothing around them."""
+        read: list[Any] = []
+        spans: list[Span] = []
+        counted = next((piece.counted for piece in self._pieces if piece.samples), 0)
+        while self._pieces:
+            piece = self._pieces[0]
+            if piece.samples and (len(read) == size or piece.counted != counted):
+                break
+            taken = piece.samples[: size - len(read)]
+            read += taken
+            if len(taken) == len(piece.samples):
+                spans.append((piece.start, piece.stop))
+                self._pieces.popleft()
+            else:
+                cut = piece.start + len(taken)
+                spans.append((piece.start, cut))
+                piece.start, piece.samples = cut, piece.samples[len(taken) :]
+        return StreamBatch(spans[0][0], NO_INDICES, counted, tuple(read), tuple(spans))
+
+    def _spans(self) -> list[Span]:
+        """All that was read and not trained."""
+        return [*_spans(self._ahead), *((piece.start, piece.stop) for piece in self._pieces)]
+
+
+def _spans(batches: Iterable[Batch]) -> list[Span]:
+    return [span for each in batches if isinstance(each, StreamBatch) for span in each.spans]
+
+
+def _first(spans: Iterable[Span], count: int) -> list[Span]:
+    """The first ``count`` positions of ``spans``."""
+    found = []
+    for start, stop in spans:
+        if count <= 0:
+            break
+        found.append((start, min(stop, start + count)))
+        count -= stop - start
+    return found
