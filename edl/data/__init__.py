@@ -10,6 +10,9 @@
     train = edl.data.arrays(x=x, y=y)
 
 Each is a map-style data set, the same on every host; see docs/data.md. Nothing is ever unpickled.
+Samples without numbers are a stream, read in order::
+
+    train = edl.data.stream(shards, open)  # open(shard, offset) gives samples
 """
 
 from __future__ import annotations
@@ -20,16 +23,19 @@ from edl.data.memory import arrays
 from edl.data.npy_file import npy
 from edl.data.npz_file import npz
 from edl.data.parquet_file import parquet
+from edl.data.stream import Stream, stream
 from edl.data.text_file import text_lines
 from edl.data.tfrecord_file import tfrecord
 
 __all__ = [
     "Dataset",
     "Skipped",
+    "Stream",
     "arrays",
     "npy",
     "npz",
     "parquet",
+    "stream",
     "text_lines",
     "tfrecord",
 ]

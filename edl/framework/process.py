@@ -23,6 +23,7 @@ from edl.daemon.job_of_one import JobOfOne
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.stacks import offer_stacks
 from edl.daemon.worker import Worker
+from edl.data.stream import refuse_in_stream
 from edl.errors import EdlError, UsageError
 from edl.framework import ending
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
@@ -111,11 +112,13 @@ def current_worker() -> Worker:
 
 def rank() -> int:
     """This worker's rank in the ring. Never 0 while it warms up."""
+    refuse_in_stream("edl.rank()")
     return current_worker().rank
 
 
 def size() -> int:
     """The number of workers in the ring."""
+    refuse_in_stream("edl.size()")
     return current_worker().size
 
 

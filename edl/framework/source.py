@@ -6,8 +6,63 @@ from typing import Any
 
 from edl.core.events import DataSkippedDetails
 from edl.core.step.source import Source
+from edl.core.step.stream import StreamSource
 from edl.daemon.worker import Worker
 from edl.data.dataset import fingerprint_of, skip_events
+from edl.data.stream import StatefulStream, Stream
+from edl.errors import UsageError
+
+NO_PLACE = (
+    "a {kind} has no __len__ and __getitem__, and cannot tell where in its samples it is, so some "
+    "could be lost or trained twice when a worker goes; give edl its shards with "
+    "edl.data.stream(shards, open), or give it state_dict() and load_state_dict(), as torchdata's "
+    "StatefulDataLoader asks"
+)
+
+
+def stream_of(dataset: Any) -> Stream:
+    """A data set without numbered samples as a stream.
+
+    Raises:
+        UsageError: nobody could tell which samples of it are trained.
+    """
+    if isinstance(dataset, Stream):
+        return dataset
+    if all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")):
+        return StatefulStream(dataset)
+    raise UsageError(NO_PLACE.format(kind=type(dataset).__name__))
+
+
+def attach_stream(
+    worker: Worker,
+    stream: Stream,
+    batch_size: int,
+    shuffle: bool,
+    seed: int,
+    prefetch_batches: int,
+) -> Source:
+    """Declare ``stream``.
+
+    Raises:
+        DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`; or the
+            shards of a stream that has none are to be shuffled.
+    """
+    if shuffle and stream.shared:
+        raise UsageError(
+            "edl cannot shuffle a data set without numbered samples; let it do so itself, in "
+            "the same order on all workers"
+        )
+    source = StreamSource.of(
+        len(stream.shards),
+        batch_size,
+        shuffle,
+        seed,
+        prefetch_batches,
+        stream.fingerprint,
+        stream.shared,
+    )
+    worker.attach_source(source, stream)
+    return source
 
 
 def attach_source(

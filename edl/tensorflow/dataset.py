@@ -141,8 +141,9 @@ def Dataset(
     others do, a batch is repeated with weight zero. ``map`` and ``prefetch`` may follow.
 
     Args:
-        source: numpy arrays (one, a tuple, a dict; inside, a list is a tuple), or anything with
-            ``__len__`` and ``__getitem__``; the same on all workers.
+        source: numpy arrays (one, a tuple, a dict; inside, a list is a tuple), anything with
+            ``__len__`` and ``__getitem__``, or ``edl.data.stream(shards, open)``; the same on all
+            workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
 
@@ -155,7 +156,7 @@ def Dataset(
     warnings.filterwarnings("ignore", "`shuffle=True` was passed, but will be ignored", UserWarning)
     _refuse_validation_split()
     load = now.attach_source(source, batch_size, shuffle, seed)
-    signature = signature_of(load(np.zeros(1, dtype=np.int64)))
+    signature = signature_of(load(now.worker.loader.sampler.warm_up()))
     batches = _batches_of(now.feed, load, signature)
     return ElasticDataset(batches.prefetch(AHEAD).with_options(_without_autotuning()))
 

@@ -158,7 +158,7 @@ class PipelineFeed:
         if (entry := self._take(number)) is None:
             return None
         try:
-            return load(entry.batch.indices)
+            return load(entry.batch)
         except EdlError as error:
             self._fail(entry, error)
             return None

@@ -69,7 +69,7 @@ def next_batch() -> Any:
         job.begin()
         now.feed.skip()
     assert now.worker.loader.open_step.batch is not None
-    return now.load(now.worker.loader.open_step.batch.indices)
+    return now.load(now.worker.loader.open_step.batch)
 
 
 class _GraphJob:

@@ -9,10 +9,25 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from edl.daemon.sampler import Batch
+from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
 
-Indices = npt.NDArray[np.int64]
-Load = Callable[[Indices], Any]
+Load = Callable[[Batch], Any]
+
+
+def is_stream(source: Any) -> bool:
+    """Whether its samples have no numbers, and are read in order."""
+    if isinstance(source, Stream):
+        return True
+    numbered = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    return not (numbered or isinstance(source, tf.Tensor)) and hasattr(source, "load_state_dict")
+
+
+def load_read(stream: Stream) -> Load:
+    """A function that returns what was read of ``stream`` as a batch."""
+    parse = stream.parse or (lambda sample: sample)
+    return lambda batch: _stack([parse(sample) for sample in batch.items])
 
 
 def reader_of(source: Any) -> tuple[int, Load]:
@@ -35,13 +50,13 @@ def reader_of(source: Any) -> tuple[int, Load]:
         lengths = sorted({len(array) for array in leaves})
         if len(lengths) > 1:
             raise DataError(f"the arrays of the data set have different lengths: {lengths}")
-        total, load = lengths[0], lambda indices: _map(arrays, lambda array: array[indices])
+        total, load = lengths[0], lambda batch: _map(arrays, lambda array: array[batch.indices])
     elif hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        total, load = len(source), lambda indices: _stack(_samples(source, indices.tolist()))
+        total, load = len(source), lambda batch: _stack(_samples(source, batch.items))
     else:
         raise UsageError(
             f"a {type(source).__name__} has no __len__ and __getitem__; edl needs a source whose "
-            "samples have numbers, such as numpy arrays"
+            "samples have numbers, such as numpy arrays, or edl.data.stream(shards, open)"
         )
     if total < 1:
         raise DataError("the data set has 0 samples; at least one is needed")

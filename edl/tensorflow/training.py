@@ -10,16 +10,17 @@ from typing import Any
 import tensorflow as tf
 
 from edl.daemon.worker import Worker
+from edl.data.stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.reduction import Rounds
-from edl.framework.source import attach_source
+from edl.framework.source import attach_source, attach_stream, stream_of
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.source import Load, reader_of
+from edl.tensorflow.source import Load, is_stream, load_read, reader_of
 from edl.tensorflow.variables import CREATED, plain, variables_of
 
 
@@ -78,10 +79,17 @@ class Training:
         """
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
-        total, load = reader_of(source)
-        attach_source(self.worker, source, total, batch_size, shuffle, seed, AHEAD)
-        self.load = load
-        return load
+        order = batch_size, shuffle, seed, AHEAD
+        if is_stream(source):
+            stream = stream_of(source)
+            attach_stream(self.worker, stream, *order)
+            if isinstance(stream, StatefulStream):
+                process.track(TensorFlowReplica.check, {"edl.Dataset": stream})
+            self.load = load_read(stream)
+        else:
+            total, self.load = reader_of(source)
+            attach_source(self.worker, source, total, *order)
+        return self.load
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Share ``optimizer``'s and ``model``'s variables with the job; see ``edl.Optimizer``."""

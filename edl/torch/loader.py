@@ -16,12 +16,13 @@ import torch.utils.data
 from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.data.dataset import Dataset
+from edl.data.stream import StatefulStream, Stream
 from edl.errors import DataError, UsageError
 from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
-from edl.framework.source import attach_source
+from edl.framework.source import attach_source, attach_stream, stream_of
 from edl.framework.steps import Steps
-from edl.torch.api import settle_step
+from edl.torch.api import settle_step, track
 from edl.torch.schedulers import warn_of_counted_steps
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
@@ -33,7 +34,7 @@ UNFINISHED = (
 
 
 class DataLoader:
-    """Batches of a map-style dataset, shared out among the workers of the job.
+    """Batches of a dataset, shared out among the workers of the job.
 
     Every sample of an epoch enters the model exactly once, whoever joins or leaves meanwhile.
     Iterate inside ``for epoch in loader.epochs(n)``; all workers leave an epoch after the same
@@ -41,19 +42,22 @@ class DataLoader:
     weight zero.
 
     Args:
-        dataset: anything with ``__len__`` and ``__getitem__``, the same on all workers.
+        dataset: anything with ``__len__`` and ``__getitem__``; ``edl.data.stream(shards, open)``;
+            or an iterable data set with ``state_dict`` and ``load_state_dict``. The same on all
+            workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
         num_workers, and all other arguments: as in ``torch.utils.data.DataLoader``.
 
     Raises:
         DataError: the dataset is empty.
-        UsageError: an argument that cannot work here (``sampler``, an iterable dataset, ...).
+        UsageError: an argument that cannot work here (``sampler``, ``drop_last``, ...), or an
+            iterable data set without these.
     """
 
     def __init__(
         self,
-        dataset: torch.utils.data.Dataset[Any] | Dataset[Any],
+        dataset: torch.utils.data.Dataset[Any] | Dataset[Any] | Stream,
         batch_size: int = 1,
         shuffle: bool = False,
         seed: int = 0,
@@ -65,16 +69,27 @@ class DataLoader:
         **options: Any,
     ) -> None:
         self._worker = worker if worker is not None else current_worker()
-        _check(dataset, batch_size, options)
+        _check(batch_size, options)
         ahead = num_workers * (prefetch_factor or 2)
-        total = len(cast(Sized, dataset))
-        self._source = attach_source(self._worker, dataset, total, batch_size, shuffle, seed, ahead)
+        order = batch_size, shuffle, seed, ahead
+        loaded: Any = dataset
+        if _is_map_style(dataset):
+            total = len(cast(Sized, dataset))
+            if total < 1:
+                raise DataError("the dataset has 0 samples; at least one is needed")
+            self._source = attach_source(self._worker, dataset, total, *order)
+        else:
+            stream = stream_of(dataset)
+            self._source = attach_stream(self._worker, stream, *order)
+            if isinstance(stream, StatefulStream):
+                track(**{"edl.DataLoader": stream})
+            loaded = _Parsed(stream.parse)
         if num_workers:
             options.setdefault("persistent_workers", True)
         self._feed = _LoaderFeed(
             self._worker,
             lambda leases: torch.utils.data.DataLoader(
-                cast(torch.utils.data.Dataset[Any], dataset),
+                loaded,
                 batch_sampler=leases,
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,
@@ -116,7 +131,13 @@ class DataLoader:
         return self._worker.loader.progress.schedule.batch
 
     def __len__(self) -> int:
-        """Steps of an epoch with the present number of workers, rounded up."""
+        """Steps of an epoch with the present number of workers, rounded up.
+
+        Raises:
+            TypeError: it is a stream, whose length nobody knows.
+        """
+        if not self._source.known_total:
+            raise TypeError("a DataLoader of a stream has no length: it shows at its end")
         each = self.batch_size * self._worker.size
         return -(-self._source.total // each)
 
@@ -190,11 +211,11 @@ class _LoaderFeed:
 
     def _any_data(self) -> Any:
         """A batch to repeat with weight zero, for a worker that has not had one of its own yet."""
-        indices = self._worker.loader.sampler.warm_up().indices.tolist()
+        items = self._worker.loader.sampler.warm_up().items
         dataset = self._loader.dataset
         collate = self._loader.collate_fn
         assert collate is not None
-        return collate([dataset[index] for index in indices])
+        return collate([dataset[item] for item in items])
 
 
 def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
@@ -211,7 +232,7 @@ class _Leases(torch.utils.data.Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         while (batch := self._form()) is not None:
-            yield batch.indices.tolist()
+            yield batch.items
 
 
 class _WorkerInit:
@@ -248,7 +269,23 @@ def _obey(worker: int | None) -> None:
     os._exit(0)
 
 
-def _check(dataset: Any, batch_size: int, options: dict[str, Any]) -> None:
+class _Parsed(torch.utils.data.Dataset[Any]):
+    """Samples of a stream that were read already, parsed where PyTorch's loader wants it."""
+
+    def __init__(self, parse: Callable[[Any], Any] | None) -> None:
+        self._parse = parse
+
+    def __getitem__(self, read: Any) -> Any:
+        return read if self._parse is None else self._parse(read)
+
+
+def _is_map_style(dataset: Any) -> bool:
+    if isinstance(dataset, torch.utils.data.IterableDataset | Stream):
+        return False
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
+def _check(batch_size: int, options: dict[str, Any]) -> None:
     if batch_size < 1:
         raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
     for name in ("sampler", "batch_sampler"):
@@ -265,10 +302,3 @@ def _check(dataset: Any, batch_size: int, options: dict[str, Any]) -> None:
             "edl.DataLoader does not take in_order=False: batches out of order would break the "
             "link between batches and leases, by which each sample is trained once"
         )
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UsageError(
-            f"a {type(dataset).__name__} has no __len__ and __getitem__; edl.DataLoader needs a "
-            "map-style dataset"
-        )
-    if len(dataset) < 1:
-        raise DataError("the dataset has 0 samples; at least one is needed")

@@ -95,6 +95,21 @@ def test_in_a_step_of_several_batches(
         job.prove()
 
 
+@pytest.mark.parametrize(
+    ("stream", "role", "num_workers"), [("shards", "plain", 2), ("stateful", "leader", 0)]
+)
+def test_in_a_step_of_a_stream(
+    stream: str, role: str, num_workers: int, tmp_path: Path, zk_hosts: str
+) -> None:
+    """What a dead worker has left of a shard is read on by another one."""
+    faults = [[fault(point, role, size=3)] for point in (*STEP[1:6], *REPAIR[-1:])]
+    more = ("--exchange", "2", "--stream", stream)
+    settings = {"num_workers": num_workers, "more": more}
+    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, **settings) as job:
+        job.wait_for_strikes()
+        job.prove()
+
+
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_in_a_switch(role: str, tmp_path: Path, zk_hosts: str) -> None:
     faults = [[fault(point, role)] for point in SWITCH]

@@ -133,10 +133,13 @@ def test_deaths(case: Case, mode: str, tmp_path: Path, zk_hosts: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["function", "fit"])
-def test_deaths_while_keras_accumulates(mode: str, tmp_path: Path, zk_hosts: str) -> None:
+@pytest.mark.parametrize("words", [("--accumulate", "3"), ("--stream", "shards")], ids="".join)
+def test_deaths_while_keras_accumulates_or_reads_a_stream(
+    words: tuple[str, str], mode: str, tmp_path: Path, zk_hosts: str
+) -> None:
     """`gradient_accumulation_steps`: what it has added up travels, and each batch counts once."""
     settings = {"faults": CASES["in a step"].faults, "environment": training(mode)}
-    more = ("--exchange", "2", "--accumulate", "3")
+    more = ("--exchange", "2", *words)
     with ordeal(
         tmp_path, zk_hosts, np=4, max_np=4, more=more, throttled=even(0.3), **settings
     ) as job:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from paths import ROOT
-from trial import trial
+from trial import last_line_of, trial
 
 from edl.testing.throttle import Throttle
 
@@ -30,16 +27,8 @@ def test_a_join_a_leave_and_a_death_in_the_middle_of_a_step(tmp_path: Path, zk_h
 
 
 def test_the_example_alone() -> None:
-    script = str(ROOT / "examples" / "torch_accumulation.py")
-    ended = subprocess.run(
-        [sys.executable, script, "--epochs", "10"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=240.0,
-    )
-    last = ended.stdout.splitlines()[-1]
+    last = last_line_of("torch_accumulation.py", "--epochs", "10")
     found = re.fullmatch(r"accuracy (\S+) epochs 10 steps (\d+)", last)
-    assert found, ended.stdout
+    assert found, last
     assert float(found[1]) > 0.9
     assert int(found[2]) == 10 * 47, "1,497 digits, 4 batches of 8 a step; a rest is a step"

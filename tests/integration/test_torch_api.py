@@ -217,7 +217,39 @@ WRONG_USES = {
     "sampler": ("edl.init(); edl.DataLoader(data, sampler=data)", "does not take a sampler"),
     "drop_last": ("edl.init(); edl.DataLoader(data, drop_last=True)", "has no drop_last"),
     "in_order": ("edl.init(); edl.DataLoader(data, in_order=False)", "take in_order=False"),
-    "iterable": ("edl.init(); edl.DataLoader(iter(data))", "needs a map-style dataset"),
+    "iterable": (
+        "edl.init(); edl.DataLoader(iter(data))",
+        "a list_iterator has no __len__ and __getitem__, and cannot tell where",
+    ),
+    "iterable without a state": (
+        (
+            "edl.init()\nclass Lines(torch.utils.data.IterableDataset):\n"
+            " def __iter__(self): yield from data\nedl.DataLoader(Lines())"
+        ),
+        "a Lines has no __len__ and __getitem__, and cannot tell where",
+    ),
+    "shards by rank": (
+        (
+            "edl.init()\nstream = edl.data.stream([0], lambda _: data[edl.rank() :: edl.size()])\n"
+            "loader = edl.DataLoader(stream)\nfor _ in loader.epochs(1): list(loader)"
+        ),
+        "the stream asks for edl.rank(); all workers must read the same samples",
+    ),
+    "an empty stream": (
+        (
+            "edl.init(); loader = edl.DataLoader(edl.data.stream([0, 1], lambda _: []))\n"
+            "edl.Optimizer(sgd, model)\nfor _ in loader.epochs(1): list(loader)"
+        ),
+        "the stream has 0 samples",
+    ),
+    "a stream has no length": (
+        (
+            "from edl.errors import UsageError\n"
+            "edl.init(); loader = edl.DataLoader(edl.data.stream([0], lambda _: data))\n"
+            "try: len(loader)\nexcept TypeError as error: raise UsageError(str(error)) from None"
+        ),
+        "a DataLoader of a stream has no length",
+    ),
     "two loaders": (
         "edl.init(); edl.DataLoader(data); edl.DataLoader(data)",
         "two edl data loaders",

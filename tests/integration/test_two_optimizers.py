@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from paths import ROOT, SCRIPTS
-from trial import trial
+from paths import SCRIPTS
+from trial import last_line_of, trial
 
 from edl.testing.throttle import Throttle
 
@@ -30,15 +28,8 @@ def test_a_join_a_leave_and_a_death_between_two_steps(tmp_path: Path, zk_hosts: 
 
 
 def test_the_example_alone() -> None:
-    script = str(ROOT / "examples" / "torch_gan.py")
-    ended = subprocess.run(
-        [sys.executable, script, "--epochs", "5"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=240.0,
-    )
-    found = re.fullmatch(r"off by (\S+) epochs 5 steps (\d+)", ended.stdout.splitlines()[-1])
-    assert found, ended.stdout
+    last = last_line_of("torch_gan.py", "--epochs", "5")
+    found = re.fullmatch(r"off by (\S+) epochs 5 steps (\d+)", last)
+    assert found, last
     assert float(found[1]) < 0.15
     assert int(found[2]) == 5 * 57 * 2, "1,797 digits, 32 in a batch, two steps with each"

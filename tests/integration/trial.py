@@ -16,6 +16,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from paths import SCRIPTS
+from paths import ROOT, SCRIPTS
 
 from edl.testing.job import EDL, WAIT_S, Job, Status
 from edl.testing.throttle import Throttle
@@ -156,6 +158,18 @@ class Trial(Job):
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             self.thaw()
         super().close()
+
+
+def last_line_of(example: str, *words: str) -> str:
+    """What an example prints last, run alone."""
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / example), *words],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    return ended.stdout.splitlines()[-1]
 
 
 def longest_stall(reports: Sequence[dict[str, Any]]) -> float:

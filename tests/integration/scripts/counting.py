@@ -4,11 +4,14 @@ import contextlib
 
 import torch
 from tally import Diary, parser
-from torch_model import CountingModel, Indices
+from torch_model import CountingModel, Indices, Stateful
 
 import edl.torch as edl
 
-args = parser().parse_args()
+SHARD = 47  # samples
+options = parser()
+options.add_argument("--stream", choices=["shards", "stateful"])
+args = options.parse_args()
 
 
 def tally():
@@ -16,14 +19,25 @@ def tally():
     return None if torch.equal(model.w, model.before) else model.tally()
 
 
+def data():
+    if args.tfrecord:
+        return edl.data.tfrecord(args.tfrecord, parse=int, on_error="skip")
+    if args.stream == "shards":
+        return edl.data.stream(range(0, args.samples, SHARD), numbers)
+    return Stateful(args.samples) if args.stream == "stateful" else Indices(args.samples)
+
+
+def numbers(first, offset):
+    """Those of one shard."""
+    yield from range(first + offset, min(first + SHARD, args.samples))
+
+
 torch.set_num_threads(1)
 edl.init()
 loader = edl.DataLoader(
-    edl.data.tfrecord(args.tfrecord, parse=int, on_error="skip")
-    if args.tfrecord
-    else Indices(args.samples),
+    data(),
     batch_size=args.batch_size,
-    shuffle=True,
+    shuffle=args.stream != "stateful",
     seed=7,
     num_workers=args.num_workers,
 )

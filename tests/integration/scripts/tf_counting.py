@@ -15,12 +15,14 @@ from tf_model import CountingModel, tf
 import edl.tensorflow as edl
 
 options = parser()
+options.add_argument("--stream", choices=["shards"])
 options.add_argument("--mode", default=os.environ.get("EDL_TEST_MODE", "function"))
 args = options.parse_args()
 diary = Diary(args)
 traces = 0
 optimizer = None
 clips = "EDL_TEST_CLIP" in os.environ
+SHARD = 47  # samples
 CLIP = float(os.environ["EDL_TEST_CLIP"]) if clips else float("inf")
 
 
@@ -79,7 +81,15 @@ def sgd():
 
 
 def data():
-    return edl.Dataset(np.arange(args.samples), args.batch_size, shuffle=True, seed=7)
+    source = np.arange(args.samples)
+    if args.stream:
+        source = edl.data.stream(range(0, args.samples, SHARD), numbers, parse=np.int64)
+    return edl.Dataset(source, args.batch_size, shuffle=True, seed=7)
+
+
+def numbers(first, offset):
+    """Those of one shard."""
+    yield from range(first + offset, min(first + SHARD, args.samples))
 
 
 def loop():

@@ -18,6 +18,25 @@ class Indices(torch.utils.data.Dataset):
         return index
 
 
+class Stateful(torch.utils.data.IterableDataset):
+    """The numbers from 0 on, and where it is in them, as torchdata's StatefulDataLoader asks."""
+
+    def __init__(self, samples):
+        self._samples = samples
+        self._next = 0
+
+    def __iter__(self):
+        while self._next < self._samples:
+            self._next += 1
+            yield self._next - 1
+
+    def state_dict(self):
+        return {"next": self._next}
+
+    def load_state_dict(self, state):
+        self._next = state["next"]
+
+
 class CountingModel(torch.nn.Module):
     def __init__(self, samples):
         super().__init__()
