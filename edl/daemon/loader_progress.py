@@ -65,7 +65,7 @@ class LoaderProgress(TrainingProgress):
         if self._source is not None:
             raise UsageError(
                 "this script has two edl data loaders; a job trains on one (use the framework's "
-                "own loader for evaluation)"
+                "own loader for evaluation; at a prompt, edl.init() begins a new job)"
             )
         self._worker, self._source = worker, source
         if isinstance(source, StreamSource):

@@ -44,6 +44,8 @@ _elastic_state: str | None = None  # the class of the state that follows the job
 def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     """``edl.init()``: take part in the job that the launcher started this process for.
 
+    At a prompt a job of one begins anew with each call, for cells of a notebook are run again.
+
     Raises:
         ConfigError: a setting has no usable value.
         CoordinationError: ZooKeeper or the job is not there.
@@ -56,7 +58,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         _refuse_child()
         if said := sorted(settings.keys() & config.OF_THE_JOB):
             logger.warning("edl.init: %s is as the launcher of the job has it", ", ".join(said))
-    if _worker is not None:
+    if _worker is not None and not _end_at_prompt(_worker):
         return
     if config.horovod_slot() is not None:
         _begin_again_under_edl_worker()
@@ -78,6 +80,18 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     ).start()
     worker.start()
     _worker = worker
+
+
+def _end_at_prompt(worker: Worker) -> bool:
+    """Whether ``worker`` was a job of one at a prompt, which is over now."""
+    global _worker, _replica, _elastic_state
+    if worker.is_shared or not hasattr(sys, "ps1"):
+        return False
+    worker.close()
+    worker.loader.open_step.abandon()  # or the gradients of its model would go on being its own
+    _worker = _replica = _elastic_state = None
+    _tracked_early.clear()
+    return True
 
 
 def _worker_of(settings: config.Config, binding: Binding) -> Worker:

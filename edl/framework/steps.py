@@ -86,7 +86,8 @@ class Steps:
         if self._worker.finished:
             raise UsageError(
                 "this job's training is over; train all epochs in one "
-                "`for epoch in ....epochs(n)`, or in one fit"
+                "`for epoch in ....epochs(n)`, or in one fit; at a prompt, edl.init() begins a "
+                "new job"
             )
         if self._worker.warming_up:
             self._worker.join()

@@ -134,7 +134,10 @@ class Training:
                 "edl.Optimizer(optimizer, model)"
             )
         if self.worker.loader.begun:
-            raise UsageError("create each edl.Optimizer before the first batch")
+            raise UsageError(
+                "create each edl.Optimizer before the first batch; at a prompt, edl.init() begins "
+                "a new job"
+            )
 
     @property
     def has_optimizer(self) -> bool:
@@ -226,6 +229,7 @@ def current() -> Training:
         UsageError: ``edl.init()`` was not called.
     """
     global _training
-    if _training is None:
-        _training = Training(process.current_worker())
+    worker = process.current_worker()
+    if _training is None or _training.worker is not worker:  # at a prompt, of a job before
+        _training = Training(worker)
     return _training

@@ -57,10 +57,11 @@ def notify_batch_end() -> None:
     of :func:`no_sync` its step goes on with the next batch, and only this worker leaves it out.
     """
     worker = current_worker()
-    if not worker.loader.open or _optimizers is None:
+    optimizers = _of_this_job()
+    if not worker.loader.open or optimizers is None:
         worker.loader.end()
-    elif not _optimizers.leave_out():
-        _optimizers.skip()
+    elif not optimizers.leave_out():
+        optimizers.skip()
 
 
 @contextlib.contextmanager
@@ -75,16 +76,17 @@ def no_sync() -> Iterator[None]:
     Raises:
         UsageError: there is no ``edl.Optimizer`` yet.
     """
-    if _optimizers is None:
+    optimizers = _of_this_job()
+    if optimizers is None:
         raise UsageError("create an edl.Optimizer before edl.no_sync()")
-    with _optimizers.no_sync():
+    with optimizers.no_sync():
         yield
 
 
 def settle_step() -> None:
     """The script wants its next batch: the update of this one was made, or skipped."""
-    if _optimizers is not None:
-        _optimizers.settle()
+    if (optimizers := _of_this_job()) is not None:
+        optimizers.settle()
 
 
 def attach_optimizer(
@@ -97,9 +99,10 @@ def attach_optimizer(
     """
     global _optimizers, _replica
     worker, last_step = current_worker(), LastStep()
-    optimizers = _optimizers or Optimizers(worker)
+    is_first = _of_this_job() is None
+    optimizers = _of_this_job() or Optimizers(worker)
     reduction = GradientReduction(optimizers, optimizer, model, last_step, passes_per_step)
-    if _replica is None:
+    if is_first or _replica is None:
         replica = TorchReplica(model, optimizer, last_step)
         process.attach_replica(replica)
         see_scalers(replica.see_scaler)
@@ -108,3 +111,10 @@ def attach_optimizer(
         _replica.add(model, optimizer, last_step)
     _optimizers = optimizers
     return reduction
+
+
+def _of_this_job() -> Optimizers | None:
+    """At a prompt there may be those of a job before."""
+    if _optimizers is None or _optimizers.worker is not current_worker():
+        return None
+    return _optimizers

@@ -48,7 +48,10 @@ class Optimizers:
         """
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
-            raise UsageError("create each edl.Optimizer before the first batch")
+            raise UsageError(
+                "create each edl.Optimizer before the first batch; at a prompt, edl.init() begins "
+                "a new job"
+            )
         both = (*self._reductions, reduction)
         if self._reductions and any(each.accumulation.counts_passes for each in both):
             raise UsageError(
