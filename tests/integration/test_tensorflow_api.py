@@ -425,6 +425,16 @@ for wrong, said in ((other, "is of another model"), (keras.Sequential(), "has no
 """,
         "",
     ),
+    "each callback of Keras stands in the table": (
+        """
+import os
+page = open(os.path.join(os.path.dirname(edl.__file__), "../../docs/tensorflow.md")).read()
+table = page.partition("| callback | in a job |")[2].partition("\\n\\n")[0]
+public = [name for name in dir(keras.callbacks) if name[0].isupper()]
+assert not [name for name in public if f"`{name}`" not in table], table
+""",
+        "",
+    ),
     "clipped means: eager, in a function, in two functions": (
         LOOP
         + CLIP

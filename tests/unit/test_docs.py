@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import docs_tables
@@ -195,12 +197,18 @@ def test_the_snippet_of_the_data_page_runs(
     np.savez("digits.npz", image=x, label=y)
     pq.write_table(pa.table({"x": [0.5], "y": [1], "z": ["unread"]}), "rows-0.parquet")
     text = TEXTS[ROOT / "docs" / "data.md"]
-    (first, *_) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    exec(first, {})
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(blocks[0], {})
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("2 records in 1 text file of 8 bytes, digest ")
     assert [line.split()[0] for line in shown[1:]] == ["2", "2", "3", "3", "1", "2"]
     assert shown[1:3] == ["2 one", "2 41"]
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks if "def read(path, offset)" in block), names)
+    for number, shard in enumerate(names["shards"]):
+        Path(shard).write_bytes(gzip.compress(f"{number}\n{number + 10}\n".encode()))
+    stream = names["stream"]
+    assert [stream.parse(line) for line in stream.read(0, 1, 1, 9)] == [11]
 
 
 def test_no_page_names_a_function_that_does_not_exist() -> None:
