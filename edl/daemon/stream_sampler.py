@@ -87,10 +87,15 @@ class StreamSampler(BatchSampler):
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
+        """See :meth:`~edl.daemon.sampler.BatchSampler.has_more`.
+
+        A part of a batch waits for the rest only while others are ahead of it: shards may be short,
+        and a smaller batch is worth more than padding.
+        """
         bounded = self._fill(ledger)
         samples = self._samples_alike()
-        waits = samples < self._stream.batch_size and ledger.free and not bounded
-        return samples > 0 and not waits
+        short = samples < self._stream.batch_size and not bounded
+        return samples > 0 and not (short and self._ahead and self._may_get(ledger))
 
     def nothing(self) -> Batch | None:
         if not self._pieces or self._pieces[0].samples:
@@ -170,6 +175,10 @@ class StreamSampler(BatchSampler):
                 self._end = end
             self._ended = [*self._ended[-15:], offset + len(samples)]
         self._pieces.append(_Piece(start, stop if len(samples) < count else end, samples, counted))
+
+    def _may_get(self, ledger: Ledger) -> bool:
+        """Whether something is left to be leased, as far as this worker knows."""
+        return any(self._end < 0 or start < self._end for start, _ in ledger.free)
 
     def _samples_alike(self) -> int:
         """How many samples at the front are owed to the same optimizers."""
