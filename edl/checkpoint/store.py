@@ -302,6 +302,8 @@ def _check_source(found: Checkpoint, source: Source) -> None:
         theirs = found.manifest.source.get(name, "")
         if theirs != mine:
             what = _OTHER.get(name, f"other {name}")
+            if name == "total" and isinstance(theirs, int):
+                theirs, mine = source.told(theirs), source.told(source.total)
             theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
             raise CheckpointError(
                 f"{found.path} was trained on a {what}: {theirs} there, {mine} in this script; "

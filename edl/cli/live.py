@@ -41,6 +41,7 @@ class LiveLine:
         return Text.assemble(
             (self._job, "bold"),
             *(epoch if total else ()),  # a script may keep its own place in its data
+            f"  epoch {now.epoch} {done} samples" if done and not total else "",  # of a stream
             f"  {now.samples_per_s:.0f} samples/s  "
             f"{wanted}{workers(snapshot.assigned.np)}  generation {snapshot.generation.number}  "
             f"step {now.step}",

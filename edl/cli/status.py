@@ -79,6 +79,8 @@ def table(now: JobStatus) -> RenderableType:
     epoch = (
         f"epoch {now.epoch}: {now.epoch_done} of {total} samples ({now.epoch_done / total:.0%}), "
         if total
+        else f"epoch {now.epoch}: {now.epoch_done} samples, "  # of a stream
+        if now.epoch_done
         else ""
     )
     wanted = now.desired or now.assigned

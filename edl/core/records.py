@@ -291,7 +291,7 @@ class TrainingStatus(Record):
     epoch: Annotated[int, "counted from 0"] = 0
     epoch_done: Annotated[int, "samples of this epoch that are trained"] = 0
     epoch_total: Annotated[
-        int, "samples of an epoch; 0: the script keeps its own place in its data"
+        int, "samples of an epoch; 0: of a stream, or the script keeps its own place in its data"
     ] = 0
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
     median_step_s: Annotated[float, "of the last 50 steps of one worker"] = 0.0

@@ -7,6 +7,7 @@ all workers know.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edl.core.step.ledger import (
@@ -164,7 +165,7 @@ class LoaderProgress(TrainingProgress):
     def adopt(self, members: tuple[int, ...]) -> None:
         """Membership changed: what the others have left is free again.
 
-        Nobody starts with empty hands, so no step can be without samples.
+        Nobody starts with empty hands.
         """
         self.members = members
         if self._ledger is not None and not self._ledger.finished:
@@ -241,8 +242,8 @@ class LoaderProgress(TrainingProgress):
         ledger = restore(header["ledger"])
         if ledger.total != self.source.total:
             raise DataError(
-                f"the dataset of w{self._worker} has {self.source.total} samples and the job's "
-                f"{ledger.total}; every worker must load the same data"
+                f"the dataset of w{self._worker} has {self.source.told(self.source.total)} and the "
+                f"job's {self.source.told(ledger.total)}; every worker must load the same data"
             )
         self.step_batches = int(header["step_batches"])
         if receive is Receive.ALL:
@@ -255,7 +256,8 @@ class LoaderProgress(TrainingProgress):
             self.open_step.miss(int(header["updated"]), self.sampler)
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
-                self._upcoming, ledger = ledger, Ledger(self.source.total, self.ledger.epoch, ())
+                over = replace(self._start_epoch(self.ledger.epoch), free=())
+                self._upcoming, ledger = ledger, over
             elif ledger.epoch < self.ledger.epoch:
                 ledger = self._granted(self._start_epoch(self.ledger.epoch))
         if not self.sampler.agrees_with(ledger):

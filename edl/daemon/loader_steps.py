@@ -96,7 +96,9 @@ class LoaderSteps(Steps):
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """A batch is handed out. For ``padding`` it takes part with no samples."""
         first = not self.open
-        nothing = self.sampler.nothing() if padding and not self.warming_up else None
+        nothing = None
+        if padding and not self.warming_up:
+            nothing = self.sampler.nothing(() if first else self.open_step.untrained)
         self.open_step.begin(batch, padding, nothing)
         self.changes += 1
         if first:

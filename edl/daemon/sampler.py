@@ -70,8 +70,8 @@ class BatchSampler:
         """How much of its leases is left when ``batches`` are trained."""
         return ledger.held_samples(self._worker) - sum(batch.samples for batch in batches)
 
-    def nothing(self) -> Batch | None:
-        """What was read and has no samples, for a step without; None: nothing was read."""
+    def nothing(self, batches: Sequence[Batch]) -> Batch | None:
+        """What was read after ``batches``, those of the open step, and has no samples, if any."""
         return None
 
     def restart(self) -> None:

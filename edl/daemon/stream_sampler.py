@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.core.step.ledger import Ledger
-from edl.core.step.spans import Span, common, joined, length, without
+from edl.core.step.spans import Span, common, joined, length, take, without
 from edl.core.step.stream import AHEAD, SHARD, StreamSource, by_shard
 from edl.daemon.sampler import Batch, BatchSampler
 from edl.errors import DataError
@@ -97,8 +97,8 @@ class StreamSampler(BatchSampler):
         short = samples < self._stream.batch_size and not bounded
         return samples > 0 and not (short and self._ahead and self._may_get(ledger))
 
-    def nothing(self) -> Batch | None:
-        if not self._pieces or self._pieces[0].samples:
+    def nothing(self, batches: Sequence[Batch]) -> Batch | None:
+        if not self._pieces or self._pieces[0].samples or len(self._ahead) > len(batches):
             return None
         batch = self._cut_off(0)
         self._ahead.append(batch)
@@ -112,7 +112,14 @@ class StreamSampler(BatchSampler):
         if gone and (self._end < 0 or min(start for start, _ in gone) < self._end):
             return False
         kept = joined(common(mine, held))
-        return kept == joined(_first(held, length(kept)))
+        if kept != joined(take([*held], length(kept))):
+            return False
+        batches = [each for each in self._ahead if isinstance(each, StreamBatch)]
+        parts = [
+            *((each.spans, each.counted) for each in batches if each.samples),
+            *(([(each.start, each.stop)], each.counted) for each in self._pieces if each.samples),
+        ]
+        return all(ledger.counted(common(spans, held))[0] == bits for spans, bits in parts)
 
     def warm_up(self) -> Batch:
         """A batch of the epoch's first samples, which will not be counted."""
@@ -218,14 +225,3 @@ class StreamSampler(BatchSampler):
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:
     return [span for each in batches if isinstance(each, StreamBatch) for span in each.spans]
-
-
-def _first(spans: Iterable[Span], count: int) -> list[Span]:
-    """The first ``count`` positions of ``spans``."""
-    found = []
-    for start, stop in spans:
-        if count <= 0:
-            break
-        found.append((start, min(stop, start + count)))
-        count -= stop - start
-    return found

@@ -13,16 +13,19 @@ import hashlib
 import inspect
 import itertools
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl.errors import EdlError, UsageError
+from edl.errors import UsageError
 
 Open = Callable[..., Iterable[Any]]
 
 MARK_EVERY = 1000  # samples of a stateful set between two of its states that are kept
 MOST_MARKS = 16
+HEAD = 4  # samples that tell whether a set goes on where it was
 
 _here = threading.local()
 
@@ -47,7 +50,8 @@ def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None
         shards: names of files, or whatever ``open`` takes; the same on all workers.
         open: ``open(shard, offset)`` gives the samples of a shard from number ``offset`` on, in an
             order that is the same each time; ``open(shard)`` gives all, and the first ``offset``
-            are read for nothing.
+            are read for nothing. A second parameter with a default is no offset, unless that is
+            its name.
         parse: makes what the script sees of a sample; in the loader's processes, if there are any.
 
     Raises:
@@ -109,10 +113,8 @@ class Stream:
                         break
                     read += more
                 return read
-            except EdlError:
-                raise
-            except Exception as error:
-                self._place = None
+            except BaseException as error:  # what is half read is no end of a shard
+                self._close()
                 error.add_note(f"while reading sample {self._at} of {self._named(shard)}")
                 raise
 
@@ -137,11 +139,25 @@ class Stream:
         self._samples = iter(())
 
 
+@dataclass
+class _Mark:
+    """The state of a stateful set after ``at`` samples, and digests of those that followed."""
+
+    at: int
+    state: Any
+    followed: list[str]
+
+
 class StatefulStream(Stream):
     """An iterable set as a stream that all workers read, each for its own batches.
 
     Of its states some are kept, so that who has to read an earlier sample, or comes later, need not
-    begin at the first. They follow the job as a tracked object.
+    begin at the first. They follow the job as a tracked object. A state is believed when the
+    samples after it are those that followed it before: sets that shuffle in a buffer leave the
+    buffer out of their states.
+
+    Raises:
+        UsageError: it does not begin with the same samples each time.
     """
 
     shared = True
@@ -150,42 +166,89 @@ class StatefulStream(Stream):
     def __init__(self, dataset: Stateful) -> None:
         super().__init__([type(dataset).__name__], lambda _: (), None)
         self._dataset = dataset
-        self._first = copy.deepcopy(dataset.state_dict())
         self._epoch = -1
-        self._marks: list[tuple[int, Any]] = []  # (samples, the state after them) of this epoch
+        self._marks: list[_Mark] = []  # of this epoch
+        self._state_from = 0  # the set's state is that of the samples read, from this one on
+        with _reading():
+            self._tell_epoch(0)
+            self._first = copy.deepcopy(dataset.state_dict())
+            begins = _digests(self._go_on(None)[0])
+            again = _digests(self._go_on(self._first)[0])
+        if begins != again:
+            raise UsageError(
+                f"{self._named(0)} does not begin with the same samples when it is read again from "
+                "its first state, so nobody could tell which of them are trained; give it as it "
+                "was made, with a seed for its order, and change samples at random in collate_fn"
+            )
+        self._begins = begins
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._named(0)} that begins with samples of digest {'-'.join(self._begins)}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "marks": [list(mark) for mark in self._marks]}
+        marks = [[mark.at, mark.state, mark.followed] for mark in self._marks if mark.followed]
+        return {"first": self._first, "epoch": self._epoch, "marks": marks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._close()
         self._epoch = state["epoch"]
-        self._marks = [(at, kept) for at, kept in state["marks"]]
+        self._marks = [_Mark(at, kept, list(digests)) for at, kept, digests in state["marks"]]
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
         if epoch != self._epoch:
             self._epoch, self._marks = epoch, []
-        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
-            set_epoch(epoch)
-        at, state = max(
-            ((at, state) for at, state in self._marks if at <= offset),
-            key=lambda mark: mark[0],
-            default=(0, self._first),
-        )
-        self._dataset.load_state_dict(copy.deepcopy(state))
-        return at, self._dataset
+        self._tell_epoch(epoch)
+        while earlier := [mark for mark in self._marks if mark.at <= offset and mark.followed]:
+            mark = max(earlier, key=lambda one: one.at)
+            head, rest = self._go_on(mark.state)
+            if _digests(head[: len(mark.followed)]) == mark.followed:
+                return self._from(mark.at, head, rest)
+            self._marks.remove(mark)
+        return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
-        last = max((at for at, _ in self._marks), default=0)
-        taken = super()._take(count)
-        if self._at - last >= MARK_EVERY:
-            self._marks.append((self._at, copy.deepcopy(self._dataset.state_dict())))
+        begin, taken = self._at, super()._take(count)
+        for mark in self._marks:
+            missing = mark.at + len(mark.followed) - begin
+            if len(mark.followed) < HEAD and 0 <= missing < len(taken):
+                mark.followed += _digests(taken[missing : missing + HEAD - len(mark.followed)])
+        last = max((mark.at for mark in self._marks), default=0)
+        if len(taken) == count and self._at >= max(last + MARK_EVERY, self._state_from):
+            self._marks.append(_Mark(self._at, copy.deepcopy(self._dataset.state_dict()), []))
             if len(self._marks) > MOST_MARKS:
                 del self._marks[1::2]
         return taken
 
+    def _go_on(self, state: Any) -> tuple[list[Any], Iterator[Any]]:
+        """The first samples after ``state`` (None: as it is), and the others."""
+        if state is not None:
+            self._dataset.load_state_dict(copy.deepcopy(state))
+        samples = iter(self._dataset)
+        return list(itertools.islice(samples, HEAD)), samples
+
+    def _from(self, at: int, head: list[Any], rest: Iterator[Any]) -> tuple[int, Any]:
+        self._state_from = at + len(head)
+        return at, itertools.chain(head, rest)
+
+    def _tell_epoch(self, epoch: int) -> None:
+        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+            set_epoch(epoch)
+
     def _named(self, shard: int) -> str:
-        return f"the {self.shards[shard]}"
+        return f"a {self.shards[shard]}"
+
+
+def _digests(samples: list[Any]) -> list[str]:
+    """What tells samples apart; the same for all that cannot be pickled."""
+    found = []
+    for sample in samples:
+        try:
+            packed = pickle.dumps(sample)
+        except Exception:  # noqa: BLE001 - whatever a sample's own code raises
+            packed = b""
+        found.append(hashlib.sha256(packed).hexdigest()[:8])
+    return found
 
 
 def refuse_in_stream(what: str) -> None:
@@ -210,6 +273,10 @@ def _name_of(shard: Any) -> Any:
     """What is the same on hosts that have the data in other folders."""
     if isinstance(shard, str | os.PathLike):
         return os.path.basename(os.fspath(shard))
+    if isinstance(shard, list | tuple):
+        return [_name_of(each) for each in shard]
+    if isinstance(shard, dict):
+        return [(key, _name_of(each)) for key, each in shard.items()]
     return shard if isinstance(shard, int) else type(shard).__name__
 
 
@@ -226,11 +293,14 @@ def _iterated(samples: Any) -> Iterator[Any]:
 def _takes_two(open: Open) -> bool:
     """Whether it takes an offset."""
     try:
-        signature = inspect.signature(open)
+        parameters = [*inspect.signature(open).parameters.values()]
     except (TypeError, ValueError):  # of a built-in
-        return True
-    try:
-        signature.bind(object(), 0)
-    except TypeError:
         return False
-    return True
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters[:2]):
+        return True
+    second = next(iter(parameters[1:2]), None)
+    return second is not None and (
+        second.name == "offset"
+        or (second.default is second.empty and second.kind is second.POSITIONAL_OR_KEYWORD)
+        or (second.default is second.empty and second.kind is second.POSITIONAL_ONLY)
+    )

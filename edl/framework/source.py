@@ -13,11 +13,18 @@ from edl.data.stream import StatefulStream, Stream
 from edl.errors import UsageError
 
 NO_PLACE = (
-    "a {kind} has no __len__ and __getitem__, and cannot tell where in its samples it is, so some "
-    "could be lost or trained twice when a worker goes; give edl its shards with "
-    "edl.data.stream(shards, open), or give it state_dict() and load_state_dict(), as torchdata's "
-    "StatefulDataLoader asks"
+    "the samples of a {kind} have no numbers (__len__, __getitem__), and it cannot tell where in "
+    "them it is, so some could be lost or trained twice when a worker goes; give edl its shards "
+    "with edl.data.stream(shards, open), or give it state_dict() and load_state_dict(), as "
+    "torchdata's StatefulDataLoader asks"
 )
+
+
+def is_numbered(dataset: Any) -> bool:
+    """Whether its samples have numbers. PyTorch's iterable sets have a ``__getitem__``, too."""
+    if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
+        return False
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def stream_of(dataset: Any) -> Stream:
@@ -28,7 +35,9 @@ def stream_of(dataset: Any) -> Stream:
     """
     if isinstance(dataset, Stream):
         return dataset
-    if all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")):
+    if isinstance(dataset, type):
+        raise UsageError(f"edl needs a data set, and was given the class {dataset.__name__}")
+    if all(hasattr(dataset, name) for name in ("__iter__", "state_dict", "load_state_dict")):
         return StatefulStream(dataset)
     raise UsageError(NO_PLACE.format(kind=type(dataset).__name__))
 

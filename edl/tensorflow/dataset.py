@@ -142,14 +142,15 @@ def Dataset(
 
     Args:
         source: numpy arrays (one, a tuple, a dict; inside, a list is a tuple), anything with
-            ``__len__`` and ``__getitem__``, or ``edl.data.stream(shards, open)``; the same on all
-            workers.
+            ``__len__`` and ``__getitem__``, ``edl.data.stream(shards, open)``, or an iterable set
+            with ``state_dict`` and ``load_state_dict``; the same on all workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
 
     Raises:
         DataError: the source is empty.
-        UsageError: it has no numbered samples, or there is a data set already.
+        UsageError: nobody could tell which of its samples are trained, or there is a data set
+            already.
     """
     now = training.current()
     # Of fit, whose default that is: the data set has an order of its own.

@@ -11,17 +11,9 @@ import tensorflow as tf
 
 from edl.daemon.sampler import Batch
 from edl.data.stream import Stream
-from edl.errors import DataError, UsageError
+from edl.errors import DataError
 
 Load = Callable[[Batch], Any]
-
-
-def is_stream(source: Any) -> bool:
-    """Whether its samples have no numbers, and are read in order."""
-    if isinstance(source, Stream):
-        return True
-    numbered = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    return not (numbered or isinstance(source, tf.Tensor)) and hasattr(source, "load_state_dict")
 
 
 def load_read(stream: Stream) -> Load:
@@ -40,7 +32,6 @@ def reader_of(source: Any) -> tuple[int, Load]:
 
     Raises:
         DataError: it is empty, or its arrays differ in length.
-        UsageError: it has no ``__len__`` and ``__getitem__``.
     """
     if isinstance(source, (tuple, dict)):
         source = _without_lists(source)
@@ -51,13 +42,8 @@ def reader_of(source: Any) -> tuple[int, Load]:
         if len(lengths) > 1:
             raise DataError(f"the arrays of the data set have different lengths: {lengths}")
         total, load = lengths[0], lambda batch: _map(arrays, lambda array: array[batch.indices])
-    elif hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        total, load = len(source), lambda batch: _stack(_samples(source, batch.items))
     else:
-        raise UsageError(
-            f"a {type(source).__name__} has no __len__ and __getitem__; edl needs a source whose "
-            "samples have numbers, such as numpy arrays, or edl.data.stream(shards, open)"
-        )
+        total, load = len(source), lambda batch: _stack(_samples(source, batch.items))
     if total < 1:
         raise DataError("the data set has 0 samples; at least one is needed")
     return total, load

@@ -14,13 +14,13 @@ from edl.data.stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.reduction import Rounds
-from edl.framework.source import attach_source, attach_stream, stream_of
+from edl.framework.source import attach_source, attach_stream, is_numbered, stream_of
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.source import Load, is_stream, load_read, reader_of
+from edl.tensorflow.source import Load, load_read, reader_of
 from edl.tensorflow.variables import CREATED, plain, variables_of
 
 
@@ -80,7 +80,7 @@ class Training:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
         order = batch_size, shuffle, seed, AHEAD
-        if is_stream(source):
+        if not (is_numbered(source) or isinstance(source, tf.Tensor)):
             stream = stream_of(source)
             attach_stream(self.worker, stream, *order)
             if isinstance(stream, StatefulStream):

@@ -49,6 +49,7 @@ EDL = Path(sys.executable).parent / "edl"
 MARK = "EDL_TEST_MARK"
 LOOK_S = 0.25  # between two looks at a job
 WAIT_S = 240.0  # for what the job does; a busy machine takes a minute to start a worker
+END_S = 60.0  # for agents of other hosts, and helpers of workers, to notice the end of a job
 CYCLE_MS = "5"  # a ring that waits for its test need not be looked at each millisecond
 
 Status = dict[str, Any]
@@ -350,7 +351,7 @@ class Job(Run):
         except subprocess.TimeoutExpired:
             raise AssertionError(self.describe(f"the job did not end in {timeout_s:g} s")) from None
         # A worker's last helper (a loader's process) may need a moment to notice.
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + END_S
         while (alive := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not alive, self.describe(f"these outlived `edl run`: {alive}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ from edl.data.stream import StatefulStream, Stream
 from edl.errors import DataError, UsageError
 from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
-from edl.framework.source import attach_source, attach_stream, stream_of
+from edl.framework.source import attach_source, attach_stream, is_numbered, stream_of
 from edl.framework.steps import Steps
 from edl.torch.api import settle_step, track
 from edl.torch.schedulers import warn_of_counted_steps
@@ -73,7 +74,7 @@ class DataLoader:
         ahead = num_workers * (prefetch_factor or 2)
         order = batch_size, shuffle, seed, ahead
         loaded: Any = dataset
-        if _is_map_style(dataset):
+        if is_numbered(dataset):
             total = len(cast(Sized, dataset))
             if total < 1:
                 raise DataError("the dataset has 0 samples; at least one is needed")
@@ -83,14 +84,14 @@ class DataLoader:
             self._source = attach_stream(self._worker, stream, *order)
             if isinstance(stream, StatefulStream):
                 track(**{"edl.DataLoader": stream})
-            loaded = _Parsed(stream.parse)
+            loaded = _Parsed(stream.parse, is_packed=num_workers > 0)
         if num_workers:
             options.setdefault("persistent_workers", True)
         self._feed = _LoaderFeed(
             self._worker,
-            lambda leases: torch.utils.data.DataLoader(
+            lambda form: torch.utils.data.DataLoader(
                 loaded,
-                batch_sampler=leases,
+                batch_sampler=_Leases(form, loaded.pack if isinstance(loaded, _Parsed) else list),
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,
                 worker_init_fn=_WorkerInit(worker_init_fn),
@@ -151,7 +152,7 @@ class _LoaderFeed:
     def __init__(self, worker: Worker, loader: Callable[..., Any]) -> None:
         self._worker = worker
         self._formed: deque[Batch] = deque()
-        self._loader = loader(_Leases(self._form))
+        self._loader = loader(self._form)
         self._arriving: Iterator[Any] = iter(())
         self.data: Any = _NONE
 
@@ -224,15 +225,18 @@ def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
     return loader.num_workers > 0 and context.get_start_method() == "fork"
 
 
-class _Leases(torch.utils.data.Sampler[list[int]]):
+class _Leases(torch.utils.data.Sampler[list[Any]]):
     """The batch sampler: asks for one batch after the other until there is none (for now)."""
 
-    def __init__(self, form: Callable[[], Batch | None]) -> None:
+    def __init__(
+        self, form: Callable[[], Batch | None], pack: Callable[[list[Any]], list[Any]]
+    ) -> None:
         self._form = form
+        self._pack = pack
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         while (batch := self._form()) is not None:
-            yield batch.items
+            yield self._pack(batch.items)
 
 
 class _WorkerInit:
@@ -270,19 +274,32 @@ def _obey(worker: int | None) -> None:
 
 
 class _Parsed(torch.utils.data.Dataset[Any]):
-    """Samples of a stream that were read already, parsed where PyTorch's loader wants it."""
+    """Samples of a stream that were read already, parsed where PyTorch's loader wants it.
 
-    def __init__(self, parse: Callable[[Any], Any] | None) -> None:
+    On their way to its processes they are *packed*: what cannot be sent there shows here.
+    """
+
+    def __init__(self, parse: Callable[[Any], Any] | None, is_packed: bool) -> None:
         self._parse = parse
+        self.is_packed = is_packed
+
+    def pack(self, read: list[Any]) -> list[Any]:
+        """A batch as it is sent."""
+        if not self.is_packed:
+            return read
+        try:
+            return [pickle.dumps(read)]
+        except Exception as error:
+            raise UsageError(
+                f"a sample of the stream cannot be sent to the loader's processes ({error}); let "
+                "open() give what can be pickled, such as bytes, or give num_workers=0"
+            ) from error
 
     def __getitem__(self, read: Any) -> Any:
         return read if self._parse is None else self._parse(read)
 
-
-def _is_map_style(dataset: Any) -> bool:
-    if isinstance(dataset, torch.utils.data.IterableDataset | Stream):
-        return False
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    def __getitems__(self, sent: list[Any]) -> list[Any]:
+        return [self[each] for each in (pickle.loads(sent[0]) if self.is_packed else sent)]
 
 
 def _check(batch_size: int, options: dict[str, Any]) -> None:

@@ -197,7 +197,10 @@ for _ in ds.epochs(1):
         "different lengths: [3, 4]",
     ),
     "batch size": ("edl.init(); edl.Dataset(data, 0)", "batch_size is 0"),
-    "iterator": ("edl.init(); edl.Dataset(iter([1]))", "has no __len__ and __getitem__"),
+    "iterator": (
+        "edl.init(); edl.Dataset(iter([1]))",
+        "samples of a list_iterator have no numbers",
+    ),
     "two data sets": ("edl.init(); edl.Dataset(data); edl.Dataset(data)", "two edl data loaders"),
     "shuffle": ("edl.init(); edl.Dataset(data).shuffle(3)", "shuffle() would break the link"),
     "shuffle after map": (

@@ -219,14 +219,14 @@ WRONG_USES = {
     "in_order": ("edl.init(); edl.DataLoader(data, in_order=False)", "take in_order=False"),
     "iterable": (
         "edl.init(); edl.DataLoader(iter(data))",
-        "a list_iterator has no __len__ and __getitem__, and cannot tell where",
+        "the samples of a list_iterator have no numbers",
     ),
     "iterable without a state": (
         (
             "edl.init()\nclass Lines(torch.utils.data.IterableDataset):\n"
             " def __iter__(self): yield from data\nedl.DataLoader(Lines())"
         ),
-        "a Lines has no __len__ and __getitem__, and cannot tell where",
+        "the samples of a Lines have no numbers",
     ),
     "shards by rank": (
         (
@@ -234,6 +234,18 @@ WRONG_USES = {
             "loader = edl.DataLoader(stream)\nfor _ in loader.epochs(1): list(loader)"
         ),
         "the stream asks for edl.rank(); all workers must read the same samples",
+    ),
+    "samples that cannot be sent to processes": (
+        (
+            "edl.init(); edl.Optimizer(sgd, model)\n"
+            "stream = edl.data.stream([0], lambda _: [open('/dev/null')])\n"
+            "for _ in (loader := edl.DataLoader(stream, num_workers=1)).epochs(1): list(loader)"
+        ),
+        "a sample of the stream cannot be sent to the loader's processes",
+    ),
+    "a class for a data set": (
+        "edl.init(); edl.DataLoader(torch.utils.data.IterableDataset)",
+        "was given the class IterableDataset",
     ),
     "an empty stream": (
         (

@@ -36,8 +36,8 @@ class Shards:
 class Numbers:
     """As torchdata's StatefulDataLoader asks: reading it moves it."""
 
-    def __init__(self, samples: int) -> None:
-        self.samples, self.next, self.loads = samples, 0, list[int]()
+    def __init__(self, samples: int, first: int = 0) -> None:
+        self.samples, self.next, self.loads = samples, first, list[int]()
 
     def __iter__(self) -> Iterator[int]:
         while self.next < self.samples:
@@ -86,7 +86,7 @@ def test_a_stateful_set_goes_on_from_a_state_that_it_has_kept() -> None:
     newcomer = StatefulStream(others)
     newcomer.load_state_dict(source.state_dict())
     assert newcomer.read(0, 0, 20 * MARK_EVERY, 1) == [20 * MARK_EVERY]
-    assert others.loads == [kept]
+    assert others.loads == [0, kept]
     assert newcomer.read(1, 0, 0, 2) == [0, 1], "an epoch begins with its first state"
 
 
@@ -100,7 +100,93 @@ def test_a_set_that_shuffles_by_epoch_is_told_the_epoch() -> None:
     source = StatefulStream(ByEpoch(5))
     assert source.read(0, 0, 0, 9) == [0, 1, 2, 3, 4]
     assert source.read(3, 0, 0, 1) == [0]
-    assert told == [0, 3]
+    assert told == [0, 0, 3], "before it is looked at, too"
+
+
+class Shuffling(Numbers):
+    """In a buffer that is no part of its state."""
+
+    def __iter__(self) -> Iterator[int]:
+        buffer: list[int] = []
+        for number in super().__iter__():
+            buffer.append(number)
+            if len(buffer) == 100:
+                yield buffer.pop(number * 31 % 100)
+        yield from buffer
+
+
+class Pending(Numbers):
+    """As torchdata's nodes: who has asked for its state gets the iterator that was begun then."""
+
+    pending: Iterator[int] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        pending, self.pending = self.pending, None
+        return pending or super().__iter__()
+
+    def state_dict(self) -> dict[str, int]:
+        state = super().state_dict()
+        if self.next == 0:
+            self.pending = super().__iter__()
+        return state
+
+
+@pytest.mark.parametrize("kind", [Numbers, Shuffling, Pending])
+def test_who_goes_on_reads_what_all_others_read(kind: type[Numbers]) -> None:
+    samples = 5 * MARK_EVERY
+    expected = [*StatefulStream(kind(samples)).read(0, 0, 0, samples)]
+    assert sorted(expected) == [*range(samples)]
+    root = StatefulStream(kind(samples))
+    for at in range(0, 3 * MARK_EVERY, 10):
+        assert root.read(0, 0, at, 10) == expected[at : at + 10]
+    newcomer = StatefulStream(kind(samples))
+    newcomer.load_state_dict(root.state_dict())
+    for one in (newcomer, root):
+        for at in (2 * MARK_EVERY + 500, MARK_EVERY + 3, 0):
+            assert one.read(0, 0, at, 9) == expected[at : at + 9]
+
+
+def test_a_set_that_does_not_begin_alike_is_refused() -> None:
+    class Endless(Numbers):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            """It is read on from where it is."""
+
+    with pytest.raises(UsageError, match="a Endless does not begin with the same samples when"):
+        StatefulStream(Endless(100))
+    told = {StatefulStream(Numbers(9, first)).fingerprint for first in (0, 0, 3)}
+    assert len(told) == 2, "workers that read other samples"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UsageError("not now"), OSError("gone")])
+def test_what_is_half_read_is_no_end_of_a_shard(error: BaseException) -> None:
+    breaks = [True]
+
+    def read(_shard: int) -> Iterator[int]:
+        for number in range(9):
+            if number == 4 and breaks and breaks.pop():
+                raise error
+            yield number
+
+    source = stream([0], read)
+    assert source.read(0, 0, 0, 3) == [0, 1, 2]
+    with pytest.raises(type(error)):
+        source.read(0, 0, 3, 9)
+    assert source.read(0, 0, 3, 9) == [3, 4, 5, 6, 7, 8]
+
+
+def test_a_second_parameter_is_an_offset_if_it_has_to_be_given() -> None:
+    def with_option(shard: str, skip_header: bool = True) -> list[str]:
+        assert skip_header is True
+        return [f"{shard}{n}" for n in range(10)]
+
+    def with_offset(shard: str, offset: int = 0) -> list[str]:
+        return with_option(shard)[offset:]
+
+    def starred(*given: Any) -> list[str]:
+        return with_offset(*given)
+
+    for read in (with_option, with_offset, starred):
+        assert stream(["a"], read).read(0, 0, 7, 9) == ["a7", "a8", "a9"], read.__name__
 
 
 def test_what_divides_samples_among_ranks_is_refused() -> None:
@@ -146,8 +232,10 @@ def test_what_is_opened_must_have_samples() -> None:
 
 
 def test_hosts_may_have_the_shards_in_other_folders() -> None:
-    here = Stream(["/data/a.tar", Path("/data/b.tar"), 3], iter)
-    there = Stream(["/mnt/a.tar", Path("/mnt/b.tar"), 3], iter)
-    other = Stream(["/data/b.tar", Path("/data/a.tar"), 3], iter)
-    assert here.fingerprint == there.fingerprint != other.fingerprint
-    assert here.fingerprint.startswith("a stream of 3 shards")
+    here = Stream(["/data/a.tar", Path("/data/b.tar"), 3, ["/data/c"]], iter)
+    there = Stream(["/mnt/a.tar", Path("/mnt/b.tar"), 3, ["/mnt/c"]], iter)
+    other = Stream(["/data/b.tar", Path("/data/a.tar"), 3, ["/data/c"]], iter)
+    another = Stream(["/data/a.tar", Path("/data/b.tar"), 3, ["/data/d"]], iter)
+    assert here.fingerprint == there.fingerprint
+    assert len({one.fingerprint for one in (here, other, another)}) == 3
+    assert here.fingerprint.startswith("a stream of 4 shards")

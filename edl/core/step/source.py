@@ -41,6 +41,10 @@ class Source:
         """Samples of an epoch; 0: nobody knows before they are read."""
         return self.total
 
+    def told(self, total: int) -> str:
+        """A total as people count it."""
+        return f"{total} samples"
+
     @property
     def policy(self) -> LeasePolicy:
         """How much of it is leased at once."""

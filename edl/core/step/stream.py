@@ -68,6 +68,9 @@ class StreamSource(Source):
     def known_total(self) -> int:
         return 0
 
+    def told(self, total: int) -> str:
+        return f"{total // SHARD} shards"
+
     @property
     def policy(self) -> LeasePolicy:
         return super().policy if self.shared else ShardPolicy(self.batch_size)
@@ -87,9 +90,14 @@ class ShardPolicy(LeasePolicy):
     """Whole shards are granted, or what is left of them; needs are numbers of shards."""
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
-        shards = by_shard(free)
-        taken = shards[: min(need, -(-len(shards) // asking))]
-        free[:] = shards[len(taken) :]
+        shards = sum((stop - 1) // SHARD - start // SHARD + 1 for start, stop in free)
+        taken: list[Span] = []
+        while free and len(taken) < min(need, -(-shards // asking)):
+            start, stop = free.pop(0)
+            end = min(stop, (start // SHARD + 1) * SHARD)
+            taken.append((start, end))
+            if end < stop:
+                free.insert(0, (end, stop))
         return tuple(taken)
 
 
