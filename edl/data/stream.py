@@ -13,11 +13,12 @@ import hashlib
 import inspect
 import itertools
 import os
-import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from edl.errors import UsageError
 
@@ -240,15 +241,25 @@ class StatefulStream(Stream):
 
 
 def _digests(samples: list[Any]) -> list[str]:
-    """What tells samples apart; the same for all that cannot be pickled."""
-    found = []
-    for sample in samples:
-        try:
-            packed = pickle.dumps(sample)
-        except Exception:  # noqa: BLE001 - whatever a sample's own code raises
-            packed = b""
-        found.append(hashlib.sha256(packed).hexdigest()[:8])
-    return found
+    """What tells samples apart; the same for those that have nothing to compare."""
+    return [hashlib.sha256(repr(_content(each)).encode()).hexdigest()[:8] for each in samples]
+
+
+def _content(value: Any) -> Any:
+    """``value`` as plain values, equal for equal ones; a pickle depends on who shares an object."""
+    if isinstance(value, dict):
+        return [(_content(key), _content(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [_content(item) for item in value]
+    if value is None or isinstance(value, str | bytes | int | float):
+        return value
+    try:
+        array = np.asarray(value)  # of a tensor, too
+    except Exception:  # noqa: BLE001 - whatever a sample's own code raises
+        array = np.empty(0, dtype=object)
+    if array.dtype == object:
+        return type(value).__name__
+    return (str(array.dtype), array.shape, array.tobytes())
 
 
 def refuse_in_stream(what: str) -> None:

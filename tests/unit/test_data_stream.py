@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from edl.data.stream import (
     MARK_EVERY,
@@ -144,6 +146,20 @@ def test_who_goes_on_reads_what_all_others_read(kind: type[Numbers]) -> None:
     for one in (newcomer, root):
         for at in (2 * MARK_EVERY + 500, MARK_EVERY + 3, 0):
             assert one.read(0, 0, at, 9) == expected[at : at + 9]
+
+
+def test_samples_are_compared_by_what_is_in_them() -> None:
+    """An image, a text and a tensor, made anew each time; whose keys are one object or two."""
+
+    class Samples(Numbers):
+        def __iter__(self) -> Iterator[Any]:
+            for number in super().__iter__():
+                key = "".join(["te", "xt"]) if self.loads else "text"
+                yield {key: key, "x": torch.full((2,), number), "n": [np.float32(number), None]}
+
+    alike = StatefulStream(Samples(9))
+    assert alike.fingerprint != StatefulStream(Samples(9, 1)).fingerprint
+    assert [int(sample["x"][0]) for sample in alike.read(0, 0, 6, 9)] == [6, 7, 8]
 
 
 def test_a_set_that_does_not_begin_alike_is_refused() -> None:
