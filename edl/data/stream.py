@@ -8,40 +8,22 @@ is read is the same for everybody, and the job's ledger says who trains it
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import inspect
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from edl.errors import UsageError
 
 Open = Callable[..., Iterable[Any]]
 
-MARK_EVERY = 1000  # samples of a stateful set between two of its states that are kept
-MOST_MARKS = 16
-HEAD = 4  # samples that tell whether a set goes on where it was
+CHUNK = 1000  # samples that are read at once
 
 _here = threading.local()
-
-
-class Stateful(Protocol):
-    """An iterable set that can go on where another one is, as torchdata's StatefulDataLoader asks.
-
-    The state that it has after n samples lets another one begin with the next.
-    """
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> None: ...
 
 
 def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None) -> Stream:
@@ -61,43 +43,48 @@ def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None
     return Stream(shards, open, parse)
 
 
-class Stream:
-    """See :func:`stream`. Reads one shard at a time, in the thread that trains."""
+class Reading(ABC):
+    """Reads one shard at a time, in the thread that trains.
+
+    Attributes:
+        shared: all workers read it, and it is one shard.
+        parse: makes what the script sees of a sample.
+    """
 
     shared = False
+    parse: Callable[[Any], Any] | None = None
 
-    def __init__(
-        self, shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None
-    ) -> None:
-        if isinstance(shards, str | bytes) or not isinstance(shards, Iterable):
-            raise UsageError(
-                "edl.data.stream takes a list of shards, and a function that opens one"
-            )
-        if not callable(open) or not (parse is None or callable(parse)):
-            raise UsageError("edl.data.stream takes a function open(shard, offset), and a parse")
-        self.shards = list(shards)
-        self.parse = parse
-        self._open = open
-        self._seeks = _takes_two(open)
+    def __init__(self) -> None:
         self._place: tuple[int, int] | None = None  # epoch and shard that are open
         self._at = 0  # the number of the next sample
         self._samples: Iterator[Any] = iter(())
 
     @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many shards it has."""
+
+    @property
+    @abstractmethod
     def fingerprint(self) -> str:
-        """One line that differs where the shards do, as far as their names tell."""
-        names = [_name_of(shard) for shard in self.shards]
-        digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
-        return f"a stream of {len(names)} shards, with names of digest {digest}"
+        """One line that differs where the data do, as far as can be told."""
+
+    @abstractmethod
+    def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
+        """Samples of a shard, and the number of the first of them, ``offset`` or less."""
+
+    @abstractmethod
+    def _named(self, shard: int) -> str:
+        """A shard, for people."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
         """See :class:`edl.daemon.stream_sampler.Reader`.
 
         Raises:
-            UsageError: ``open`` gives nothing that can be read.
+            UsageError: what was opened cannot be read.
             Exception: whatever the script's code raises, with a note of shard and sample.
         """
-        with _reading():
+        with reading():
             try:
                 if self._place != (epoch, shard) or self._at > offset:
                     self._close()
@@ -105,11 +92,11 @@ class Stream:
                     self._samples = _iterated(samples)
                     self._place = epoch, shard
                 while self._at < offset:
-                    if not self._take(min(offset - self._at, MARK_EVERY)):
+                    if not self._take(min(offset - self._at, CHUNK)):
                         break
                 read: list[Any] = []
                 while len(read) < count:
-                    more = self._take(min(count - len(read), MARK_EVERY))
+                    more = self._take(min(count - len(read), CHUNK))
                     if not more:
                         break
                     read += more
@@ -124,15 +111,6 @@ class Stream:
         self._at += len(taken)
         return taken
 
-    def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Samples of a shard, and the number of the first of them, ``offset`` or less."""
-        if self._seeks:
-            return offset, self._open(self.shards[shard], offset)
-        return 0, self._open(self.shards[shard])
-
-    def _named(self, shard: int) -> str:
-        return f"shard {self.shards[shard]!r}"
-
     def _close(self) -> None:
         self._place = None
         if callable(close := getattr(self._samples, "close", None)):
@@ -140,126 +118,41 @@ class Stream:
         self._samples = iter(())
 
 
-@dataclass
-class _Mark:
-    """The state of a stateful set after ``at`` samples, and digests of those that followed."""
+class Stream(Reading):
+    """See :func:`stream`."""
 
-    at: int
-    state: Any
-    followed: list[str]
-
-
-class StatefulStream(Stream):
-    """An iterable set as a stream that all workers read, each for its own batches.
-
-    Of its states some are kept, so that who has to read an earlier sample, or comes later, need not
-    begin at the first. They follow the job as a tracked object. A state is believed when the
-    samples after it are those that followed it before: sets that shuffle in a buffer leave the
-    buffer out of their states.
-
-    Raises:
-        UsageError: it does not begin with the same samples each time.
-    """
-
-    shared = True
-    edl_compared = False
-
-    def __init__(self, dataset: Stateful) -> None:
-        super().__init__([type(dataset).__name__], lambda _: (), None)
-        self._dataset = dataset
-        self._epoch = -1
-        self._marks: list[_Mark] = []  # of this epoch
-        self._state_from = 0  # the set's state is that of the samples read, from this one on
-        with _reading():
-            self._tell_epoch(0)
-            self._first = copy.deepcopy(dataset.state_dict())
-            begins = _digests(self._go_on(None)[0])
-            again = _digests(self._go_on(self._first)[0])
-        if begins != again:
+    def __init__(
+        self, shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None
+    ) -> None:
+        super().__init__()
+        if isinstance(shards, str | bytes) or not isinstance(shards, Iterable):
             raise UsageError(
-                f"{self._named(0)} does not begin with the same samples when it is read again from "
-                "its first state, so nobody could tell which of them are trained; give it as it "
-                "was made, with a seed for its order, and change samples at random in collate_fn"
+                "edl.data.stream takes a list of shards, and a function that opens one"
             )
-        self._begins = begins
+        if not callable(open) or not (parse is None or callable(parse)):
+            raise UsageError("edl.data.stream takes a function open(shard, offset), and a parse")
+        self.shards = list(shards)
+        self.parse = parse
+        self._open = open
+        self._seeks = _takes_two(open)
+
+    @property
+    def count(self) -> int:
+        return len(self.shards)
 
     @property
     def fingerprint(self) -> str:
-        return f"{self._named(0)} that begins with samples of digest {'-'.join(self._begins)}"
-
-    def state_dict(self) -> dict[str, Any]:
-        marks = [[mark.at, mark.state, mark.followed] for mark in self._marks if mark.followed]
-        return {"first": self._first, "epoch": self._epoch, "marks": marks}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._close()
-        self._epoch = state["epoch"]
-        self._marks = [_Mark(at, kept, list(digests)) for at, kept, digests in state["marks"]]
+        names = [_name_of(shard) for shard in self.shards]
+        digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
+        return f"a stream of {len(names)} shards, with names of digest {digest}"
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        if epoch != self._epoch:
-            self._epoch, self._marks = epoch, []
-        self._tell_epoch(epoch)
-        while earlier := [mark for mark in self._marks if mark.at <= offset and mark.followed]:
-            mark = max(earlier, key=lambda one: one.at)
-            head, rest = self._go_on(mark.state)
-            if _digests(head[: len(mark.followed)]) == mark.followed:
-                return self._from(mark.at, head, rest)
-            self._marks.remove(mark)
-        return self._from(0, *self._go_on(self._first))
-
-    def _take(self, count: int) -> list[Any]:
-        begin, taken = self._at, super()._take(count)
-        for mark in self._marks:
-            missing = mark.at + len(mark.followed) - begin
-            if len(mark.followed) < HEAD and 0 <= missing < len(taken):
-                mark.followed += _digests(taken[missing : missing + HEAD - len(mark.followed)])
-        last = max((mark.at for mark in self._marks), default=0)
-        if len(taken) == count and self._at >= max(last + MARK_EVERY, self._state_from):
-            self._marks.append(_Mark(self._at, copy.deepcopy(self._dataset.state_dict()), []))
-            if len(self._marks) > MOST_MARKS:
-                del self._marks[1::2]
-        return taken
-
-    def _go_on(self, state: Any) -> tuple[list[Any], Iterator[Any]]:
-        """The first samples after ``state`` (None: as it is), and the others."""
-        if state is not None:
-            self._dataset.load_state_dict(copy.deepcopy(state))
-        samples = iter(self._dataset)
-        return list(itertools.islice(samples, HEAD)), samples
-
-    def _from(self, at: int, head: list[Any], rest: Iterator[Any]) -> tuple[int, Any]:
-        self._state_from = at + len(head)
-        return at, itertools.chain(head, rest)
-
-    def _tell_epoch(self, epoch: int) -> None:
-        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
-            set_epoch(epoch)
+        if self._seeks:
+            return offset, self._open(self.shards[shard], offset)
+        return 0, self._open(self.shards[shard])
 
     def _named(self, shard: int) -> str:
-        return f"a {self.shards[shard]}"
-
-
-def _digests(samples: list[Any]) -> list[str]:
-    """What tells samples apart; the same for those that have nothing to compare."""
-    return [hashlib.sha256(repr(_content(each)).encode()).hexdigest()[:8] for each in samples]
-
-
-def _content(value: Any) -> Any:
-    """``value`` as plain values, equal for equal ones; a pickle depends on who shares an object."""
-    if isinstance(value, dict):
-        return [(_content(key), _content(item)) for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return [_content(item) for item in value]
-    if value is None or isinstance(value, str | bytes | int | float):
-        return value
-    try:
-        array = np.asarray(value)  # of a tensor, too
-    except Exception:  # noqa: BLE001 - whatever a sample's own code raises
-        array = np.empty(0, dtype=object)
-    if array.dtype == object:
-        return type(value).__name__
-    return (str(array.dtype), array.shape, array.tobytes())
+        return f"shard {self.shards[shard]!r}"
 
 
 def refuse_in_stream(what: str) -> None:
@@ -272,7 +165,8 @@ def refuse_in_stream(what: str) -> None:
 
 
 @contextlib.contextmanager
-def _reading() -> Iterator[None]:
+def reading() -> Iterator[None]:
+    """Inside, :func:`refuse_in_stream` does."""
     _here.reading = True
     try:
         yield

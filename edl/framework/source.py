@@ -9,7 +9,8 @@ from edl.core.step.source import Source
 from edl.core.step.stream import StreamSource
 from edl.daemon.worker import Worker
 from edl.data.dataset import fingerprint_of, skip_events
-from edl.data.stream import StatefulStream, Stream
+from edl.data.stateful_stream import StatefulStream
+from edl.data.stream import Reading
 from edl.errors import UsageError
 
 NO_PLACE = (
@@ -27,13 +28,13 @@ def is_numbered(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
-def stream_of(dataset: Any) -> Stream:
+def stream_of(dataset: Any) -> Reading:
     """A data set without numbered samples as a stream.
 
     Raises:
         UsageError: nobody could tell which samples of it are trained.
     """
-    if isinstance(dataset, Stream):
+    if isinstance(dataset, Reading):
         return dataset
     if isinstance(dataset, type):
         raise UsageError(f"edl needs a data set, and was given the class {dataset.__name__}")
@@ -44,7 +45,7 @@ def stream_of(dataset: Any) -> Stream:
 
 def attach_stream(
     worker: Worker,
-    stream: Stream,
+    stream: Reading,
     batch_size: int,
     shuffle: bool,
     seed: int,
@@ -62,7 +63,7 @@ def attach_stream(
             "the same order on all workers"
         )
     source = StreamSource.of(
-        len(stream.shards),
+        stream.count,
         batch_size,
         shuffle,
         seed,

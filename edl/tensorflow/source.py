@@ -10,13 +10,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from edl.daemon.sampler import Batch
-from edl.data.stream import Stream
+from edl.data.stream import Reading
 from edl.errors import DataError
 
 Load = Callable[[Batch], Any]
 
 
-def load_read(stream: Stream) -> Load:
+def load_read(stream: Reading) -> Load:
     """A function that returns what was read of ``stream`` as a batch."""
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _stack([parse(sample) for sample in batch.items])

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from edl.daemon.worker import Worker
-from edl.data.stream import StatefulStream
+from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.reduction import Rounds

@@ -17,7 +17,8 @@ import torch.utils.data
 from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.data.dataset import Dataset
-from edl.data.stream import StatefulStream, Stream
+from edl.data.stateful_stream import StatefulStream
+from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
 from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker

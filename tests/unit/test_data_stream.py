@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from edl.data.stream import (
-    MARK_EVERY,
-    MOST_MARKS,
-    StatefulStream,
-    Stream,
-    refuse_in_stream,
-    stream,
-)
+from edl.data.stateful_stream import MARK_EVERY, MOST_MARKS, StatefulStream
+from edl.data.stream import Stream, refuse_in_stream, stream
 from edl.errors import UsageError
 
 

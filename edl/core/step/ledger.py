@@ -1,7 +1,8 @@
 """The data ledger: which part of an epoch is done, leased to a worker, or free.
 
 An epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record stands at
-each). Rules:
+each; of a stream there is nothing at most of them, see :mod:`edl.core.step.stream`, and what is
+said of samples here holds for positions). Rules:
 
 1. Every position is in exactly one place: free, in one worker's leases, in its hands, or done.
 2. A worker hands out samples from the front of its leases, in the order it was granted them;
