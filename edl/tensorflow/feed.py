@@ -71,23 +71,27 @@ class PipelineFeed:
         Raises:
             DataError: the batch could not be loaded.
         """
-        worker = self._worker
+        sampler = self._worker.loader.sampler
         with self._change:
             self._begun = True
-            if worker.warming_up:
-                self._put(worker.loader.sampler.warm_up(), False)
-            else:
-                while len(self._formed) <= AHEAD and (
-                    batch := worker.loader.sampler.form(worker.loader.ledger)
-                ):
-                    self._put(batch, False)
+        while (batch := self._form()) is not None:  # without the lock, for a stream is read here
+            with self._change:
+                self._put(batch, False)
+        with self._change:
             if not self._formed:
-                self._put(worker.loader.sampler.warm_up(), True)
+                self._put(sampler.warm_up(), not self._worker.warming_up)
             entry = self._formed.popleft()
             self._change.notify_all()
         if entry.error is not None:
             raise entry.error
         return entry.batch, entry.padding
+
+    def _form(self) -> Batch | None:
+        """The next batch, unless enough are formed."""
+        worker = self._worker
+        if worker.warming_up or len(self._formed) > AHEAD:
+            return None
+        return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
         """The batch of the step that has begun is not read through the pipeline."""
