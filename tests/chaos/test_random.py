@@ -60,11 +60,6 @@ def test_random_instants_in_tensorflow(seed: int, mode: str, tmp_path: Path, zk_
     endure(tmp_path, zk_hosts, seed, 4, (0.1, 6.0), TENSORFLOW_FAULTS, settings, training(mode))
 
 
-@pytest.mark.chaos_short
-def test_a_few_random_instants(tmp_path: Path, zk_hosts: str) -> None:
-    endure(tmp_path, zk_hosts, 9, 3, (0.1, 2.0), 6, {"epochs": 6, "throttled": even(0.05)})
-
-
 def endure(
     directory: Path,
     zookeeper: str,

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 STEP_S = 0.1
 
 
+@pytest.mark.long  # `make test` counts samples instead: test_counting.py
 def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> None:
     """3 workers; SIGTERM to a follower, SIGTERM to the leader, then `edl scale` to 4 and to 3."""
     digests = tmp_path / "digest"

@@ -25,7 +25,7 @@ def script(keeps: str) -> str:
     return "".join(f"{line[1:]}\n" for line in lines if line[0] in (" ", keeps))
 
 
-@pytest.mark.parametrize("which", ["before", "after"])
+@pytest.mark.parametrize("which", [pytest.param("before", marks=pytest.mark.long), "after"])
 def test_the_script_trains(which: str, tmp_path: Path, zk_hosts: str) -> None:
     (tmp_path / "train.py").write_text(script("-" if which == "before" else "+"))
     (line,) = [each for each in BLOCKS["sh"].splitlines() if each.endswith(f"# {which}")]

@@ -14,24 +14,16 @@ from benchmarks.scenarios.play import play_edl
 from benchmarks.scenarios.table import SCENARIOS, Scenario
 from benchmarks.scenarios.verdict import edl_problems
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
 
-QUICK = ("moves-1", "all-fail")  # under 20 seconds; `make test` runs them
 FAILURES = ("one-exception", "one-kill", "all-fail", "all-killed", "one-launched")
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(one, id=one.name, marks=() if one.name in QUICK else pytest.mark.long)
-        for one in SCENARIOS
-    ],
-)
+@pytest.mark.parametrize("scenario", [pytest.param(one, id=one.name) for one in SCENARIOS])
 def test_torch(tmp_path: Path, zk_hosts: str, scenario: Scenario) -> None:
     _passes(tmp_path, zk_hosts, scenario, "counting.py")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "scenario", [pytest.param(one, id=one.name) for one in SCENARIOS if one.name in FAILURES]
 )

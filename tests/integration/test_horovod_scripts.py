@@ -38,6 +38,7 @@ def sizes(report: dict[str, Any]) -> list[int]:
     return [size for size, _ in groupby(ring["size"] for ring in report["rings"])]
 
 
+@pytest.mark.long  # `make test` has the two below: deaths between commits, and resizes
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     """Each sample counts once an epoch, though Horovod's own sampler loses some on a scale-in."""
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, epochs=8) as job:
@@ -60,6 +61,7 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     assert oldest["resets"] == [3, 2, 3, 2, 3]
 
 
+@pytest.mark.long  # one newcomer learns it in `make test`
 def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
     tmp_path: Path, zk_hosts: str
 ) -> None:
@@ -126,6 +128,7 @@ def ring_of(job: Trial, size: int) -> None:
     job.wait(lambda now: now["reason"] == all_train, f"ring of {size} workers")
 
 
+@pytest.mark.long  # `make test` runs it alone
 def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
     words = [throttle.SCRIPT, str(ROOT / "examples" / "horovod" / "torch_elastic.py")]
     with started(tmp_path, zk_hosts, *words, np=2, max_np=3, throttled=Throttle(0.1)) as job:

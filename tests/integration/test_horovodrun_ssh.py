@@ -73,7 +73,9 @@ def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> No
         job.prove(workers=2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_path: Path) -> None:
     """ssh takes nothing along when it ends."""
     with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial) as (_, job):

@@ -20,6 +20,7 @@ CLOCKS = {"a": 7, "b": -8}  # minutes
 MISLEADING = "127.0.0.1 localhost\n127.0.1.1 a b c d\n10.99.0.1 zk\n"
 
 
+@pytest.mark.long  # `make test` has one that leaves for another: test_hosts_alike.py
 def test_all_hosts_are_replaced_and_the_one_of_edl_run_leaves_first(tmp_path: Path) -> None:
     """Their clocks differ by a quarter of an hour."""
     with (
@@ -134,6 +135,7 @@ def test_a_host_that_was_replaced_under_its_name_comes_back(tmp_path: Path) -> N
         job.prove(workers=2)
 
 
+@pytest.mark.long  # `make test` has unit/test_interface.py
 def test_the_interface_that_was_chosen_is_used_by_all(tmp_path: Path) -> None:
     """ZooKeeper is on one network, the workers reach each other on another one only."""
     with Net("zk", "a", "b", interfaces=("edl0", "edl1")) as net:

@@ -80,6 +80,7 @@ def answer_of(process: subprocess.Popen[str], job: Trial) -> str:
     return text
 
 
+@pytest.mark.long  # `make test` moves workers in test_client.py
 def test_all_workers_move_one_by_one_the_leader_too(tmp_path: Path, zk_hosts: str) -> None:
     """Each migration is one switch in which the others stand still for a moment."""
     with trial(tmp_path, zk_hosts, np=2, max_np=4, kind=Hosts) as job:

@@ -62,7 +62,13 @@ next(dataset.epochs(3))
 """
 
 
-@pytest.mark.parametrize("cells", [TORCH, TENSORFLOW], ids=["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pytest.param(TORCH, id="torch"),
+        pytest.param(TENSORFLOW, id="tensorflow", marks=pytest.mark.long),
+    ],
+)
 def test_edl_init_begins_a_new_job(cells: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-i"],

@@ -139,6 +139,7 @@ def test_a_command_that_does_not_exist_is_one_sentence(cloud: Service, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # `make test` gives notice to pods
 def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
     tmp_path: Path, zk_hosts: str, cloud: Service
 ) -> None:

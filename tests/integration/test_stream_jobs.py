@@ -16,7 +16,11 @@ SLOW = Throttle(0.1)
 
 
 @pytest.mark.parametrize(
-    ("stream", "num_workers"), [("shards", 0), ("stateful", 2)], ids=["shards", "stateful"]
+    ("stream", "num_workers"),
+    [
+        pytest.param("shards", 0, id="shards"),
+        pytest.param("stateful", 2, id="stateful", marks=pytest.mark.long),
+    ],
 )
 def test_a_join_a_leave_and_a_death(
     stream: str, num_workers: int, tmp_path: Path, zk_hosts: str

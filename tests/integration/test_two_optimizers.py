@@ -17,6 +17,7 @@ SCRIPT = SCRIPTS / "counting_several.py"
 SLOW = Throttle(0.1)
 
 
+@pytest.mark.long  # `make test` has deaths on loopback rings: property/
 def test_a_join_a_leave_and_a_death_between_two_steps(tmp_path: Path, zk_hosts: str) -> None:
     """The second optimizer has its turn with each third batch only, by the script's own count."""
     settings = {"script": SCRIPT, "samples": 730, "throttled": SLOW}

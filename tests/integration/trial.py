@@ -32,6 +32,7 @@ from edl.testing.throttle import Throttle
 
 COUNTING = SCRIPTS / "counting.py"
 SESSION_S = 2.0
+ROUNDING_S = 5e-6  # each part of a switch is rounded to a microsecond
 Kind = TypeVar("Kind", bound="Trial")
 
 
@@ -105,6 +106,20 @@ class Trial(Job):
         os.kill(self.members(self.plain())[self.plain()]["pid"], signal.SIGKILL)
         self.wait(lambda now: now["given_up"], "death")
         self.wait_for_size(2)
+        repair = next(event for event in self.events("generation") if event.get("failures"))
+        for parts in self.switch_to(repair["generation"])["workers"].values():
+            check_repair(parts)
+
+    def switch_to(self, generation: int) -> dict[str, Any]:
+        """The event that says what the workers of ``generation`` measured of their switch."""
+        found: list[dict[str, Any]] = []
+
+        def logged() -> bool:
+            found.extend(e for e in self.events("switch") if e["generation"] == generation)
+            return bool(found)
+
+        self.until(logged, f"switch to generation {generation} in the event log")
+        return found[0]
 
     # --- the proof ---
 
@@ -170,6 +185,17 @@ def last_line_of(example: str, *words: str) -> str:
         timeout=WAIT_S,
     )
     return ended.stdout.splitlines()[-1]
+
+
+def check_repair(parts: dict[str, float]) -> None:
+    """The parts of a repair, as one survivor has measured them, make up its stand-still."""
+    assert parts["roll_call_s"] > 0.0, parts
+    assert parts["init_s"] > 0.0, parts
+    assert parts["first_step_s"] > 0.0, parts
+    assert 0.0 <= parts["detect_s"] < 30.0, parts  # Gloo's time-out, which nobody waits for
+    assert parts["election_s"] + parts["roll_call_s"] <= parts["wait_s"] + ROUNDING_S, parts
+    whole = parts["wait_s"] + parts["init_s"] + parts["broadcast_s"]
+    assert whole <= parts["stall_s"] + ROUNDING_S, parts
 
 
 def longest_stall(reports: Sequence[dict[str, Any]]) -> float:
