@@ -6,7 +6,7 @@ PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
 # Most of a test's time is waiting: for a session to end, for a newcomer to start. The order is that of
 # tests/conftest.py: the slow ones first.
-SIDE_BY_SIDE := --numprocesses 5 --dist loadscope
+SIDE_BY_SIDE := --numprocesses 4 --dist loadscope
 # Its jobs have four workers each, most of them at work: four of them at once wait for the processors.
 CHAOS_SIDE_BY_SIDE := --numprocesses 3 --dist loadscope
 # Else each of the many processes of a test compiles edl anew.

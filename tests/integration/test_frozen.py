@@ -105,9 +105,10 @@ def test_who_is_frozen_for_a_moment_goes_on_and_who_is_stuck_is_named_not_given_
 
 @pytest.mark.parametrize(
     "kind",
-    [Trial, pytest.param(HorovodrunTrial, marks=pytest.mark.long)],
+    [Trial, HorovodrunTrial],
     ids=["edl run", "horovodrun"],
 )
+@pytest.mark.long  # `make test` freezes whole processes
 def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
     kind: type[Trial], tmp_path: Path, zk_hosts: str
 ) -> None:

@@ -24,7 +24,7 @@ STEPS = 4  # of an epoch: 24 samples, 3 workers with 2 each
 @pytest.mark.parametrize(
     ("framework", "last"),
     [
-        ("torch", True),
+        pytest.param("torch", True, marks=pytest.mark.long),
         ("tensorflow", False),
         pytest.param("torch", False, marks=pytest.mark.long),
         pytest.param("fit", False, marks=pytest.mark.long),
