@@ -21,10 +21,12 @@ from edl.coordination.paths import JOBS, JobPaths, is_name
 from edl.coordination.reads import acl, children, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.records import Assigned, Desired, Job
+from edl.core.records import Assigned, Desired, Generation, Job
 from edl.errors import AccessDenied, CoordinationError, JobExists, UnknownJob
+from edl.http.client import answering
 
 ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant
+ASK_TIMEOUT_S = 1.0  # for the ports of a ring of which nobody is in ZooKeeper
 CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 MB
 
 
@@ -34,7 +36,8 @@ def create_job(
     """Make the job's subtree and return the token of this start; see :meth:`JobStore.create`.
 
     An ended job of that name, or one whose processes are all dead (no agent, no edl-worker, no
-    worker, and its creator's session over), is replaced with everything that it left.
+    worker, its creator's session over, and no port of its ring answers), is replaced with
+    everything that it left.
 
     Raises:
         JobExists: a job of that name has live processes.
@@ -163,11 +166,12 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
     it is replaced later, the token of the start that was judged is gone and nothing is removed.
     """
     nodes = subtree(session, paths)
-    answer, creator, *living = session.read_all(
+    answer, creator, generation, *living = session.read_all(
         "read a job",
         [
             get(paths.job),
             get(paths.creator),
+            get(paths.generation),
             *(children(parent) for parent in (paths.hosts, paths.slots, paths.members)),
         ],
     )
@@ -179,6 +183,13 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
             alive += [f"w{name}" for name in members]
             starts = ["its start is under way"]
             raise JobExists(paths.name, alive or starts, session.session_timeout_s)
+        if not old.state.over and generation and generation[0]:
+            # Sessions may end under workers that train on, and are soon back.
+            ring = Generation.from_json(decode(paths.generation, generation[0])).seats
+            run = current_run(session, paths)
+            if run is not None and (training := answering(ring, run, ASK_TIMEOUT_S)):
+                trains = [f"{name} trains" for name in (f"w{n}" for n in sorted(training))]
+                raise JobExists(paths.name, trains, session.session_timeout_s)
     return nodes
 
 

@@ -39,15 +39,14 @@ class JobSettings(Record):
     )
     switch_timeout_s: float = setting(
         60.0,
-        "how long a worker whose ring broke waits for the generation that repairs it, time without "
-        "ZooKeeper not counted; and a newcomer may take to note that the others have gone on "
-        "without it",
+        "how long a newcomer may take to note that the others have gone on without it; and a "
+        "worker whose ring broke waits for a leader after `elastic_timeout_s`",
     )
     save_timeout_s: float = setting(60.0, "how long the last checkpoint before an end may take")
     elastic_timeout_s: float = setting(
         600.0,
-        "how long fewer than `min_np` workers wait for others, and a broken ring for a repair "
-        "while ZooKeeper is away",
+        "how long fewer than `min_np` workers wait for others, and the survivors of a broken ring "
+        "for ZooKeeper, and for a worker that is alive and does not report",
         option="--elastic-timeout",
         metavar="SECONDS",
     )
@@ -90,6 +89,11 @@ class JobSettings(Record):
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def repair_timeout_s(self) -> float:
+        """How long the survivors of a broken ring wait for who is alive and does not report."""
+        return max(self.switch_timeout_s, self.elastic_timeout_s)
 
 
 @dataclass(frozen=True)

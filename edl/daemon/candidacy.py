@@ -21,11 +21,18 @@ class Candidacy:
 
     Args:
         begin: starts a term of this worker.
+        run: the start of the job that the candidates belong to.
         probe_timeout_s: for the port of another candidate to answer.
     """
 
-    def __init__(self, begin: Callable[[Leadership], LeaderTerm], probe_timeout_s: float) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Leadership], LeaderTerm],
+        run: Callable[[], str],
+        probe_timeout_s: float,
+    ) -> None:
         self._begin = begin
+        self._run = run
         self._probe_timeout_s = probe_timeout_s
         self._lock = threading.Lock()
         self._election: Election | None = None
@@ -89,5 +96,5 @@ class Candidacy:
 
     def _is_gone(self, seat: Seat) -> bool:
         """Whether the process of a worker is gone: nobody, or another worker, has its port."""
-        answer = ask(seat.address, seat.port, self._probe_timeout_s).answer
+        answer = ask(seat.address, seat.port, self._probe_timeout_s).answer(self._run())
         return gone(seat.id, f"port {seat.port}", answer) is not None

@@ -76,7 +76,7 @@ class Daemon:
         )
         self._store = JobStore(self._session, config.job)
         self._unwritten = Unwritten(self._store, mailbox)
-        self._candidacy = Candidacy(self._begin_term, limits.probe_timeout_s)
+        self._candidacy = Candidacy(self._begin_term, lambda: self.run, limits.probe_timeout_s)
         self._guard = Guard(http_key(config.secret, config.job))
         self._server = RendezvousServer(config.own_address, health=self._health, guard=self._guard)
         self._watch = Watch()
@@ -337,6 +337,7 @@ class Daemon:
         member = self._unwritten.member
         return {
             "worker": member.name if member else None,
+            "run": self.run if member else None,
             "stage": member.stage if member else None,
             **self._mailbox.progress.for_others(time.monotonic()),
             "activity": self._watch.look().to_json(),

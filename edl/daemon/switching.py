@@ -384,22 +384,19 @@ class Switching:
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """The generation that the leader makes of the survivors.
 
-        While ZooKeeper is away nobody can lead, so that time does not count towards
-        switch_timeout_s; elastic_timeout_s bounds it all, if it is the longer one.
+        A leader waits up to repair_timeout_s for whoever is not proven dead. After that, and
+        switch_timeout_s more, there is none that could do anything.
         """
         settings = self._coordinator.settings
-        limit = settings.switch_timeout_s
-        longest = max(limit, settings.elastic_timeout_s)
-        began = heard = now = self._now_s()
-        while now - heard < limit and now - began < longest:
+        limit = settings.repair_timeout_s + settings.switch_timeout_s
+        began = now = self._now_s()
+        while now - began < limit:
             found = self._mailbox.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
             if found is not None:
                 return found
             if self._mailbox.job_state.over:
                 raise self._over() from error
             now = self._now_s()
-            if self._coordinator.away:
-                heard = now
         away = "ZooKeeper is away, so " if self._coordinator.away else ""
         raise JobFailed(
             f"{away}no leader has repaired generation {failed} within {now - began:.0f} s "

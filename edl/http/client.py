@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edl.core.job.liveness import Liveness, ProbeResult
+from edl.core.records import Seat
 from edl.errors import RendezvousFailed
 from edl.http.signing import SCHEME, authorization
 
@@ -69,10 +70,15 @@ class Health:
     liveness: Liveness
     report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
-    @property
-    def answer(self) -> ProbeResult:
-        """What of it may prove a death: a port may be used again by another worker."""
-        return ProbeResult(self.liveness, self.report.get("worker"))
+    def answer(self, run: str) -> ProbeResult:
+        """What of it may prove the death of a worker of the start ``run`` of its job.
+
+        Its port may be used again, by another worker of that start or by one of another job.
+        """
+        name = self.report.get("worker")
+        if name is not None and self.report.get("run", run) != run:
+            name = f"{name} of another job"
+        return ProbeResult(self.liveness, name)
 
 
 def ask(address: str, port: int, timeout_s: float) -> Health:
@@ -114,6 +120,19 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
     for thread in threads:
         thread.join()
     return {worker: answers.get(worker, Health(Liveness.SILENT)) for worker in ports}
+
+
+def answering(seats: Iterable[Seat], run: str, timeout_s: float) -> frozenset[int]:
+    """The workers of ``seats`` that answer on their own ports: they live, whatever ZooKeeper says.
+
+    ``run``: the start of the job that they belong to.
+    """
+    answers = ask_all({seat.id: (seat.address, seat.port) for seat in seats}, timeout_s)
+    return frozenset(
+        worker
+        for worker, health in answers.items()
+        if health.answer(run) == ProbeResult(Liveness.ALIVE, f"w{worker}")
+    )
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

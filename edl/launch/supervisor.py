@@ -30,11 +30,13 @@ from edl.core.host.supervision import (
     State,
     noted,
     observe,
+    whom_to_ask,
     without_zookeeper,
 )
 from edl.core.records import JobState, Snapshot
 from edl.errors import CoordinationError, UnknownJob
-from edl.launch.frozen import Frozen
+from edl.http.client import answering
+from edl.launch.frozen import ASK_TIMEOUT_S, Frozen
 from edl.launch.record import conclude, slot_given_up, who_ended, worker_ended
 from edl.launch.signals import TO_END, handled
 from edl.launch.workers import Workers
@@ -203,7 +205,10 @@ class Supervisor(ABC, Generic[State]):
             if not process.alive and process.launch not in self._reported:
                 worker_ended(self._store, process, own.host, snapshot)
                 self._reported.add(process.launch)
-        self._own = noted(replace(own, processes=processes), snapshot, now)
+        own = replace(own, processes=processes)
+        asked = whom_to_ask(snapshot, own)
+        living = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
+        self._own = noted(replace(own, answering=living), snapshot, now)
 
     def _new_events(self) -> Iterator[Event]:
         """Those of the job since the last call; the workers that ended are remembered."""

@@ -34,6 +34,7 @@ class FailureDetector:
         self,
         config: Config,
         worker: int,
+        run: str,
         progress: Callable[[], Progress],
         activity: Callable[[], Activity],
         limits: LivenessLimits = USUAL,
@@ -42,12 +43,12 @@ class FailureDetector:
         self._config = config
         self._own_progress = progress
         self._worker = worker
+        self._run = run  # the start of the job that all belong to
         self._limits = limits
         settings = config.job_settings
         self._stall_limits = StallLimits(settings.stall_s, config.frozen_s, settings.stall_limit_s)
         self._clock = clock
         self._since = clock()
-        self._announced = (0, 0.0)  # the newest generation and when it was first seen
         self._own_activity = activity
         self._heard = Heard(worker, Progress(updated_at=self._since))
         self._outside = False  # of the ring, now and ever
@@ -60,30 +61,28 @@ class FailureDetector:
         own = self._own_progress()
         return Heard(self._worker, own) if own.generation else self._heard
 
-    def look(self, snapshot: Snapshot) -> float:
-        """See where the job is; how long ago its present generation was first seen, in seconds.
-
-        A newcomer that leads a ring which trains asks the members of the ring.
-        """
+    def look(self, snapshot: Snapshot) -> None:
+        """See where the job is: a newcomer that leads a ring which trains asks its members."""
         generation = snapshot.generation
-        number = generation.number if generation is not None else 0
-        if number != self._announced[0]:
-            self._announced = (number, self._clock())
         ring = (generation.previous or generation.seats) if generation is not None else ()
         never_in = not self._own_progress().generation
         self._outside = never_in and all(seat.id != self._worker for seat in ring)
         if self._outside:
             self._listen(ring)
-        return self._age_s
 
-    def dead(self, snapshot: Snapshot) -> tuple[dict[int, str], frozenset[int]]:
-        """Who is proven dead, with the proof; and who has not answered just now."""
+    def dead(
+        self, snapshot: Snapshot, generation_s: float
+    ) -> tuple[dict[int, str], frozenset[int]]:
+        """Who is proven dead, with the proof; and who has not answered just now.
+
+        ``generation_s``: how long ago the present generation was first seen.
+        """
         idle = self._idle()
-        asked = liveness.whom_to_ask(snapshot, self._worker, self._age_s, idle)
+        asked = liveness.whom_to_ask(snapshot, self._worker, generation_s, idle)
         dead: dict[int, str] = {}
         silent = set()
         for worker, health in sorted(self._ask(asked, snapshot).items()):
-            answer = health.answer
+            answer = health.answer(self._run)
             place = "{}:{}".format(*asked[worker])
             if answer.liveness is Liveness.SILENT:
                 silent.add(worker)
@@ -146,10 +145,6 @@ class FailureDetector:
             if progress is not None and progress.generation:
                 self._heard = Heard(worker, progress)
                 return
-
-    @property
-    def _age_s(self) -> float:
-        return self._clock() - self._announced[1]
 
     @property
     def _quiet_s(self) -> float:

@@ -24,10 +24,12 @@ from edl.core.events import (
     LeaderDetails,
     StalledDetails,
 )
-from edl.core.job.decision import Ages, Decision, Limits
-from edl.core.job.membership import broke, decide
+from edl.core.job.ages import AgeTracker
+from edl.core.job.decision import Decision, Limits
+from edl.core.job.membership import decide
+from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
-from edl.core.records import Reading, Snapshot, Stage, TrainingStatus
+from edl.core.records import Reading, Snapshot, TrainingStatus
 from edl.core.step.progress import Progress
 from edl.leader.failure_detector import FailureDetector
 from edl.ring.rendezvous import new_scope
@@ -57,13 +59,14 @@ class LeaderTerm:
         self._store = store
         self._leadership = leadership
         self._log = log
-        self._detector = FailureDetector(config, worker, progress, activity, clock=clock)
+        self._detector = FailureDetector(
+            config, worker, store.nodes.run, progress, activity, clock=clock
+        )
         self._write_events = write_events
         self._stall = ""
         self._named: set[int] | None = None  # in this stall; None: the ring trains
         self._clock = clock
-        self._since = clock()
-        self._stages: dict[int, tuple[Stage, float]] = {}
+        self._ages = AgeTracker(clock())
         self._reason = ""
         self._status_at = 0.0
         self._rate = _Rate()
@@ -73,6 +76,7 @@ class LeaderTerm:
             gather_s=config.job_settings.gather_timeout_s,
             leave_grace_s=config.job_settings.leave_grace_s,
             notice_s=config.job_settings.switch_timeout_s,
+            report_s=config.job_settings.repair_timeout_s,
         )
         leads = f"w{worker} leads in term {leadership.term}"
         log(self._event(LeaderDetails(f"w{worker}"), leads))
@@ -90,8 +94,9 @@ class LeaderTerm:
         """
         self._write_events()
         snapshot = self._store.snapshot(wake)
-        ages = self._ages(snapshot, self._detector.look(snapshot))
-        dead, silent = self._detector.dead(snapshot)
+        ages = self._ages.look(snapshot, self._clock())
+        self._detector.look(snapshot)
+        dead, silent = self._detector.dead(snapshot, ages.generation_s)
         dead = self._look_for_stall(snapshot) | dead
         decision = decide(snapshot, self.term, ages, self._limits, dead, silent)
         if decision.acts:
@@ -104,16 +109,6 @@ class LeaderTerm:
             self._reason = decision.reason
             logger.info("term %d: %s", self.term, decision.reason)
         self._put_status(snapshot)
-
-    def _ages(self, snapshot: Snapshot, generation_s: float) -> Ages:
-        now = self._clock()
-        for member in snapshot.members:
-            if self._stages.get(member.id, (None, 0.0))[0] is not member.stage:
-                self._stages[member.id] = (member.stage, now)
-        alive = {member.id for member in snapshot.members}
-        self._stages = {w: entry for w, entry in self._stages.items() if w in alive}
-        stage_s = {w: now - at for w, (_, at) in self._stages.items()}
-        return Ages(now - self._since, stage_s, generation_s)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""

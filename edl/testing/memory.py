@@ -9,10 +9,11 @@ is the schedule's choice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from edl.core.events import Event
-from edl.core.job.decision import Ages, Limits
+from edl.core.job.ages import AgeTracker
+from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
     Assigned,
@@ -37,26 +38,9 @@ ADDRESS = "127.0.0.1"
 LOOK_S = 0.5  # how often a leader looks although nothing has changed
 CUT_S = 0.05  # again and again: a ring that is being built opens connections all the time
 SESSION_S = 6.0  # until ZooKeeper drops the session of a process that is gone or frozen
-LIMITS = Limits(start_s=20.0, prepare_s=50.0, gather_s=3.0, leave_grace_s=30.0, notice_s=10.0)
-
-
-@dataclass(eq=False)
-class _Term:
-    """What a leader knows by itself."""
-
-    since: float
-    stages: dict[int, tuple[Stage, float]] = field(default_factory=dict)
-    announced: tuple[int, float] = (0, 0.0)
-
-    def ages(self, now: Snapshot, now_s: float) -> Ages:
-        for member in now.members:
-            if self.stages.get(member.id, (None, 0.0))[0] is not member.stage:
-                self.stages[member.id] = (member.stage, now_s)
-        number = now.generation.number if now.generation else 0
-        if number != self.announced[0]:
-            self.announced = (number, now_s)
-        stages = {worker: now_s - at for worker, (_, at) in self.stages.items()}
-        return Ages(now_s - self.since, stages, now_s - self.announced[1])
+LIMITS = Limits(
+    start_s=20.0, prepare_s=50.0, gather_s=3.0, leave_grace_s=30.0, notice_s=10.0, report_s=100.0
+)
 
 
 class MemoryJob:
@@ -89,7 +73,7 @@ class MemoryJob:
         self.news = 0  # changes that daemons watch
         self.changes = 0  # all changes
         self._candidates: list[int] = []
-        self._term = _Term(0.0)
+        self._ages = AgeTracker(0.0)
         self._looked = (-1, -LOOK_S)
         schedule.actors += [
             Actor("leader", self._may_look, self._look, self._looks_at),
@@ -147,7 +131,7 @@ class MemoryJob:
         first = self._candidates[0] if self._candidates else None
         if first is not None and (self.leader is None or self.leader.worker != first):
             term = self.leader.term + 1 if self.leader is not None else 1
-            self.leader, self._term = Leader(term, first), _Term(self.schedule.now_s())
+            self.leader, self._ages = Leader(term, first), AgeTracker(self.schedule.now_s())
             self.changed(news=True)
 
     def _may_depose(self) -> bool:
@@ -209,7 +193,7 @@ class MemoryJob:
         dead = {w: f"the process of w{w} is gone" for w in self.gone}
         dead |= {w: f"w{w} is frozen" for w in self.frozen if w not in self.nodes}
         silent = frozenset(self.frozen)
-        ages = self._term.ages(now, now_s)
+        ages = self._ages.look(now, now_s)
         decision = decide(now, self.leader.term, ages, LIMITS, dead, silent)
         said = "; ".join([decision.reason, *decision.evict.values()])
         if not self.reasons or self.reasons[-1][1] != said:

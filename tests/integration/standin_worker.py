@@ -27,7 +27,8 @@ from edl.coordination.election import Election
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, GenerationDetails, SwitchDetails, SwitchParts
-from edl.core.job.decision import Ages, Limits
+from edl.core.job.ages import Ages
+from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
 from edl.core.records import Generation, JobState, Member, Reading, Stage, TrainingStatus
 from edl.errors import CoordinationError, Deposed
@@ -116,7 +117,9 @@ class Worker:
         if leadership is None:
             return
         snapshot = self.store.snapshot(self.news.set)
-        limits = Limits(start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5, notice_s=60)
+        limits = Limits(
+            start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5, notice_s=60, report_s=600
+        )
         decision = decide(snapshot, leadership.term, Ages(), limits)
         if decision.acts:
             leadership.carry_out(decision)

@@ -19,15 +19,18 @@ from edl.coordination.session import Session
 from edl.coordination.wire import encode
 from edl.core.events import DesiredDetails, Event, EvictedDetails
 from edl.core.job.profile_hold import ProfileHold
+from edl.core.record import Record
 from edl.core.records import (
     Asker,
     Assigned,
+    Generation,
     Host,
     JobState,
     KeptSlot,
     Member,
     Reading,
     Request,
+    Seat,
     Stage,
     TrainingStatus,
 )
@@ -39,6 +42,7 @@ from edl.errors import (
     UsageError,
     ZooKeeperUnreachable,
 )
+from edl.http.server import DaemonServer
 
 pytestmark = pytest.mark.integration
 
@@ -51,10 +55,14 @@ def member(worker: int, launch: str = "a", **changes: object) -> Member:
     return Member(id=worker, launch=launch, **{**values, **changes})
 
 
+def put(store: JobStore, path: str, record: Record) -> None:
+    """Write what a leader writes, without its fence."""
+    data = encode(record.to_json())
+    store.session.call("test", lambda c: c.set_async(path, data))
+
+
 def put_status(store: JobStore, status: TrainingStatus) -> None:
-    """Write it without a leader's fence."""
-    data = encode(status.to_json())
-    store.session.call("test", lambda c: c.set_async(store.paths.status, data))
+    put(store, store.paths.status, status)
 
 
 @pytest.fixture
@@ -191,6 +199,23 @@ class TestLifecycle:
             worker.members.put(member(worker.members.new_id()))
         with pytest.raises(JobExists):
             JobStore(session, "digits").create(JOB, {})
+
+    def test_a_job_whose_ring_trains_without_its_sessions_is_not_replaced(
+        self, zk_hosts: str, session: Session
+    ) -> None:
+        """Not by who finds its name free; the port of another job's worker keeps nothing."""
+        with Session(zk_hosts, access=DIGITS) as creator:
+            old = JobStore(creator, "digits")
+            old.create(JOB, {"alpha": 1})
+            health = {"worker": "w0", "run": old.nodes.run}
+            with DaemonServer("127.0.0.1", health=lambda: health) as server:
+                seat = Seat(0, "alpha", 0, "127.0.0.1", server.port)
+                put(old, old.paths.generation, Generation(1, 1, (seat,), 0, (0,), (), ""))
+                creator.close()
+                with pytest.raises(JobExists, match=r"is already running \(w0 trains\)"):
+                    JobStore(session, "digits").create(JOB, {})
+                health["run"] = "another start"
+                JobStore(session, "digits").create(JOB, {})
 
     def test_a_job_whose_processes_are_all_dead_is_replaced_with_its_leftovers(
         self, zk_hosts: str, session: Session

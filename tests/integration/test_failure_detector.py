@@ -31,6 +31,8 @@ from edl.testing.throttle import Throttle
 pytestmark = [pytest.mark.integration]
 
 HERE = "127.0.0.1"
+SETTLED_S = 60.0  # since the generation was announced
+RUN = "this start of the job"
 WAITS = Activity("waiting for the leader's next generation", "train.py:9", "warmed_up", 99.0)
 BUSY = Activity(IN_USER_CODE, "train.py:33", "step", 0.1)
 
@@ -40,6 +42,7 @@ class Ring:
 
     def __init__(self, w0: int, w1: int) -> None:
         self.quiet_s = 0.0
+        self.run = RUN
         self.step = 40
         ports = (w0, w1, 1)
         self.members = tuple(
@@ -49,12 +52,19 @@ class Ring:
         self.generation = Generation(7, 1, seats, 0, (), (), "so it began")
         self.mailbox = Mailbox(2)
         config = Config(address=HERE, job_settings=JobSettings(stall_s=0.1))
-        self.detector = FailureDetector(config, 2, lambda: self.mailbox.progress, lambda: WAITS)
+        self.detector = FailureDetector(
+            config, 2, RUN, lambda: self.mailbox.progress, lambda: WAITS
+        )
 
     def health(self) -> dict[str, object]:
         quiet_at = time.monotonic() - self.quiet_s
         progress = Progress(7, 2, self.step, 1, 30, 90, 500, 0.01, updated_at=quiet_at)
-        return {"worker": "w0", **progress.for_others(time.monotonic()), "activity": BUSY.to_json()}
+        return {
+            "worker": "w0",
+            "run": self.run,
+            **progress.for_others(time.monotonic()),
+            "activity": BUSY.to_json(),
+        }
 
     def snapshot(self, *members: int) -> Snapshot:
         here = tuple(m for m in self.members if m.id in members)
@@ -98,12 +108,23 @@ def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None
     ring.mailbox.report(Progress(updated_at=time.monotonic() - 60.0))
     now = ring.snapshot(0)
     ring.detector.look(now)
-    assert ring.detector.dead(now) == ({}, {1})
+    assert ring.detector.dead(now, SETTLED_S) == ({}, {1})
     ring.quiet_s = 5.0
     ring.detector.look(now)
-    dead, _ = ring.detector.dead(now)
+    dead, _ = ring.detector.dead(now, SETTLED_S)
     assert list(dead) == [1]
     assert "no step completes for 5." in dead[1]
+
+
+def test_another_jobs_worker_on_its_port_is_not_the_worker(ring: Ring) -> None:
+    ring.quiet_s = 5.0
+    now = ring.snapshot(1)
+    ring.detector.look(now)
+    assert 0 not in ring.detector.dead(now, SETTLED_S)[0]
+    ring.run = "the start of another job"
+    dead, _ = ring.detector.dead(now, SETTLED_S)
+    port = ring.members[0].port
+    assert dead == {0: f"its process is gone: on {HERE}:{port} w0 of another job answers"}
 
 
 def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Ring) -> None:
@@ -113,11 +134,11 @@ def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Rin
     ring.generation = replace(ring.generation, seats=seats)
     soon = JobSettings(start_timeout_s=1.0)
     now, hasty = ring.snapshot(), Config(address=HERE, job_settings=soon)
-    impatient = FailureDetector(hasty, 2, lambda: Mailbox(2).progress, lambda: WAITS)
+    impatient = FailureDetector(hasty, 2, RUN, lambda: Mailbox(2).progress, lambda: WAITS)
     time.sleep(1.2)  # a ring of which it had heard would stand
     for detector, dead in ((ring.detector, set()), (impatient, {0, 1})):
         detector.look(now)
-        assert detector.dead(now)[0].keys() == dead
+        assert detector.dead(now, SETTLED_S)[0].keys() == dead
 
 
 def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:

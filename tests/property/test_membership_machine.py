@@ -183,6 +183,15 @@ class Membership(RuleBasedStateMachine):
             node = sorted(self.world.nodes)[-1 - pick % len(self.world.nodes)]
             self.world.expire(self.world.workers[node])
 
+    @rule(picks=SOME)
+    def zookeeper_is_cut_off_from(self, picks: set[int]) -> None:
+        """For longer than a session lasts; who works goes on."""
+        running = self.world.running()
+        cut_off = [running[-1 - pick % len(running)] for pick in picks if running]
+        self.world.cut_off = {w.id for w in cut_off}
+        for w in cut_off:
+            self.world.expire(w)
+
     @rule()
     def the_dead_are_proven(self) -> None:
         self.world.each(self.world.prove)
@@ -234,6 +243,7 @@ class Membership(RuleBasedStateMachine):
             return
         world = self.world
         world.agentless.clear()
+        world.cut_off.clear()
         world.each(lambda w: None if w.works else world.expire(w))
         world.each(world.prove)
         for rounds in range(40):

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from edl.core.job.decision import Ages, Decision, Limits
+from edl.core.job.ages import Ages, AgeTracker
+from edl.core.job.decision import Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
     Assigned,
@@ -32,7 +33,7 @@ from edl.core.records import (
     Stage,
 )
 
-LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10)
+LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10, report_s=100)
 
 
 @dataclass
@@ -65,22 +66,10 @@ class Leader:
     """What one leader knows by itself, in its term."""
 
     term: int = 1
-    since: float = 0.0
-    stages: dict[int, tuple[Stage, float]] = field(default_factory=dict)
-    announced: tuple[int, float] = (0, 0.0)  # when it first saw the newest generation
+    ages: AgeTracker = field(default_factory=lambda: AgeTracker(0.0))
     dead: dict[int, str] = field(default_factory=dict)  # its proofs
     silent: set[int] = field(default_factory=set)  # whose port it found silent
     snapshot: Snapshot | None = None  # what it has read and not yet acted on
-
-    def ages(self, now: Snapshot, time: float) -> Ages:
-        for m in now.members:
-            if m.id not in self.stages or self.stages[m.id][0] is not m.stage:
-                self.stages[m.id] = (m.stage, time)
-        number = now.generation.number if now.generation else 0
-        if number != self.announced[0]:
-            self.announced = (number, time)
-        stages = {i: time - at for i, (_, at) in self.stages.items()}
-        return Ages(time - self.since, stages, time - self.announced[1])
 
 
 @dataclass
@@ -101,6 +90,7 @@ class World:
     deposed: list[Leader] = field(default_factory=list)  # that do not know it yet
     total_losses: int = 0
     agentless: set[str] = field(default_factory=set)  # hosts whose agent is gone
+    cut_off: set[int] = field(default_factory=set)  # workers that do not reach ZooKeeper
 
     # --- reading ---
 
@@ -189,7 +179,7 @@ class World:
 
     def write(self, w: Worker) -> None:
         """Its member node says what it wants it to say; a lost session is opened again."""
-        if w.works:
+        if w.works and w.id not in self.cut_off:
             if w.id in self.evicted:
                 self.exit(w)
             else:
@@ -205,7 +195,7 @@ class World:
         return all(w.works and w.ring == number and not w.target for w in members)
 
     def learn(self, w: Worker) -> None:
-        if w.works and self.current is not None:
+        if w.works and w.id not in self.cut_off and self.current is not None:
             w.seen = self.current
 
     def train(self, number: int) -> None:
@@ -300,7 +290,7 @@ class World:
 
     def new_leader(self) -> None:
         self.deposed.append(self.leader)
-        self.leader = Leader(self.leader.term + 1, self.time)
+        self.leader = Leader(self.leader.term + 1, AgeTracker(self.time))
 
     def prove(self, w: Worker) -> None:
         """The leader asks its port: nobody is there, or it is frozen and its session is over."""
@@ -334,7 +324,7 @@ class World:
         now, leader.snapshot = leader.snapshot, None
         if now is None:
             return None
-        ages = leader.ages(now, self.time)
+        ages = leader.ages.look(now, self.time)
         decision = decide(now, leader.term, ages, LIMITS, leader.dead, frozenset(leader.silent))
         assert decision.reason
         assert decision.generation is None or decision.generation.term == leader.term
@@ -384,6 +374,7 @@ class World:
         assert new.sync_root in new.members
         assert new.reason
         if not new.previous:
+            self._check_repair(now, new)
             return
         # A planned change.
         old = [i for i in new.members if i in ids(new.previous)]
@@ -418,6 +409,12 @@ class World:
             gone = [i for i in new.left if i not in {m.id for m in now.members}]
             excused = len(released) + len(gone) + len(self.leader.dead)
             assert len(new.seats) + excused >= min(floor, len(last.seats))
+
+    def _check_repair(self, now: Snapshot, new: Generation) -> None:
+        """Who works and holds the state goes on, whether or not its session lives."""
+        for w in map(self.workers.__getitem__, new.left):
+            proven = w.id in self.given_up or w.id in now.evicted
+            assert proven or not w.running or w.step < 0, f"w{w.id} works and is dropped: {new}"
 
     @staticmethod
     def _attainable(now: Snapshot, assigned: Mapping[str, int]) -> int:

@@ -17,9 +17,11 @@ from edl.core.host.process import (
 from edl.core.host.supervision import (
     Decision,
     RingDeath,
+    noted,
     observe,
     relevant,
     ring_deaths,
+    whom_to_ask,
     without_zookeeper,
 )
 from edl.core.host.upkeep import to_ask
@@ -475,6 +477,19 @@ def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
         assert decision.starts == (), "nobody could give it the state"
     earlier = (RingDeath(0, -1, NOW),)
     assert decide(facts, own(mine, ring_deaths=earlier), NOW + LIMITS.lost_s).outcome is None
+
+
+def test_those_of_other_hosts_that_answer_hold_the_state() -> None:
+    """However long they do not reach ZooKeeper."""
+    facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=-9, exited=NOW)
+    assert [seat.id for seat in whom_to_ask(facts, own(mine))] == [1]
+    answers = own(mine, answering=frozenset({1}), ring_deaths=(RingDeath(1, -1, NOW),))
+    assert [seat.id for seat in whom_to_ask(facts, answers)] == [1], "again and again"
+    assert decide(facts, answers, NOW + 10 * LIMITS.lost_s).outcome is None
+    assert noted(answers, facts, NOW + 99).ring_deaths == (), "its silence counts from then on"
+    back = replace(facts, members=(member(1, "other-0", host="b"),))
+    assert whom_to_ask(back, own(mine)) == ()
+    assert whom_to_ask(facts, own(trainer(0))) == ()
 
 
 def test_those_of_other_hosts_are_dead_when_their_end_was_logged_or_proven() -> None:

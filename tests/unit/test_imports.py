@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "http": BASE | CORE,
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,
-    "coordination": BASE | CORE,
+    "coordination": BASE | CORE | {"http"},
     "leader": PLANES - {"checkpoint"},
     "launch": PLANES - {"ring", "checkpoint"},
     "client": PLANES - {"ring", "checkpoint"},

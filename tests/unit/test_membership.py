@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from made import changed, make_job, wanted
 
-from edl.core.job.decision import Ages, Decision, Limits
+from edl.core.job.ages import Ages
+from edl.core.job.decision import Decision, Limits
 from edl.core.job.desired import desire
 from edl.core.job.membership import decide
 from edl.core.records import (
@@ -29,7 +30,7 @@ from edl.core.records import (
     Stage,
 )
 
-LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60)
+LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60, report_s=600)
 JOB = make_job(command=("true",))
 TERM = 5
 
@@ -67,11 +68,16 @@ def job_of(
     return replace(now, **changes)
 
 
-def ages(leading_s: float = 1000.0, generation_s: float = 1000.0, **stage_s: float) -> Ages:
+def ages(
+    leading_s: float = 1000.0,
+    generation_s: float = 1000.0,
+    broken_s: float = 0.0,
+    **stage_s: float,
+) -> Ages:
     """``w3=2.5``: worker 3 is in its stage for 2.5 s; all others for long."""
     known = dict.fromkeys(range(20), 1000.0)
     known |= {int(name[1:]): age for name, age in stage_s.items()}
-    return Ages(leading_s, known, generation_s)
+    return Ages(leading_s, known, generation_s, broken_s)
 
 
 def decided(
@@ -231,14 +237,39 @@ def test_survivors_go_on_when_all_others_are_dead() -> None:
     assert "2 of 3 go on from step 40 of w0" in new.reason
 
 
-@pytest.mark.parametrize("how", ["proven", "absent", "evicted"])
-def test_a_death_is_proven_in_three_ways(how: str) -> None:
+@pytest.mark.parametrize("how", ["proven", "evicted"])
+def test_who_counts_as_dead(how: str) -> None:
     now = job_of(broke(A, 40), B)
-    if how == "absent":
-        now = replace(now, members=now.members[:1])
     if how == "evicted":
         now = replace(now, evicted={1: "frozen"})
     assert made(decided(now, dead=(1,) if how == "proven" else ())).members == (0,)
+
+
+def test_who_left_zookeeper_is_waited_for() -> None:
+    """Its session is opened again, and then it reports; so are those of most workers."""
+    now = job_of(broke(A, 40), B)
+    waits(
+        decided(replace(now, members=now.members[:1])),
+        "generation 7 is broken; w1 left ZooKeeper: no change until it reports or is proven dead",
+    )
+    back = replace(now, members=(broke(A, 40), broke(B, 41)))
+    assert made(decided(back)).members == (0, 1)
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_who_lets_the_others_wait_for_too_long_is_given_up(absent: bool) -> None:
+    now = job_of(broke(A, 40), B)
+    if absent:
+        now = replace(now, members=now.members[:1])
+    decision = decided(now, ages(broken_s=LIMITS.report_s))
+    assert decision.generation is None
+    assert decision.evict == {1: "generation 7 is broken, and it did not report within 600 s"}
+    assert not decided(now, ages(broken_s=LIMITS.report_s - 1)).acts
+
+
+def test_the_only_one_with_the_state_is_never_given_up_for_being_late() -> None:
+    now = job_of(broke(A, -1), B)
+    assert not decided(now, ages(broken_s=LIMITS.report_s)).acts
 
 
 def test_the_roll_call_waits_for_everyone_who_lives() -> None:
@@ -283,8 +314,8 @@ def test_the_only_one_with_the_state_must_be_proven_dead() -> None:
     now = replace(now, members=now.members[:1])
     waits(
         decided(now),
-        "generation 7 is broken and only w1 may hold the state; "
-        "no change until they come back or are proven dead",
+        "generation 7 is broken; w1 left ZooKeeper, and may be the only one with the state: "
+        "no change until it reports or is proven dead",
     )
     assert made(decided(now, dead=(1,))).members == (0,)
 
@@ -423,7 +454,7 @@ def test_a_leaver_that_freezes_before_the_switch_is_given_up() -> None:
 
 def test_a_leaver_saves_the_state_when_all_who_stay_die() -> None:
     now = announced((broke(worker(0), 40), NEW), seats=(1, 2), left=(0,))
-    new = made(decided(now))
+    new = made(decided(now, dead=(1,)))
     assert (new.members, new.sync_root, new.left) == ((0,), 0, (1,))
 
 

@@ -19,6 +19,7 @@ from edl.http.client import Health
 from edl.leader import failure_detector
 from edl.leader.failure_detector import FailureDetector
 
+SETTLED_S = 60.0  # since the generation was announced
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
 MEMBERS = tuple(
     Member(s.id, s.host, s.slot, s.address, s.port, 100 + s.id, f"t-{s.id}", Stage.ACTIVE, 4)
@@ -61,11 +62,11 @@ def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
     mailbox.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
     limits = LivenessLimits(switch_s=0.0, silence_s=silence_s)  # the generation is no news
-    return FailureDetector(Config(), 0, lambda: mailbox.progress, lambda: busy, limits)
+    return FailureDetector(Config(), 0, "run", lambda: mailbox.progress, lambda: busy, limits)
 
 
 def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:
-    assert leader(quiet_s=0.0).dead(WHOLE)[0] == {}
+    assert leader(quiet_s=0.0).dead(WHOLE, SETTLED_S)[0] == {}
     assert asked.last == set()
 
 
@@ -73,28 +74,30 @@ def test_who_was_silent_when_its_session_ends_is_dead_at_once(asked: Asked) -> N
     """Asked beforehand, since the ring stands still: the end of the session is the last proof."""
     asked.liveness[1] = Liveness.SILENT
     eyes = leader(quiet_s=5.0)
-    assert eyes.dead(WHOLE)[0] == {}
+    assert eyes.dead(WHOLE, SETTLED_S)[0] == {}
     assert asked.last == {1, 2}
-    assert eyes.dead(W1_LEFT)[0][1].startswith("it is frozen or cut off: w1 (rank 1, host a) left")
+    assert eyes.dead(W1_LEFT, SETTLED_S)[0][1].startswith(
+        "it is frozen or cut off: w1 (rank 1, host a) left"
+    )
     assert asked.last == {2}
 
 
 def test_silence_long_ago_proves_nothing(asked: Asked) -> None:
     asked.liveness[1] = Liveness.SILENT
     eyes = leader(quiet_s=5.0, silence_s=0.0)
-    assert eyes.dead(WHOLE)[0] == {}
+    assert eyes.dead(WHOLE, SETTLED_S)[0] == {}
     del asked.liveness[1]
-    assert eyes.dead(W1_LEFT)[0] == {}
+    assert eyes.dead(W1_LEFT, SETTLED_S)[0] == {}
     assert asked.last == {1, 2}
 
 
 def test_silence_proves_nothing_while_steps_complete(asked: Asked) -> None:
     asked.liveness[1] = Liveness.SILENT
-    assert leader(quiet_s=0.0).dead(W1_LEFT)[0] == {}
+    assert leader(quiet_s=0.0).dead(W1_LEFT, SETTLED_S)[0] == {}
     assert asked.last == {1, 2}
 
 
 def test_a_ring_that_stands_still_does_not_hide_a_death(asked: Asked) -> None:
     asked.liveness[1] = Liveness.REFUSED
-    dead, _ = leader(quiet_s=5.0).dead(WHOLE)
+    dead, _ = leader(quiet_s=5.0).dead(WHOLE, SETTLED_S)
     assert dead == {1: "its process is gone: 127.0.0.1:9001 refuses connections"}

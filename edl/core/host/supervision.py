@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from edl.core.host.process import BACKOFF_MAX_S, Process, seen
 from edl.core.job.placement import Placement
-from edl.core.records import Job, JobState, Member, Snapshot
+from edl.core.records import Job, JobState, Member, Seat, Snapshot
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class SupervisorState:
     stepped: float = 0.0  # when that was last seen to change
     ring_deaths: tuple[RingDeath, ...] = ()
     ended: frozenset[int] = frozenset()  # workers of whose end some launcher has written an event
+    answering: frozenset[int] = frozenset()  # of those not in ZooKeeper: their own ports answer
 
     @property
     def living(self) -> tuple[Process, ...]:
@@ -194,12 +195,20 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
     """This launcher's processes of the current ring, when nobody of the ring is left; else none.
 
-    None of them runs, and none of the others is in ZooKeeper.
+    None of them runs, and none of the others is in ZooKeeper or answers on its port.
     """
     members = snapshot.generation.members if snapshot.generation else ()
     mine = tuple(p for p in own.processes if p.worker in members)
-    others = {m.id for m in foreign(snapshot, own)}
+    others = {m.id for m in foreign(snapshot, own)} | own.answering
     return () if any(p.alive for p in mine) or others & set(members) else mine
+
+
+def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[Seat, ...]:
+    """The workers of other launchers, if nobody of the ring is left but perhaps one of them."""
+    if snapshot.generation is None or not dead_ring(snapshot, replace(own, answering=frozenset())):
+        return ()
+    mine = {p.worker for p in own.processes}
+    return tuple(seat for seat in snapshot.generation.seats if seat.id not in mine)
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:

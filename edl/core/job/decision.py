@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edl.core.job.ages import Ages
 from edl.core.job.desired import Change
 from edl.core.records import Generation, Member, Request, Seat, Snapshot, Stage
 
@@ -18,18 +19,7 @@ class Limits:
     gather_s: float  # how long ready newcomers wait for others that are preparing
     leave_grace_s: float  # how long a leaver that is needed waits for its replacement
     notice_s: float  # for a newcomer to take note of a generation that passed it by
-
-
-@dataclass(frozen=True)
-class Ages:
-    """How long things have stood as they are, in seconds by the leader's own clock.
-
-    A new leader starts to count afresh, so limits may stretch but never shrink.
-    """
-
-    leading_s: float = 0.0
-    stage_s: Mapping[int, float] = field(default_factory=dict)  # worker -> time in its stage
-    generation_s: float = 0.0  # since the present generation was first seen
+    report_s: float  # for a worker of a broken ring to report, while it is not proven dead
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from edl.core.job.decision import Ages, Limits
+from edl.core.job.ages import Ages
+from edl.core.job.decision import Limits
 from edl.core.job.placement import Placement
 from edl.core.plural import verb, workers_train
 from edl.core.records import Member, Request, Seat, Snapshot, Stage

@@ -7,9 +7,10 @@ applies decides:
 2. A job without a ring starts with ``np`` ready workers, or with ``min_np`` after a time limit.
    So does a job whose last ring is proven dead to the last worker.
 3. A broken ring: all its members report or are dead, then the survivors go on from one that has
-   made the most progress, by steps and then by exchanges between steps. Newcomers wait, for the
-   survivors are in the middle of a step. Until a generation is adopted, the ring is the
-   one before it, with those who were to leave.
+   made the most progress, by steps and then by exchanges between steps. Who left ZooKeeper is not
+   dead for that: its session is opened again, and then it reports. Whoever lets the others wait
+   for too long is given up. Newcomers wait, for the survivors are in the middle of a step. Until a
+   generation is adopted, the ring is the one before it, with those who were to leave.
 4. A generation that was announced is adopted by all its members before the next one. Only the
    proven death of one of its newcomers replaces it earlier: they hold no state, so nothing is
    lost. Leavers whose replacement died stay. At a start and after a break there is no ring to go
@@ -40,8 +41,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.ages import Ages
+from edl.core.job.decision import Decision, Limits, end, is_stuck, seat_of
 from edl.core.job.resize import change
+from edl.core.job.ring_failure import broke
 from edl.core.plural import names, workers
 from edl.core.records import Generation, JobState, Member, Seat, Snapshot, Stage
 
@@ -101,7 +104,7 @@ def _decide(
         return _restart(now, current, ring, alive, absent, term, ages, limits)
     training = {w: m for w, m in alive.items() if m.stage is not Stage.FINISHED}
     if any(broke(training.get(seat.id), current) for seat in ring):
-        return _recover(current, ring, training, absent, term)
+        return _recover(current, ring, training, absent, term, ages, limits)
     if any(seat.id in alive and seat.id not in training for seat in ring):
         return Decision("the job has trained to its end")
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
@@ -203,24 +206,37 @@ def _recover(
     training: Mapping[int, Member],
     absent: Sequence[int],
     term: int,
+    ages: Ages,
+    limits: Limits,
 ) -> Decision:
     """Close the roll-call of a broken ring once nobody is left to be heard.
 
     Newcomers of a generation that was never adopted are not waited for: they hold no state, and
-    may not even know that the others tried to build its ring. Who is ``absent`` from ZooKeeper
-    counts as dead, unless nobody else has the state.
+    may not even know that the others tried to build its ring. Who is ``absent`` from ZooKeeper may
+    live, and hold the newest state. After ``limits.report_s`` the others go on without those who
+    have not reported, unless nobody else has the state.
     """
-    missing = [
+    silent = [
         s.id
         for s in ring
         if s.id in training
         and not broke(training[s.id], current)
         and not (current.previous and training[s.id].generation == 0)
     ]
-    if missing:
-        return Decision(
-            f"generation {current.number} is broken; {names(missing)} did not report yet"
-        )
+    has_state = any(m.broken is not None and m.broken.step >= 0 for m in training.values())
+    if silent or absent:
+        broken = f"generation {current.number} is broken"
+        if has_state and ages.broken_s >= limits.report_s:
+            why = f"{broken}, and it did not report within {limits.report_s:g} s"
+            return Decision(broken, evict=dict.fromkeys((*silent, *absent), why))
+        parts = [f"{names(silent)} did not report yet"] if silent else []
+        if absent:
+            held = "" if has_state or silent else ", and may be the only one with the state"
+            parts.append(
+                f"{names(absent)} left ZooKeeper{held}: no change until it reports or is proven "
+                "dead"
+            )
+        return Decision(f"{broken}; {'; '.join(parts)}")
     members = {seat.id for seat in ring}
     newcomers = [seat for seat in current.seats if seat.id not in members]
     survivors = [s for s in (*ring, *newcomers) if broke(training.get(s.id), current)]
@@ -228,11 +244,6 @@ def _recover(
     gone = tuple(seat.id for seat in ring if seat.id not in progress)
     most = max(progress.values())
     newest, _ = most
-    if newest < 0 and absent:
-        return Decision(
-            f"generation {current.number} is broken and only {names(absent)} may hold the state; "
-            "no change until they come back or are proven dead"
-        )
     if newest < 0:
         root, behind = survivors[0].id, tuple(progress)
     else:
@@ -283,12 +294,3 @@ def _replace_newcomers(
 
 def _adopted(member: Member, generation: Generation) -> bool:
     return member.generation >= generation.number
-
-
-def broke(member: Member | None, current: Generation) -> bool:
-    """Whether a member reports a broken ring and ``current`` was decided without that report."""
-    if member is None or member.broken is None:
-        return False
-    if member.broken.generation >= current.number:
-        return True
-    return bool(current.previous) and 0 < member.generation <= member.broken.generation

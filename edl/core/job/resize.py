@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edl.core.job.decision import Ages, Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.ages import Ages
+from edl.core.job.decision import Decision, Limits, end, is_stuck, seat_of
 from edl.core.job.desired import Change, desire
 from edl.core.job.leavers import Leaver, Why, attainable, attainable_size, leavers_of, without
 from edl.core.job.placement import Placement, place

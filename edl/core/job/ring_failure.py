@@ -1,4 +1,4 @@
-"""What a worker says of a ring that broke under it: Horovod's error in short, and who is blamed.
+"""What a worker reports of a ring that broke: whether it counts, and what Horovod says, in short.
 
 The error is the text of Horovod and Gloo, a line of C++ with the path of a source file in front.
 It names the neighbour that it was about by its address only, so a rank can be told from it where
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edl.core.records import Seat
+from edl.core.records import Generation, Member, Seat
 
 MAX_CHARS = 200
 _SOURCE = re.compile(r"\[[^\]\s]*\.(?:cc|h):\d+\]\s*")
@@ -35,3 +35,12 @@ def blamed_rank(text: str, seats: Sequence[Seat], own_rank: int) -> int | None:
     named = set(_ADDRESS.findall(text))
     ranks = [rank for rank, s in enumerate(seats) if rank != own_rank and s.address in named]
     return ranks[0] if len(ranks) == 1 else None
+
+
+def broke(member: Member | None, current: Generation) -> bool:
+    """Whether a member reports a broken ring and ``current`` was decided without that report."""
+    if member is None or member.broken is None:
+        return False
+    if member.broken.generation >= current.number:
+        return True
+    return bool(current.previous) and 0 < member.generation <= member.broken.generation
