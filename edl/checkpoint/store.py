@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,7 @@ class Checkpoints:
         self._log = log
         self._saved = saved
         self._last_step = -1  # of the last good file of this worker
+        self._why_failed = "its last checkpoint was not written"
         self._due_at: float | None = None
         self._writing: threading.Thread | None = None
 
@@ -192,31 +194,52 @@ class Checkpoints:
     # --- saving
 
     def save_if_due(self, step: int, source: Source, ledger: Ledger, replica: Durable) -> None:
-        """Called by rank 0 at each boundary: the first step's state at once, then every so often.
+        """Called by rank 0 at each boundary: the first step's state at once, then every so often,
+        whoever was rank 0 before.
 
         A save that is due while the one before is still being written waits for it.
         """
         now = time.monotonic()
         if self._due_at is None:
-            fresh = step == 0 and self._last_step < 0
-            self._due_at = now if fresh else now + self._config.every_s
-            if fresh:
+            if step == 0 and self._last_step < 0:
+                self._due_at = now
                 files.remove_leftovers(self._config.directory)
+            else:
+                self._due_at = now + self._config.every_s - self._age_of_newest()
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
         self._due_at = now + self._config.every_s
         self._save(step, source, ledger, replica)
 
+    def _age_of_newest(self) -> float:
+        """How old the newest checkpoint is, in seconds, for who has become rank 0 just now.
+
+        Of ranks 0 that do not live for every_s, none would save otherwise. That hosts' clocks
+        differ may shift one save by as much, and by every_s at most.
+        """
+        if self._last_step >= 0:  # this worker has read it, or written it
+            return 0.0
+        try:
+            newest = next(iter(files.listed(self._config.directory)), None)
+            age_s = time.time() - newest.stat().st_mtime if newest is not None else math.inf
+        except (CheckpointError, OSError):
+            return 0.0
+        return min(max(0.0, age_s), self._config.every_s)
+
     def save_last(
         self, step: int, source: Source, ledger: Ledger, replica: Durable, timeout_s: float
-    ) -> None:
-        """Save before the end, and wait until it is written, at most ``timeout_s``."""
+    ) -> str:
+        """Save before the end, and wait until it is written, at most ``timeout_s``.
+
+        Returns:
+            Why it was not written; empty: it was.
+        """
         deadline = time.monotonic() + timeout_s
-        if not self.settle(timeout_s):
-            return
-        if self._last_step != step:
+        if self.settle(timeout_s) and self._last_step != step:
             self._save(step, source, ledger, replica)
-            self.settle(deadline - time.monotonic())
+            if not self.settle(deadline - time.monotonic()):
+                self._failed(step, f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)")
+        return "" if self._last_step == step else self._why_failed
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is being written any more; False at the time-out."""
@@ -251,7 +274,7 @@ class Checkpoints:
         except CheckpointError as error:
             if step == 0:
                 raise
-            self._failed(manifest, error)
+            self._failed(step, str(error))
             return
         capture_s = time.monotonic() - began
         self._writing = threading.Thread(
@@ -262,10 +285,11 @@ class Checkpoints:
         )
         self._writing.start()
 
-    def _failed(self, manifest: Manifest, error: Exception) -> None:
-        reason = f"the checkpoint of step {manifest.step} was not written: {error}"
+    def _failed(self, step: int, why: str) -> None:
+        reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
-        self._log(CheckpointFailedDetails(), manifest.step, reason)
+        self._why_failed = reason
+        self._log(CheckpointFailedDetails(), step, reason)
 
     def _write(self, manifest: Manifest, state: Packed, capture_s: float) -> None:
         began = time.monotonic()
@@ -277,8 +301,11 @@ class Checkpoints:
             self._last_step = step
             self._saved(str(directory), step)
             files.prune(directory, step, self._config.keep)
-        except (EdlError, OSError) as error:
-            self._failed(manifest, error)
+        except EdlError as error:
+            self._failed(step, str(error))
+            return
+        except OSError as error:
+            self._failed(step, f"{error.strerror or error}: {error.filename or path}")
             return
         reason = (
             f"step {step} is in {path}: {size / 1e6:.1f} MB, training paused "

@@ -21,6 +21,7 @@ from edl.coordination.registrations import HostNodes, MemberNodes, SlotNodes
 from edl.coordination.requests import RequestNodes
 from edl.coordination.session import Session
 from edl.coordination.wire import decode
+from edl.core.excerpt import excerpt
 from edl.core.job.desired import Change
 from edl.core.job.placement import Placement
 from edl.core.records import (
@@ -165,8 +166,8 @@ class JobStore:
             moved = job.state in only_from
             if not moved:
                 return values
-            code = 0 if state is JobState.FINISHED else exit_code or job.exit_code
-            return replace(job, state=state, reason=reason, exit_code=code).to_json()
+            code = exit_code if state is JobState.FINISHED else exit_code or job.exit_code
+            return replace(job, state=state, reason=excerpt(reason), exit_code=code).to_json()
 
         self.nodes.compare_and_set(self.paths.job, change)
         return moved

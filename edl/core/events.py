@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
+from edl.core.excerpt import excerpts
 from edl.core.record import Record
 from edl.errors import CoordinationError
 
@@ -76,7 +77,9 @@ class Event(Record):
         return self.details.kind
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": str(self.kind), **super().to_json()}
+        """As JSON values; of a text that is very long, its beginning and its end."""
+        values: dict[str, Any] = excerpts({"kind": str(self.kind), **super().to_json()})
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

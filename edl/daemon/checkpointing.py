@@ -175,12 +175,27 @@ class Checkpointing:
 
     # --- at the end
 
-    def save_last(self) -> None:
-        """Save before the end, if this job saves and this worker has a state; bounded in time."""
+    def save_last(self) -> str:
+        """Save before the end, if this job saves and this worker has a state; bounded in time.
+
+        Returns:
+            Why the last checkpoint was not written; empty: it was, or there is none to write.
+        """
         if self._checkpoints is None or self.replica is None or not self._loader.has_state:
-            return
+            return ""
         at, timeout_s = self._loader, self.settings.save_timeout_s
-        self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
+        return self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
+
+    def finish(self, reason: str) -> None:
+        """Rank 0, when all have trained to the end: save, and let the job have finished.
+
+        Others say so after it, for the first word counts: without its last checkpoint the job has
+        not done all that it was to do.
+        """
+        unsaved = self.save_last()
+        if unsaved:
+            self._coordinator.end_job(JobState.FINISHED, f"{reason}, but {unsaved}", exit_code=1)
+            self._coordinator.flush(FLUSH_S)
 
     def settle(self) -> None:
         """Let a checkpoint that is being written come to its end; bounded in time."""
@@ -196,7 +211,7 @@ class Checkpointing:
         """Let the job have failed, so that nobody waits for it or starts it again."""
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
-        self._coordinator.end_job(JobState.FAILED, reason, event)
+        self._coordinator.end_job(JobState.FAILED, reason, event, exit_code=1)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: %s", reason)
 

@@ -191,12 +191,14 @@ class Daemon:
         """The last step that a leader has reported; at most what the job had reached."""
         return self._store.status().step
 
-    def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
+    def end_job(
+        self, state: JobState, reason: str, event: Event | None = None, exit_code: int = 0
+    ) -> None:
         """Make known how the job ended. Every worker says so; the first one counts.
 
         ``event``: logs it, if we are the first.
         """
-        self._unwritten.end_job(state, reason, event)
+        self._unwritten.end_job(state, reason, event, exit_code)
         self._wake.set()
 
     def flush(self, timeout_s: float) -> bool:

@@ -48,7 +48,9 @@ class JobOfOne:
     def last_step(self) -> int:
         return 0
 
-    def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None: ...
+    def end_job(
+        self, state: JobState, reason: str, event: Event | None = None, exit_code: int = 0
+    ) -> None: ...
 
     def flush(self, timeout_s: float) -> bool:
         return True

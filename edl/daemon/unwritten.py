@@ -21,6 +21,7 @@ class _End:
     state: JobState
     reason: str
     event: Event | None
+    exit_code: int
 
 
 class Unwritten:
@@ -66,10 +67,10 @@ class Unwritten:
         with self._written:
             self._saved = (directory, step)
 
-    def end_job(self, state: JobState, reason: str, event: Event | None) -> None:
+    def end_job(self, state: JobState, reason: str, event: Event | None, exit_code: int) -> None:
         """The job has ended; ``event`` is logged if nobody has said so before."""
         with self._written:
-            self._end = _End(state, reason, event)
+            self._end = _End(state, reason, event, exit_code)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all is written; False at the deadline."""
@@ -114,6 +115,6 @@ class Unwritten:
             self._store.members.remove(self._member.id)
 
     def _conclude(self, end: _End) -> None:
-        exit_code = 1 if end.state is JobState.FAILED else 0
-        if self._store.set_job_state(end.state, end.reason, exit_code) and end.event is not None:
+        first = self._store.set_job_state(end.state, end.reason, end.exit_code)
+        if first and end.event is not None:
             self._mailbox.log(end.event)

@@ -16,12 +16,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event, FinishedDetails
 from edl.core.records import JobState, Leader, Stage
 from edl.core.step.source import Source
+from edl.core.step.step_record import StepRecord
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.exchange import OUT_OF_PLACE
@@ -135,14 +137,21 @@ class Worker:
         self.steps.log_switch_if_due()
         self._switching.finish_together(self.steps.last_record, self.steps.compare)
         failpoints.reached("finish")
-        if self.rank == 0:
-            self.checkpointing.save_last()
         reason = f"trained {self.step} {self.steps.progress.unit}"
+        if self.checkpointing.saves:
+            record = partial(self._saved_record, reason)
+            self._switching.finish_together(record, self.steps.compare)
         self._coordinator.end_job(JobState.FINISHED, reason)
         self._coordinator.set_stage(Stage.FINISHED)
         self.log_event(FinishedDetails(), reason)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
+
+    def _saved_record(self, reason: str) -> StepRecord | None:
+        """The row that says that the last checkpoint is written; who is rank 0 then writes it."""
+        if self.rank == 0:
+            self.checkpointing.finish(reason)
+        return self.steps.last_record()
 
     def close(self) -> None:
         """Leave ring and coordination for good. Idempotent."""

@@ -296,7 +296,9 @@ class MemoryCoordinator:
     def report_broken(self, failure: RingFailure) -> None:
         self._change(replace(self._member, broken=failure))
 
-    def end_job(self, state: JobState, reason: str, event: Event | None = None) -> None:
+    def end_job(
+        self, state: JobState, reason: str, event: Event | None = None, exit_code: int = 0
+    ) -> None:
         self._ends.append((state, reason, event))
         self._dirty = True
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -91,6 +93,33 @@ def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
     assert {report["rings"][0]["step"] for report in reports} == {resumed["step"]}
     assert len(files.listed(trial.saved)) == 3
     assert trial.newest.step == reports[0]["steps"]
+
+
+def test_a_job_without_its_last_checkpoint_has_not_done_all(trial: Trial, zk_hosts: str) -> None:
+    """The disk is full at the end: it has trained, and says what is lacking, as its exit code."""
+    trial.saved.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "edl-test", trial.saved], check=True)
+    try:
+        script = trial.script("--every", "1000")
+        with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
+            job.wait_for_step(3)
+            wait_for_event(job, "checkpoint")
+            with contextlib.suppress(OSError), (trial.saved / "filling").open("wb") as file:
+                while True:
+                    file.write(bytes(65536))
+            job.hurry()
+            assert job.end() == 1, job.describe("it ended well")
+            story = job.describe("it is not said")
+            assert job.status()["state"] == "finished", story
+            steps = trial.prove(2, story)[0]["steps"]
+            reason = (
+                f"trained {steps} steps, but the checkpoint of step {steps} was not written: "
+                f"No space left on device: {files.path_of(trial.saved, steps)}"
+            )
+            assert job.status()["reason"] == reason, story
+            assert f"edl: job {job.name} finished: {reason}" in job.output(), story
+    finally:
+        subprocess.run(["umount", trial.saved], check=True)
 
 
 def test_without_a_checkpoint_the_job_has_failed(trial: Trial, zk_hosts: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +73,9 @@ class Start:
     def _log(self, details: Details, step: int, reason: str) -> None:
         self.logged.append((details.kind, step, reason))
 
-    def save(self, step: int) -> None:
+    def save(self, step: int) -> str:
         self.progress.step, self.replica.value = step, step
-        self.checkpoints.save_last(*self.at, self.replica, timeout_s=10)
+        return self.checkpoints.save_last(*self.at, self.replica, timeout_s=10)
 
     @property
     def at(self) -> tuple[int, Source, Ledger]:
@@ -253,6 +255,29 @@ def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> Non
     assert [kind for kind, _, _ in again.logged] == []
 
 
+@pytest.mark.parametrize(("age_s", "due"), [(0.0, False), (900.0, False), (1001.0, True)])
+def test_a_new_rank_0_saves_when_the_newest_is_old_enough(
+    tmp_path: Path, age_s: float, due: bool
+) -> None:
+    """Else a job whose rank 0 changes again and again would never be saved."""
+    Start(tmp_path).save(10)
+    then = time.time() - age_s
+    os.utime(files.path_of(tmp_path, 10), (then, then))
+    successor = Start(tmp_path)
+    successor.progress.step = 11
+    successor.checkpoints.save_if_due(*successor.at, successor.replica)
+    successor.checkpoints.settle(10)
+    assert successor.saved == [11] * due
+
+
+def test_a_new_rank_0_of_a_job_that_was_never_saved(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    start.progress.step = 3
+    start.checkpoints.save_if_due(*start.at, start.replica)
+    start.checkpoints.settle(10)
+    assert start.saved == [3]
+
+
 def test_the_same_step_is_not_written_twice(tmp_path: Path) -> None:
     start = Start(tmp_path)
     start.save(10)
@@ -275,10 +300,13 @@ def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path
 def test_a_failed_write_is_said_and_training_goes_on(tmp_path: Path) -> None:
     start = Start(tmp_path / "saved")
     (tmp_path / "saved").rmdir()
-    start.save(3)
-    ((kind, step, _),) = start.logged
-    assert (kind, step) == ("checkpoint_failed", 3)
+    unsaved = start.save(3)
+    ((kind, step, reason),) = start.logged
+    assert (kind, step, reason) == ("checkpoint_failed", 3, unsaved)
+    assert unsaved.startswith("the checkpoint of step 3 was not written: ")
     assert start.saved == []
+    (tmp_path / "saved").mkdir()
+    assert start.save(3) == "", "the next one counts"
 
 
 _, ALONE = JobOfOne(Config()).start()

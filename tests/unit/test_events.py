@@ -12,7 +12,14 @@ from typing import Annotated, get_origin, get_type_hints
 import pytest
 
 import edl
-from edl.core.events import DETAILS, Details, Event, EventKind, SwitchParts
+from edl.core.events import (
+    DETAILS,
+    Details,
+    Event,
+    EventKind,
+    SwitchParts,
+    WorkerFailedDetails,
+)
 
 ROOT = Path(edl.__file__).parent
 
@@ -59,3 +66,16 @@ def test_every_detail_is_documented_and_hides_nothing(record: type) -> None:
             assert get_origin(hint) is Annotated, f"{record.__name__}.{name} says not what it is"
     own = {"kind", *(field.name for field in fields(Event))} if issubclass(record, Details) else ()
     assert not {field.name for field in fields(record)}.intersection(own)
+
+
+def test_a_very_long_text_is_cut_in_the_middle() -> None:
+    """ZooKeeper disconnects who sends it a node of more than 1 MB."""
+    long = "begin" + "x" * 3_000_000 + "end"
+    details = WorkerFailedDetails(worker="w1", host="a", slot=0, exit_code=1, last_line=long)
+    read = Event.from_json(Event(0.0, 1, 2, long, details).to_json())
+    assert len(str(read.to_json())) < 20_000
+    for text in (read.reason, read.details.last_line):  # type: ignore[attr-defined]
+        assert text.startswith("beginx")
+        assert text.endswith("xend")
+        assert "[... 2992058 characters ...]" in text
+    assert read.to_json() == Event.from_json(read.to_json()).to_json()

@@ -68,7 +68,8 @@ def as_the_job_cannot_go_on(
 
 
 def result(job: Job, own: SupervisorState) -> int:
-    """The exit code of a launcher for a job that is over: an error after its training counts.
+    """The exit code of a launcher for a job that is over: an error after its training counts, and
+    that its last checkpoint was not written.
 
     For who has started the job (``edl run ... && evaluate``) one that was stopped is not done: the
     code of the signal, or that of SIGTERM. For who only takes part in it that is no error.
@@ -78,7 +79,9 @@ def result(job: Job, own: SupervisorState) -> int:
     if job.state is JobState.STOPPED and own.owner:
         return job.exit_code or STOPPED_EXIT
     late = failed_late(job, own)
-    return exit_status(late.exit_code or 1) if late is not None else 0
+    if late is not None:
+        return exit_status(late.exit_code or 1)
+    return job.exit_code if job.state is JobState.FINISHED else 0
 
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
