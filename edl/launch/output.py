@@ -1,20 +1,24 @@
 """What an agent shows: its workers' output line by line with a prefix, and its own notes.
 
 A worker writes to a log file, not to a pipe: it must be able to go on when the agent is gone.
-The agent follows the files, and leaves out Horovod's errors of rings that broke. Nothing here
-raises when the terminal or the pipe is gone.
+The agent follows the files, and leaves out Horovod's errors of rings that broke. Only one thread
+writes, and nobody waits for it: who does not read (``edl run | less``, Ctrl-S) holds up no
+decision. What the workers print waits in their files meanwhile, and the newest notes in memory.
+Nothing here raises when the terminal or the pipe is gone.
 """
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -25,6 +29,10 @@ from edl.core.host.last_line import KEPT, best, is_of_horovod
 _POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16
 _LINE_BYTES = 1 << 16  # a longer line is shown in pieces
+_ROUND_BYTES = 1 << 22  # of one worker, before others and the notes have their turn
+_LAST_BYTES = 1 << 18  # of a worker's output that are looked at for why it ended
+_NOTES_KEPT = 1000  # that nobody has read yet
+_END_S = 60.0  # at the end, for a reader that reads nothing
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green")
 
 
@@ -32,30 +40,30 @@ class _Tail:
     """Follows one log file."""
 
     def __init__(self, path: Path, slot: int, from_now: bool) -> None:
+        self.path = path
         self.slot = slot
         self.prefix = f"[slot {slot}]"
-        self.newest: deque[str] = deque(maxlen=KEPT)
+        self.ended = False  # the worker has exited: nothing follows what is there
         self.bar_shown = ("", time.monotonic())
         self._file = path.open("rb")
         if from_now:
             self._file.seek(0, os.SEEK_END)
         self._rest = b""
 
-    def lines(self, finish: bool) -> list[str]:
-        """The lines that are complete by now; with ``finish`` also what is left."""
-        lines = []
-        while chunk := self._file.read(_CHUNK_BYTES):
+    def lines(self, finish: bool) -> Iterator[list[str]]:
+        """The lines that are complete by now, chunk by chunk; with ``finish`` what is left, too."""
+        left = _ROUND_BYTES
+        while (finish or left > 0) and (chunk := self._file.read(_CHUNK_BYTES)):
+            left -= len(chunk)
             *complete, self._rest = (self._rest + chunk).split(b"\n")
             if len(self._rest) > _LINE_BYTES:
                 complete.append(self._rest)
                 self._rest = b""
             self._rest = _newest_state(self._rest)
-            lines += [as_shown(line) for line in complete]
+            yield [as_shown(line) for line in complete]
         if finish and self._rest:
-            lines.append(as_shown(self._rest))
-            self._rest = b""
-        self.newest.extend(lines)
-        return lines
+            rest, self._rest = self._rest, b""
+            yield [as_shown(rest)]
 
     @property
     def bar(self) -> str:
@@ -69,9 +77,10 @@ class _Tail:
 class Output:
     """The agent's standard output and error.
 
-    Workers' lines go to standard output, notes to standard error. On a terminal both go
-    through ``console``, in colour, above progress bars and a line that ``live`` renders, which are
-    drawn anew four times a second. Elsewhere a progress bar is a line, every ``bar_s`` seconds.
+    Workers' lines go to standard output, notes and log records to standard error. On a terminal
+    both go through ``console``, in colour, above progress bars and a line that ``live`` renders,
+    which are drawn anew four times a second. Elsewhere a progress bar is a line, every ``bar_s``
+    seconds.
     """
 
     def __init__(
@@ -81,10 +90,15 @@ class Output:
         self._bar_s = bar_s
         self._render = live
         self._live: Live | None = None
+        self._lock = threading.Lock()  # of what follows; never held while something is written
         self._tails: dict[str, _Tail] = {}
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
+        self._unsaid = 0  # notes that were dropped
+        self._wake = threading.Event()
+        self._stop = False
+        self._wrote_at = time.monotonic()
         self._thread: threading.Thread | None = None
+        self._logging = _Logging(self._put)
         self._gone = False
 
     def __enter__(self) -> Self:
@@ -97,16 +111,20 @@ class Output:
                 redirect_stderr=False,
             )
             self._live.start()
-        self._thread = threading.Thread(target=self._follow, name="edl-output", daemon=True)
+        self._logging.take_over()
+        self._thread = threading.Thread(target=self._work, name="edl-output", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(5.0)
-        for launch in list(self._tails):
-            self.finish(launch)
+        self._stop = True
+        self._wake.set()
+        self._wrote_at = time.monotonic()
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(_POLL_S)
+            if time.monotonic() - self._wrote_at > _END_S:
+                break  # there is nobody; the workers' output is in their logs
+        self._logging.give_back()
         if self._live is not None:
             self._guard(self._live.stop)
 
@@ -122,29 +140,53 @@ class Output:
                 self._tails[launch].prefix = f"[{name}]"
 
     def finish(self, launch: str) -> str:
-        """Show the rest of the log of a worker that has exited; the line that says best why."""
+        """A worker has exited: the rest of its log is shown; the line that says best why."""
         with self._lock:
-            tail = self._tails.pop(launch, None)
+            tail = self._tails.get(launch)
             if tail is None:
                 return ""
-            self._show(tail, tail.lines(finish=True))
-            tail.close()
-            return best(tail.newest)
+            tail.ended = True
+        return best(_last_lines(tail.path))
 
     def note(self, text: str) -> None:
         """A line of the agent itself."""
-        with self._lock:
-            if self._console.is_terminal:
-                line = Text(f"edl: {text}", style="bold")
-                self._guard(lambda: self._console.print(line, soft_wrap=True))
-            else:
-                self._guard(lambda: print(f"edl: {text}", file=sys.stderr, flush=True))
+        self._put(f"edl: {text}")
 
-    def _follow(self) -> None:
-        while not self._stop.wait(_POLL_S):
-            with self._lock:
-                for tail in self._tails.values():
-                    self._show(tail, tail.lines(finish=False) + self._due_bar(tail))
+    # --- the thread that writes
+
+    def _work(self) -> None:
+        while not self._stop:
+            self._wake.wait(_POLL_S)
+            self._wake.clear()
+            self._round()
+        self._round(last=True)
+
+    def _round(self, last: bool = False) -> None:
+        """Write what there is: first what workers had printed before the notes were made."""
+        with self._lock:
+            notes, unsaid = list(self._notes), self._unsaid
+            self._notes.clear()
+            self._unsaid = 0
+            tails = list(self._tails.items())
+        for launch, tail in tails:
+            ended = tail.ended or last
+            for lines in tail.lines(finish=ended):
+                self._show(tail, lines)
+            self._show(tail, self._due_bar(tail))
+            if ended:
+                with self._lock:
+                    del self._tails[launch]
+                tail.close()
+        if unsaid:
+            notes.insert(0, f"edl: {unsaid} lines are left out here, which nobody has read in time")
+        for note in notes:
+            self._say(note)
+
+    def _put(self, line: str) -> None:
+        with self._lock:
+            self._unsaid += len(self._notes) == _NOTES_KEPT
+            self._notes.append(line)
+        self._wake.set()
 
     def _due_bar(self, tail: _Tail) -> list[str]:
         """The worker's progress bar as a line, now and then: nobody would see it before its end."""
@@ -171,16 +213,19 @@ class Output:
             return
         if not self._console.is_terminal:
             text = "".join(f"{tail.prefix} {line}\n" for line in lines)
-            self._guard(lambda: self._write(text))
+            self._guard(lambda: _write(self._console.file, text))
             return
         block = Text("\n").join(
             Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(line)) for line in lines
         )
         self._guard(lambda: self._console.print(block, soft_wrap=True))
 
-    def _write(self, text: str) -> None:
-        self._console.file.write(text)
-        self._console.file.flush()
+    def _say(self, line: str) -> None:
+        if self._console.is_terminal:
+            text = Text(line, style="bold")
+            self._guard(lambda: self._console.print(text, soft_wrap=True))
+        else:
+            self._guard(lambda: _write(sys.stderr, f"{line}\n"))
 
     def _guard(self, write: Callable[[], None]) -> None:
         """Write, or stop writing for good when nobody listens any more."""
@@ -190,6 +235,56 @@ class Output:
             write()
         except (OSError, ValueError):  # a broken pipe, a closed terminal, a closed file
             self._gone = True
+        self._wrote_at = time.monotonic()
+
+
+class _Logging(logging.Handler):
+    """Log records as lines of the agent, while it takes over from what writes them to a stream."""
+
+    def __init__(self, put: Callable[[str], None]) -> None:
+        super().__init__()
+        self._put = put
+        self._streams: list[logging.Handler] = []
+
+    def take_over(self) -> None:
+        root = logging.getLogger()
+        self._streams = [one for one in root.handlers if type(one) is logging.StreamHandler]
+        for one in self._streams:
+            self.setFormatter(one.formatter)
+            root.removeHandler(one)
+        if self._streams:
+            root.addHandler(self)
+
+    def give_back(self) -> None:
+        root = logging.getLogger()
+        root.removeHandler(self)
+        for one in self._streams:
+            root.addHandler(one)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._put(self.format(record))
+
+
+def _write(file: IO[str], text: str) -> None:
+    """Write all of ``text``, past any buffer, whose lock would be held until somebody reads."""
+    try:
+        descriptor = file.fileno()
+    except (io.UnsupportedOperation, AttributeError):  # no file of the system, in a test
+        file.write(text)
+        return
+    data = memoryview(text.encode(errors="replace"))
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _last_lines(path: Path) -> list[str]:
+    """The last lines of a log, as they would be shown."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+            return [as_shown(line) for line in file.read(_LAST_BYTES).split(b"\n")[-KEPT:]]
+    except OSError:  # somebody has tidied up
+        return []
 
 
 def _colour(tail: _Tail) -> str:
