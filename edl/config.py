@@ -235,8 +235,14 @@ def cache_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """The user's state directory of edl (``$XDG_STATE_HOME/edl``). Raises as the other does."""
-    return _user_dir("XDG_STATE_HOME", ".local/state")
+    """The user's state directory of edl (``$XDG_STATE_HOME/edl``). Raises as the other does.
+
+    Nobody else may look into it, whatever the umask: there are secrets, and what scripts print.
+    """
+    path = _user_dir("XDG_STATE_HOME", ".local/state")
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+    return path
 
 
 def _is_every_interface(address: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -111,6 +112,9 @@ def invoke(arguments: Sequence[str]) -> int:
 
 def guarded(command: Callable[[], int]) -> int:
     """The exit code of a command; that of an error, after its sentence."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        # Inherited from who started us: nobody could learn how a worker has ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         return command()
     except _ArgumentError as error:

@@ -1,17 +1,19 @@
 """The workers that an agent left behind when it was killed: found, and taken over by the next one.
 
 A worker carries in its environment which job it belongs to, the secret of that start of the job,
-its host's name, its slot, and the token of its start; and it leads its own process group. That is
-proof enough, and needs no ZooKeeper: it also finds workers that have not registered yet, and
-frozen ones whose session is over.
+its host's name, its slot, and the token of its start. So do the helpers that it has started, also
+those with a session of their own: which process is the worker itself was written down beside its
+log. That needs no ZooKeeper: it also finds workers that have not registered yet, and frozen ones
+whose session is over.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -19,6 +21,7 @@ from edl.core.host.process import UNKNOWN_EXIT
 from edl.core.records import Host
 
 SAME = ("EDL_JOB", "EDL_SECRET", "EDL_HOST")
+_STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,21 @@ class Found:
             return UNKNOWN_EXIT
 
 
-def find(environment: Mapping[str, str]) -> tuple[Found, ...]:
-    """The living workers that belong to the same job and host as workers of ``environment``."""
+def identity(pid: int) -> str:
+    """A process, as no later one with its number is called; empty once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return f"{pid} since {fields[_STARTED]}"
+
+
+def find(environment: Mapping[str, str], record_of: Callable[[str], Path]) -> tuple[Found, ...]:
+    """The living workers that belong to the same job and host as workers of ``environment``.
+
+    ``record_of``: where the :func:`identity` of the worker of a launch was written down. If
+    somebody has tidied that up, it is the process that leads a group.
+    """
     wanted = {name: environment.get(name) for name in SAME}
     found = []
     for process in psutil.process_iter():
@@ -57,13 +73,21 @@ def find(environment: Mapping[str, str]) -> tuple[Found, ...]:
                 {name: theirs.get(name) for name in SAME} == wanted
                 and theirs.get("EDL_LAUNCH")
                 and theirs.get("EDL_SLOT", "").isdigit()
-                and os.getpgid(process.pid) == process.pid  # not a helper of a worker
+                and _is_worker(process.pid, record_of(theirs["EDL_LAUNCH"]))
                 and not _is_zombie(process)
             ):
                 found.append(Found(process, theirs["EDL_LAUNCH"], int(theirs["EDL_SLOT"])))
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or belongs to another user
     return tuple(sorted(found, key=lambda one: (one.slot, one.launch)))
+
+
+def _is_worker(pid: int, record: Path) -> bool:
+    """Whether it is the worker itself, and no helper of it."""
+    try:
+        return record.read_text().strip() == identity(pid)
+    except OSError:
+        return os.getpgid(pid) == pid
 
 
 def has_died(former: Host) -> bool:

@@ -18,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl.core.host.process import ENDED
-from edl.launch.adoption import Found, find
+from edl.launch.adoption import Found, find, identity
 
 logger = logging.getLogger(__name__)
+
+KINDS = ("*.log", "*.stacks", "*.process")  # of files in a directory of logs
 
 
 class Workers:
@@ -50,6 +52,8 @@ class Workers:
         self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
         process = self._spawn(launch, {**self._environment, **own})
         self._running[launch] = process
+        with contextlib.suppress(OSError):  # then it is found by its process group
+            self._record_of(launch).write_text(f"{identity(process.pid)}\n")
         logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
 
     def _spawn(self, launch: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -67,7 +71,11 @@ class Workers:
 
     def adopt(self) -> tuple[Found, ...]:
         """Take over the workers that an earlier agent of this job and host has left."""
-        orphans = tuple(one for one in find(self._environment) if one.launch not in self._running)
+        orphans = tuple(
+            one
+            for one in find(self._environment, self._record_of)
+            if one.launch not in self._running
+        )
         self._running |= {one.launch: one for one in orphans}
         return orphans
 
@@ -89,6 +97,10 @@ class Workers:
         """Where a worker that does not answer writes where its threads are."""
         return self._logs / f"{launch}.stacks"
 
+    def _record_of(self, launch: str) -> Path:
+        """Which process it is, for an agent that adopts it."""
+        return self._logs / f"{launch}.process"
+
     def pid_of(self, launch: str) -> int | None:
         """Its process, if it runs."""
         process = self._running.get(launch)
@@ -103,6 +115,7 @@ class Workers:
                 codes[launch] = code
                 del self._running[launch]
                 _remove_if_empty(self.stacks_of(launch))
+                self._record_of(launch).unlink(missing_ok=True)
         return codes
 
     def ended_scripts(self) -> dict[str, int]:
@@ -142,7 +155,7 @@ def log_directory(
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
-        for old in (*logs.glob("*.log"), *logs.glob("*.stacks")):
+        for old in (path for kind in KINDS for path in logs.glob(kind)):
             old.unlink(missing_ok=True)
         _prune(jobs, kept_jobs, kept_s)
     logs.mkdir(parents=True, exist_ok=True)

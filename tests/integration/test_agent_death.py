@@ -18,6 +18,8 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 from trial import trial
 
+from edl.launch.workers import Workers
+
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
 
@@ -92,6 +94,52 @@ def test_an_adopted_worker_that_does_not_end_is_killed(shell: Shell) -> None:
     second.signal(signal.SIGINT)
     assert second.wait() == 130
     until(lambda: not shell.processes(), WAIT_S)
+
+
+WITH_A_HELPER = """
+import pathlib, subprocess, time
+helper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+pathlib.Path("helper").write_text(str(helper.pid))
+time.sleep(1000)
+"""
+
+
+def test_a_helper_with_a_session_of_its_own_is_not_adopted(tmp_path: Path) -> None:
+    """It has the environment of its worker, leads a process group, and outlives the worker."""
+    job = {"EDL_JOB": "j", "EDL_SECRET": tmp_path.name, "EDL_HOST": "a"}
+    started, next_one, last = (
+        Workers([sys.executable, "-c", WITH_A_HELPER], tmp_path, {**os.environ, **job}, tmp_path)
+        for _ in range(3)
+    )
+    helper = tmp_path / "helper"
+    started.start("launch-0", 0)
+    worker = started.pid_of("launch-0")
+    try:
+        until(lambda: helper.exists() and helper.read_text(), WAIT_S)
+        assert [one.pid for one in next_one.adopt()] == [worker]
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, WAIT_S)
+        assert last.adopt() == ()
+    finally:
+        started.kill_all(WAIT_S)
+        if helper.exists():
+            os.kill(int(helper.read_text()), signal.SIGKILL)
+
+
+DEAF_TO_CHILDREN = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_an_agent_whose_parent_ignores_the_end_of_children(shell: Shell) -> None:
+    """Some that start services do, and what they start inherits it."""
+    words = ["-m", "edl.cli.main", *RUN, sys.executable, STANDIN, "--fail-at", "5"]
+    agent = shell.launch([sys.executable, "-c", DEAF_TO_CHILDREN, *words], "edl.log")
+    assert agent.wait() == 3, agent.output
+    assert "exited with code 3" in agent.output
 
 
 class Terminal:
