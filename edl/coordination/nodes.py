@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +22,7 @@ from edl.core.record import Record
 from edl.errors import CoordinationError, UnknownJob
 
 ATTEMPTS = 20  # of a compare-and-set; each is lost only to another writer
+PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # between two of them, at most; drawn at random
 
 Values = Mapping[str, Any]  # of one node
 
@@ -102,7 +105,9 @@ class JobNodes:
         Raises:
             UnknownJob: the first node is not there.
         """
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
+            if attempt:  # two that write again and again would meet each time
+                time.sleep(random.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
             answers = zip(paths, self.read(*map(get, paths)), strict=True)
             there = {path: answer for path, answer in answers if answer is not None}
             if paths[0] not in there:
