@@ -9,7 +9,7 @@ from kazoo.exceptions import NoNodeError
 
 from edl.coordination.nodes import JobNodes
 from edl.coordination.paths import sequence
-from edl.coordination.reads import delete
+from edl.coordination.reads import children, delete
 from edl.core.records import Host, KeptSlot, Member
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
@@ -55,9 +55,15 @@ class MemberNodes:
             )
 
     def remove(self, worker: int) -> None:
-        """Remove a member's node; nothing happens when there is none."""
-        node = self._nodes.paths.member(worker)
-        self._nodes.session.read_all("remove a member", [delete(node)])
+        """Remove a member's node, and its candidacy; nothing happens when there is none.
+
+        So nobody waits behind a dead candidate for the end of its session.
+        """
+        session, paths = self._nodes.session, self._nodes.paths
+        candidates = session.read_all("read the election", [children(paths.election)])[0] or ()
+        nodes = [paths.member(worker)]
+        nodes += [f"{paths.election}/{n}" for n in candidates if n.startswith(f"w{worker}-")]
+        session.read_all("remove a member", [delete(node) for node in nodes])
 
     def forget_evicted(self, workers: Iterable[int]) -> None:
         """Remove what is written about workers that were given up and are gone for good."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from edl.coordination.election import Election, Leadership
 from edl.core.job.liveness import gone
@@ -72,8 +72,16 @@ class Candidacy:
             logger.info("%s", error)
             self._term = None
 
-    def depose_dead(self, own: Member, generation: Generation | None, is_building: bool) -> bool:
+    def depose_dead(
+        self,
+        own: Member,
+        generation: Generation | None,
+        given_up: Collection[int],
+        is_building: bool,
+    ) -> bool:
         """When our ring is broken, do not wait for the sessions of dead candidates before us.
+
+        Not for those of workers that died earlier, either: they are in no ring, and ``given_up``.
 
         Returns:
             Whether a candidate before us holds up the repair: it leads, or its session ends soon.
@@ -87,14 +95,16 @@ class Candidacy:
             return False
         seats = {seat.id: seat for seat in (*generation.seats, *generation.previous)}
         for worker in election.ahead():
-            seat = seats.get(worker)
-            if seat is None or worker == own.id or not self._is_gone(seat):
+            dead = worker in given_up or self._is_gone(seats.get(worker))
+            if worker == own.id or not dead:
                 return stuck
-            logger.info("the candidate w%d is gone: port %d is not its own", worker, seat.port)
+            logger.info("the candidate w%d is gone", worker)
             election.depose(worker)
         return False
 
-    def _is_gone(self, seat: Seat) -> bool:
+    def _is_gone(self, seat: Seat | None) -> bool:
         """Whether the process of a worker is gone: nobody, or another worker, has its port."""
+        if seat is None:
+            return False
         answer = ask(seat.address, seat.port, self._probe_timeout_s).answer(self._run())
         return gone(seat.id, f"port {seat.port}", answer) is not None

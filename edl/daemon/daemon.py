@@ -295,7 +295,7 @@ class Daemon:
         self._config = replace(self._config, sizes=job.sizes)  # as edl-discover may say later
         self._break_ring_of(frozenset(evicted))
         if member is not None and self._candidacy.depose_dead(
-            member, generation, self._ring.is_building
+            member, generation, evicted, self._ring.is_building
         ):
             self._period_s = self._limits.breaking_period_s
         if job.state.over or (generation is not None and not generation.seats):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 from known import DIGITS
@@ -15,7 +17,17 @@ from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import Decision
 from edl.core.job.desired import Change, desire
-from edl.core.records import Asker, Generation, Leader, Request, Seat, TrainingStatus
+from edl.core.records import (
+    Asker,
+    Generation,
+    Leader,
+    Member,
+    Request,
+    RingFailure,
+    Seat,
+    TrainingStatus,
+)
+from edl.daemon.candidacy import Candidacy
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
@@ -47,6 +59,42 @@ def lead(election: Election) -> Leadership:
     leadership = election.leads()
     assert leadership is not None
     return leadership
+
+
+@dataclass
+class Term:
+    """What a worker does while it leads: nothing."""
+
+    term: int
+
+    def turn(self, wake: Callable[[], None]) -> None: ...
+
+
+class TestCandidacy:
+    """One that died a while ago is in no ring, and its session lives on for seconds."""
+
+    def test_nobody_waits_behind_who_was_given_up(
+        self, session: Session, other: Session, store: JobStore
+    ) -> None:
+        Election(other, "digits", 1).enter()
+        candidacy = Candidacy(lambda one: cast(Any, Term(one.term)), lambda: "", 0.5)
+        candidacy.stand(lambda: Election(session, "digits", 2))
+        candidacy.turn(lambda: None)
+        own = Member(2, "alpha", 0, "127.0.0.1", 4711, 1, "launch", broken=RingFailure(8, 40))
+        assert candidacy.depose_dead(own, generation(8, 1), {}, False)
+        assert not candidacy.depose_dead(own, generation(8, 1), {1: "gone"}, False)
+        candidacy.turn(lambda: None)
+        assert store.snapshot().leader == Leader(1, 2)
+
+    def test_who_is_no_member_any_more_is_no_candidate(
+        self, session: Session, other: Session, store: JobStore
+    ) -> None:
+        first, eleventh = Election(other, "digits", 1), Election(session, "digits", 11)
+        first.enter()
+        eleventh.enter()
+        store.members.remove(1)
+        assert eleventh.ahead() == []
+        assert lead(eleventh).term == 1
 
 
 class TestTerms:
