@@ -10,6 +10,7 @@ Rules:
 3. The newest file is the one of the highest step. One that is torn, damaged or foreign is
    refused, which is said, and the one before is used.
 4. A failed save is said and costs nothing else; the next one is tried in time.
+5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.owner`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint, Manifest, Packed
+from edl.checkpoint.owner import Owner, claim, owner_of
 from edl.core.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
@@ -87,6 +89,8 @@ class Checkpoints:
         self._saved = saved
         self._last_step = -1  # of the last good file of this worker
         self._why_failed = "its last checkpoint was not written"
+        self.generation = 0  # of the ring that saves
+        self.superseded = ""  # why this ring must not save any more
         self._due_at: float | None = None
         self._writing: threading.Thread | None = None
 
@@ -107,6 +111,24 @@ class Checkpoints:
                 f"edl.checkpoint: cannot write into {directory}: {error.strerror}; it must be a "
                 "directory that all hosts of the job share"
             ) from error
+
+    def take_over(self, generation: int) -> None:
+        """Let the directory belong to the ring of ``generation``, which begins; to no other.
+
+        Raises:
+            CheckpointError: that cannot be written down.
+        """
+        self.generation = generation
+        try:
+            claim(self._config.directory, self._owner)
+        except OSError as error:
+            raise CheckpointError(
+                f"edl.checkpoint: cannot write into {self._config.directory}: {error.strerror}"
+            ) from error
+
+    @property
+    def _owner(self) -> Owner:
+        return Owner(self._config.job, self._config.run, self.generation)
 
     # --- restoring
 
@@ -279,7 +301,7 @@ class Checkpoints:
         capture_s = time.monotonic() - began
         self._writing = threading.Thread(
             target=self._write,
-            args=(manifest, state, capture_s),
+            args=(manifest, self._owner, state, capture_s),
             name="edl-checkpoint",
             daemon=True,
         )
@@ -291,11 +313,22 @@ class Checkpoints:
         self._why_failed = reason
         self._log(CheckpointFailedDetails(), step, reason)
 
-    def _write(self, manifest: Manifest, state: Packed, capture_s: float) -> None:
+    def _write(self, manifest: Manifest, owner: Owner, state: Packed, capture_s: float) -> None:
         began = time.monotonic()
         directory, step = self._config.directory, manifest.step
         path = files.path_of(directory, step)
         try:
+            newest = owner_of(directory)
+            if newest is not None and owner.is_older_than(newest):
+                self.superseded = (
+                    f"{directory} belongs to generation {newest.generation} of another start of "
+                    f"job {newest.job} by now, and the job goes on there"
+                    if newest.run != owner.run
+                    else f"the job goes on in generation {newest.generation}, without this ring of "
+                    f"generation {owner.generation}"
+                )
+                raise CheckpointError(self.superseded)
+            claim(directory, owner)
             size = files.write(path, manifest, state)
             write_s = time.monotonic() - began
             self._last_step = step

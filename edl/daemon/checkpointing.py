@@ -123,6 +123,8 @@ class Checkpointing:
         except EdlError as error:
             self._end_job(str(error))
             raise
+        if self._checkpoints is not None:
+            self._checkpoints.take_over(generation.number)
         if found is not None:
             self._log_resumed(generation, found, warmed_up)
 
@@ -158,11 +160,16 @@ class Checkpointing:
         In a job of one, a SIGTERM ends the process here (SystemExit 143), with all saved.
 
         Raises:
+            JobFailed: another ring of the job has begun to save there.
             CheckpointError: the script's state is nothing that can be saved; at the first step.
         """
-        if self._checkpoints is None or self.replica is None or rank != 0:
+        if self._checkpoints is None or self.replica is None:
             return
-        self._generation = generation
+        self._generation = self._checkpoints.generation = generation
+        if rank != 0:
+            return
+        if self._checkpoints.superseded:
+            raise JobFailed(self._checkpoints.superseded)
         if self._coordinator.leave_requested and not self._coordinator.is_shared:
             self.save_last()
             raise SystemExit(STOPPED_EXIT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from edl.core.events import Event
 from edl.core.records import JobState, Member
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,17 @@ class Unwritten:
             self._store.members.remove(self._member.id)
 
     def _conclude(self, end: _End) -> None:
+        """Say how the job has ended, unless it goes on without this worker.
+
+        Its whole ring may have been cut off, and trained on.
+        """
+        _, generation, evicted, _ = self._store.watch_generation(None)
+        own = self._member
+        assert own is not None  # it has trained
+        goes_on = generation is not None and generation.seats and not generation.knows(own.id)
+        if goes_on or own.id in evicted:
+            logger.warning("the job goes on without this worker, which has %s", end.reason)
+            return
         first = self._store.set_job_state(end.state, end.reason, end.exit_code)
         if first and end.event is not None:
             self._mailbox.log(end.event)

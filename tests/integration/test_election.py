@@ -20,6 +20,7 @@ from edl.core.job.desired import Change, desire
 from edl.core.records import (
     Asker,
     Generation,
+    JobState,
     Leader,
     Member,
     Request,
@@ -28,6 +29,8 @@ from edl.core.records import (
     TrainingStatus,
 )
 from edl.daemon.candidacy import Candidacy
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.unwritten import Unwritten
 from edl.errors import CoordinationError, Deposed, UnknownJob
 
 pytestmark = pytest.mark.integration
@@ -379,3 +382,41 @@ class TestDecisions:
                 [Write(store.paths.status, {"a": 1}), Write(store.paths.desired, {}, version=9)]
             )
         assert store.status() == TrainingStatus()
+
+
+class TestTheEndOfAJob:
+    """A ring that was cut off as a whole has trained to the end, and its job goes on without it."""
+
+    def test_only_who_belongs_to_the_job_says_that_it_has_finished(
+        self, session: Session, store: JobStore
+    ) -> None:
+        leadership = lead(Election(session, "digits", 0))
+        leadership.carry_out(Decision("w0 trains", generation(1, 1)), [])
+        outside, inside = (self.unwritten(store, worker) for worker in (7, 0))
+        outside.end_job(JobState.FINISHED, "trained 90 steps", None, 0)
+        outside.write(as_member=False)
+        assert outside.flush(0.0)
+        assert store.snapshot().job.state is JobState.RUNNING
+        inside.end_job(JobState.FINISHED, "trained 60 steps", None, 1)
+        inside.write(as_member=False)
+        job = store.snapshot().job
+        assert (job.state, job.reason, job.exit_code) == (
+            JobState.FINISHED,
+            "trained 60 steps",
+            1,
+        )
+
+    def test_not_who_was_given_up(self, session: Session, store: JobStore) -> None:
+        leadership = lead(Election(session, "digits", 0))
+        decision = Decision("w0 is cut off", generation(1, 1), evict={0: "it is cut off"})
+        leadership.carry_out(decision, [])
+        one = self.unwritten(store, 0)
+        one.end_job(JobState.FINISHED, "trained 90 steps", None, 0)
+        one.write(as_member=False)
+        assert store.snapshot().job.state is JobState.RUNNING
+
+    @staticmethod
+    def unwritten(store: JobStore, worker: int) -> Unwritten:
+        one = Unwritten(store, Mailbox(worker))
+        one.register(Member(worker, "alpha", 0, "127.0.0.1", 4711, 1, "launch"))
+        return one

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edl.checkpoint import format as files
+from edl.checkpoint.owner import Owner, owner_of
 from edl.checkpoint.store import CheckpointConfig, Checkpoints, check_resumable
 from edl.config import Config
 from edl.core.events import Details
@@ -276,6 +277,28 @@ def test_a_new_rank_0_of_a_job_that_was_never_saved(tmp_path: Path) -> None:
     start.checkpoints.save_if_due(*start.at, start.replica)
     start.checkpoints.settle(10)
     assert start.saved == [3]
+
+
+def test_a_ring_that_was_replaced_saves_no_more(tmp_path: Path) -> None:
+    """It was cut off; the job was started again from its newest checkpoint, or anew."""
+    cut_off, successor = Start(tmp_path), Start(tmp_path)
+    cut_off.checkpoints.take_over(1)
+    assert cut_off.save(10) == ""
+    cut_off.checkpoints.generation = 3
+    assert cut_off.save(20) == ""
+    assert owner_of(tmp_path) == Owner("digits", "r1", 3)
+    successor.checkpoints.take_over(4)
+    why = "the job goes on in generation 4, without this ring of generation 3"
+    assert cut_off.save(30) == f"the checkpoint of step 30 was not written: {why}"
+    assert cut_off.checkpoints.superseded == why
+    assert successor.save(21) == ""
+    Start(tmp_path, run="r2", resume=tmp_path).checkpoints.take_over(1)
+    assert "belongs to generation 1 of another start of job digits" in successor.save(22)
+
+
+def test_who_owns_a_directory_may_be_unknown(tmp_path: Path) -> None:
+    (tmp_path / ".edl-owner").write_text("no JSON")
+    assert Start(tmp_path).save(10) == ""
 
 
 def test_the_same_step_is_not_written_twice(tmp_path: Path) -> None:
