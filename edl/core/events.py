@@ -25,6 +25,7 @@ class EventKind(StrEnum):
     SWITCH = "switch"
     EVICTED = "evicted"
     STALLED = "stalled"
+    PAUSED = "paused"
     DRAIN = "drain"
     DESIRED = "desired"
     PROFILING = "profiling"
@@ -180,6 +181,14 @@ class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
     """No step completes; the reason says who holds the job up, since when, and in which line."""
 
     workers: Annotated[tuple[str, ...], "those that hold the job up"]
+
+
+@dataclass(frozen=True)
+class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
+    """Fewer than `min_np` workers are left; they wait for others before they train on."""
+
+    world_size: Annotated[int, "how many are left"]
+    min_np: Annotated[int, "how many it takes"]
 
 
 @dataclass(frozen=True)

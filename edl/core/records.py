@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from edl.core.job_spec import JobSpec
+from edl.core.plural import verb, workers
 from edl.core.record import Record
 from edl.core.sizes import Sizes
 
@@ -30,6 +31,7 @@ class JobState(StrEnum):
     """Where a job stands."""
 
     RUNNING = "running"
+    PAUSED = "paused"  # in a status only: it runs, and too few workers are left to train
     STOPPING = "stopping"
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -325,6 +327,19 @@ class Snapshot:
     evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
     status: TrainingStatus = TrainingStatus()
     slots: tuple[KeptSlot, ...] = ()  # by host and slot
+
+    @property
+    def paused(self) -> str:
+        """Why a job that runs does not train: too few workers are left; empty: they are enough."""
+        job, generation = self.job, self.generation
+        left = len(generation.seats) if generation is not None else 0
+        if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
+            return ""
+        limit_s = job.spec.settings.elastic_timeout_s
+        return (
+            f"paused: {workers(left)} {verb(left)} left and min_np is {job.sizes.min_np}; others "
+            f"are waited for, at most {limit_s:g} s"
+        )
 
     @property
     def available(self) -> tuple[Host, ...]:

@@ -29,7 +29,11 @@ class JobStatus(TrainingStatus):
     """What its leader says of a job, and what ZooKeeper knows of it."""
 
     job: Annotated[str, "its name"]
-    state: Annotated[JobState, "`running`, `stopping`, `finished`, `stopped` or `failed`"]
+    state: Annotated[
+        JobState,
+        "`running`, `paused` (fewer than `min_np` are left), `stopping`, `finished`, `stopped` or "
+        "`failed`",
+    ]
     exit_code: Annotated[
         int, "of a job that has failed, or that a signal to `edl run` has stopped; else 0"
     ]
@@ -72,7 +76,7 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
     return JobStatus(
         **training,
         job=job.name,
-        state=job.state,
+        state=JobState.PAUSED if snapshot.paused else job.state,
         exit_code=job.exit_code,
         command=job.spec.command,
         np=job.spec.np,

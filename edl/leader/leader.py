@@ -22,6 +22,7 @@ from edl.core.events import (
     EvictedDetails,
     GenerationDetails,
     LeaderDetails,
+    PausedDetails,
     StalledDetails,
 )
 from edl.core.job.ages import AgeTracker
@@ -64,6 +65,7 @@ class LeaderTerm:
         )
         self._write_events = write_events
         self._stall = ""
+        self._paused = 0  # the last generation that was said to pause
         self._named: set[int] | None = None  # in this stall; None: the ring trains
         self._clock = clock
         self._ages = AgeTracker(clock())
@@ -105,9 +107,11 @@ class LeaderTerm:
             self._leadership.carry_out(decision, [*self._events_of(decision, snapshot)])
             failpoints.reached("decided")
             wake()
-        if decision.reason != self._reason:
-            self._reason = decision.reason
-            logger.info("term %d: %s", self.term, decision.reason)
+        paused = self._look_for_pause(snapshot)
+        reason = f"{paused}; {decision.reason}" if paused else decision.reason
+        if reason != self._reason:
+            self._reason = reason
+            logger.info("term %d: %s", self.term, reason)
         self._put_status(snapshot)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
@@ -122,6 +126,15 @@ class LeaderTerm:
             self._log(self._event(StalledDetails(workers), stall.reason))
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
         return dict(stall.give_up)
+
+    def _look_for_pause(self, snapshot: Snapshot) -> str:
+        """Say, once for a generation, that it has too few workers; the sentence, or empty."""
+        generation, paused = snapshot.generation, snapshot.paused
+        if paused and generation is not None and generation.number != self._paused:
+            self._paused = generation.number
+            left = PausedDetails(len(generation.seats), snapshot.job.sizes.min_np)
+            self._log(self._event(left, paused, generation.number))
+        return paused
 
     @staticmethod
     def _completed(decision: Decision) -> Decision:

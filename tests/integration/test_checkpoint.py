@@ -181,6 +181,8 @@ def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str
         os.kill(min(job.workers(COUNTING)), signal.SIGKILL)
         assert job.end() == 1, job.describe("it should have failed")
         assert "only 1 worker left, min_np is 2, and nobody joined within 0.5 s" in job.output()
+        (paused,) = job.events("paused")
+        assert paused["reason"].startswith("paused: 1 worker is left and min_np is 2; others are")
     saved = trial.newest
     assert saved.step >= 10
     with started(trial.directory, zk_hosts, *script, np=1, max_np=1, options=["--resume"]) as job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from edl.core.records import (
     Stage,
 )
 from edl.core.sizes import Sizes
+from edl.core.status import job_status
 from edl.errors import CoordinationError
 
 SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
@@ -116,6 +118,20 @@ def test_a_generation_knows_its_ranks() -> None:
 def test_states_in_which_a_job_is_over() -> None:
     over = {state for state in JobState if state.over}
     assert over == {JobState.FINISHED, JobState.STOPPED, JobState.FAILED}
+
+
+def test_a_job_with_too_few_workers_pauses() -> None:
+    seats = tuple(Seat(n, "a", n, "::1", 4711) for n in range(2))
+    now = Snapshot(make_job(min_np=2), generation=Generation(3, 1, seats, 0, (), (), ""))
+    assert now.paused == ""
+    assert job_status(now, "zk").state is JobState.RUNNING
+    one = replace(now, generation=Generation(4, 1, seats[:1], 0, (), (1,), ""))
+    assert one.paused == (
+        "paused: 1 worker is left and min_np is 2; others are waited for, at most 600 s"
+    )
+    assert job_status(one, "zk").state is JobState.PAUSED
+    for state in (JobState.STOPPING, JobState.FAILED):
+        assert replace(one, job=replace(one.job, state=state)).paused == ""
 
 
 def test_workers_are_added_up() -> None:
