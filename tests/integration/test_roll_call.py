@@ -58,7 +58,7 @@ def test_a_death_while_another_one_is_in_its_own_code(tmp_path: Path, zk_hosts: 
         job.stuck.write_text(job.process(busy).environ()["EDL_SLOT"])
         job.wait(lambda now: busy in now["reason"], "word of who is in its own code")
         process.send_signal(signal.SIGKILL)
-        job.wait(lambda now: f"{busy} did not report yet" in now["reason"], "a roll-call")
+        job.wait(lambda now: victim in now["given_up"], "death")
         time.sleep(6.0)
         job.stuck.unlink()
         job.wait_for_size(3)
