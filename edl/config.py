@@ -8,6 +8,7 @@ environment variable counts as absent.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -241,7 +242,8 @@ def state_dir() -> Path:
     """
     path = _user_dir("XDG_STATE_HOME", ".local/state")
     if path.stat().st_mode & 0o077:
-        path.chmod(0o700)
+        with contextlib.suppress(OSError):  # another's, or its file system knows no modes
+            path.chmod(0o700)
     return path
 
 

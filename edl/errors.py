@@ -85,14 +85,26 @@ class AccessDenied(UnknownJob):
 
 
 class JobExists(UsageError):
-    """The name belongs to a job that is running."""
+    """The name belongs to a job that is running.
 
-    def __init__(self, job: str, processes: Sequence[str], session_timeout_s: float) -> None:
+    ``session_timeout_s``: how long ``processes`` may count as alive after their end; None: they
+    have answered.
+    """
+
+    def __init__(
+        self, job: str, processes: Sequence[str], session_timeout_s: float | None = None
+    ) -> None:
+        killed = (
+            ""
+            if session_timeout_s is None
+            else (
+                f". Processes that were killed count as alive until their ZooKeeper sessions end, "
+                f"about {session_timeout_s:g} s: if these were, try again then"
+            )
+        )
         super().__init__(
             f"a job named {job!r} is already running ({first(processes)}); choose "
-            f"another --job, or end it with `edl stop {job}`. Processes that were killed count as "
-            f"alive until their ZooKeeper sessions end, about {session_timeout_s:g} s: if these "
-            "were, try again then"
+            f"another --job, or end it with `edl stop {job}`{killed}"
         )
         self.job = job
 

@@ -257,10 +257,12 @@ class Checkpoints:
             Why it was not written; empty: it was.
         """
         deadline = time.monotonic() + timeout_s
-        if self.settle(timeout_s) and self._last_step != step:
+        settled = self.settle(timeout_s)
+        if settled and self._last_step != step:
             self._save(step, source, ledger, replica)
-            if not self.settle(deadline - time.monotonic()):
-                self._failed(step, f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)")
+            settled = self.settle(deadline - time.monotonic())
+        if not settled:
+            self._failed(step, f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)")
         return "" if self._last_step == step else self._why_failed
 
     def settle(self, timeout_s: float) -> bool:

@@ -188,8 +188,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
             ring = Generation.from_json(decode(paths.generation, generation[0])).seats
             run = current_run(session, paths)
             if run is not None and (training := answering(ring, run, ASK_TIMEOUT_S)):
-                trains = [f"{name} trains" for name in (f"w{n}" for n in sorted(training))]
-                raise JobExists(paths.name, trains, session.session_timeout_s)
+                raise JobExists(paths.name, [f"w{n} trains" for n in sorted(training)])
     return nodes
 
 

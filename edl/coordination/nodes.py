@@ -22,7 +22,7 @@ from edl.core.record import Record
 from edl.errors import CoordinationError, UnknownJob
 
 ATTEMPTS = 20  # of a compare-and-set; each is lost only to another writer
-PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # between two of them, at most; drawn at random
+PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # between two of them at random: up to twice as long each time
 
 Values = Mapping[str, Any]  # of one node
 

@@ -35,7 +35,9 @@ class JobStatus(TrainingStatus):
         "`failed`",
     ]
     exit_code: Annotated[
-        int, "of a job that has failed, or that a signal to `edl run` has stopped; else 0"
+        int,
+        "of a job that has failed, that a signal to `edl run` has stopped, or that has finished "
+        "without its last checkpoint; else 0",
     ]
     command: Annotated[tuple[str, ...], "of each worker"]
     np: Annotated[int, "workers that it began with"]

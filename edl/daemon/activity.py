@@ -50,7 +50,6 @@ _WORKS = {
     "tensorflow/python/eager/polymorphic_function/tracing": "tracing a tf.function",
     "torch/utils/data/dataloader": "loading a batch",
     "edl/tensorflow/feed": "loading a batch",
-    "edl/checkpoint/": "writing a checkpoint",
     "keras/src/saving/": "saving a model",
     "torch/serialization": "saving or loading a file",
 }

@@ -17,9 +17,11 @@ from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
 from edl.core.host.process import STOPPED_EXIT
+from edl.core.job.stall import SAVING
 from edl.core.job_spec import JobSettings
 from edl.core.plural import counted
 from edl.core.records import Generation, JobState
+from edl.daemon.activity import waits
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
@@ -182,6 +184,7 @@ class Checkpointing:
 
     # --- at the end
 
+    @waits(SAVING)
     def save_last(self) -> str:
         """Save before the end, if this job saves and this worker has a state; bounded in time.
 
@@ -192,17 +195,6 @@ class Checkpointing:
             return ""
         at, timeout_s = self._loader, self.settings.save_timeout_s
         return self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
-
-    def finish(self, reason: str) -> None:
-        """Rank 0, when all have trained to the end: save, and let the job have finished.
-
-        Others say so after it, for the first word counts: without its last checkpoint the job has
-        not done all that it was to do.
-        """
-        unsaved = self.save_last()
-        if unsaved:
-            self._coordinator.end_job(JobState.FINISHED, f"{reason}, but {unsaved}", exit_code=1)
-            self._coordinator.flush(FLUSH_S)
 
     def settle(self) -> None:
         """Let a checkpoint that is being written come to its end; bounded in time."""

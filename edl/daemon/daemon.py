@@ -264,6 +264,8 @@ class Daemon:
     def _turn(self) -> None:
         """Write what is due, read what is new, lead if it is our turn."""
         if not self._session.connected:
+            if self._withdrawn:
+                self._server.close()
             raise CoordinationError("not connected to ZooKeeper")
         if self._session.epoch != self._session_epoch:
             # The old session's nodes are gone; the worker is not. Say so again under the same id.
@@ -274,6 +276,7 @@ class Daemon:
             self._candidacy.resign()
             self._unwritten.write(as_member=False)
             self._unwritten.remove_member()
+            self._server.close()  # who answers is waited for, and this one will report no more
             return
         if self.leave_requested:
             self.leave_requested = False

@@ -215,9 +215,9 @@ class LoaderSteps(Steps):
                 if self.recover(error):
                     self.end()
 
-    def last_record(self) -> StepRecord:
+    def last_record(self, stop: Stop = Stop.FINISHED) -> StepRecord:
         """The row of the end; it also reaches those who are in a step still, if any."""
-        return self._record(0, Stop.FINISHED, self._check.now())
+        return self._record(0, stop, self._check.now())
 
     def idle_record(self) -> StepRecord:
         return replace(super().idle_record(), state=self._check.state)

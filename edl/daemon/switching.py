@@ -288,12 +288,15 @@ class Switching:
         self,
         record: Callable[[], StepRecord | None],
         compare: Callable[[Sequence[StepRecord]], None],
-    ) -> None:
+    ) -> Sequence[StepRecord]:
         """Wait until all have completed the last step: who missed it needs somebody who has it.
 
         ``record`` is sent as for a step, so that who has left alone does not wait for ever for
         those that train on, and ``compare`` looks at all of them: no step follows that would show
         whether the states are equal. None: the script keeps its own place in its data.
+
+        Returns:
+            Everybody's; none where none is sent, or when the others are through.
 
         Raises:
             RingError: others train on.
@@ -305,17 +308,17 @@ class Switching:
                 row = record()
                 if row is None:
                     self._ring.barrier(IDLE)
-                else:
-                    records = self._ring.finish_record(self._ring.start_record(row))
-                    check_together(records)
-                    compare(records)
-                return
+                    return ()
+                records = self._ring.finish_record(self._ring.start_record(row))
+                check_together(records)
+                compare(records)
+                return records
             except RingBroken as error:
                 try:
                     self.repair(error, began)
                 except JobFailed:
                     if self._mailbox.job_state is JobState.FINISHED:
-                        return  # the others are through
+                        return ()  # the others are through
                     raise
 
     # --- after a failure ---
@@ -384,13 +387,14 @@ class Switching:
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """The generation that the leader makes of the survivors.
 
-        A leader waits up to repair_timeout_s for whoever is not proven dead. After that, and
-        switch_timeout_s more, there is none that could do anything.
+        A leader waits up to repair_timeout_s for whoever is not proven dead. switch_timeout_s
+        after that there is none that could do anything. Its successor begins to count anew; three
+        times as long is the end.
         """
         settings = self._coordinator.settings
         limit = settings.repair_timeout_s + settings.switch_timeout_s
         began = now = self._now_s()
-        while now - began < limit:
+        while now - max(began, self._mailbox.led_since) < limit and now - began < 3 * limit:
             found = self._mailbox.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
             if found is not None:
                 return found

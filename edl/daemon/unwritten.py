@@ -73,7 +73,8 @@ class Unwritten:
     def end_job(self, state: JobState, reason: str, event: Event | None, exit_code: int) -> None:
         """The job has ended; ``event`` is logged if nobody has said so before."""
         with self._written:
-            self._end = _End(state, reason, event, exit_code)
+            if self._end is None:  # the first word counts
+                self._end = _End(state, reason, event, exit_code)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all is written; False at the deadline."""

@@ -16,14 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event, FinishedDetails
 from edl.core.records import JobState, Leader, Stage
 from edl.core.step.source import Source
-from edl.core.step.step_record import StepRecord
+from edl.core.step.step_record import StepRecord, Stop
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.exchange import OUT_OF_PLACE
@@ -138,20 +137,32 @@ class Worker:
         self._switching.finish_together(self.steps.last_record, self.steps.compare)
         failpoints.reached("finish")
         reason = f"trained {self.step} {self.steps.progress.unit}"
-        if self.checkpointing.saves:
-            record = partial(self._saved_record, reason)
-            self._switching.finish_together(record, self.steps.compare)
-        self._coordinator.end_job(JobState.FINISHED, reason)
+        unsaved = self._save_together() if self.steps is self.loader else ""
+        if unsaved:
+            reason = f"{reason}, but {unsaved}"
+        self._coordinator.end_job(JobState.FINISHED, reason, exit_code=1 if unsaved else 0)
         self._coordinator.set_stage(Stage.FINISHED)
         self.log_event(FinishedDetails(), reason)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
 
-    def _saved_record(self, reason: str) -> StepRecord | None:
-        """The row that says that the last checkpoint is written; who is rank 0 then writes it."""
-        if self.rank == 0:
-            self.checkpointing.finish(reason)
-        return self.steps.last_record()
+    def _save_together(self) -> str:
+        """Let rank 0 write the last checkpoint while the others wait; why it was not written."""
+        unsaved = ""
+
+        def saved() -> StepRecord:
+            nonlocal unsaved
+            if self.rank == 0:
+                unsaved = self.checkpointing.save_last()
+            return self.loader.last_record(Stop.UNSAVED if unsaved else Stop.SAVED)
+
+        while True:
+            records = self._switching.finish_together(saved, self.steps.compare)
+            if all(record.stop >= Stop.SAVED for record in records):  # who was late, repeats
+                break
+        if unsaved or all(record.stop == Stop.SAVED for record in records):
+            return unsaved
+        return "its last checkpoint was not written; the output of rank 0 says why"
 
     def close(self) -> None:
         """Leave ring and coordination for good. Idempotent."""

@@ -85,9 +85,10 @@ def find(environment: Mapping[str, str], record_of: Callable[[str], Path]) -> tu
 def _is_worker(pid: int, record: Path) -> bool:
     """Whether it is the worker itself, and no helper of it."""
     try:
-        return record.read_text().strip() == identity(pid)
+        recorded = record.read_text().strip()
     except OSError:
-        return os.getpgid(pid) == pid
+        recorded = ""  # somebody has tidied up, or the disk was full
+    return recorded == identity(pid) if recorded else os.getpgid(pid) == pid
 
 
 def has_died(former: Host) -> bool:

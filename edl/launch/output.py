@@ -117,14 +117,14 @@ class Output:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._logging.give_back()
         self._stop = True
         self._wake.set()
         self._wrote_at = time.monotonic()
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(_POLL_S)
             if time.monotonic() - self._wrote_at > _END_S:
-                break  # there is nobody; the workers' output is in their logs
-        self._logging.give_back()
+                return  # there is nobody; the workers' output is in their logs
         if self._live is not None:
             self._guard(self._live.stop)
 
@@ -170,9 +170,13 @@ class Output:
             tails = list(self._tails.items())
         for launch, tail in tails:
             ended = tail.ended or last
-            for lines in tail.lines(finish=ended):
-                self._show(tail, lines)
-            self._show(tail, self._due_bar(tail))
+            try:
+                for lines in tail.lines(finish=ended):
+                    self._show(tail, lines)
+                self._show(tail, self._due_bar(tail))
+            except OSError as error:  # its disk, say; the others go on
+                ended = True
+                notes.append(f"edl: {tail.prefix} its log cannot be read: {error}")
             if ended:
                 with self._lock:
                     del self._tails[launch]
@@ -262,7 +266,10 @@ class _Logging(logging.Handler):
             root.addHandler(one)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._put(self.format(record))
+        try:
+            self._put(self.format(record))
+        except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
+            self.handleError(record)
 
 
 def _write(file: IO[str], text: str) -> None:

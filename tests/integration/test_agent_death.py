@@ -18,6 +18,7 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 from trial import trial
 
+from edl.launch.adoption import identity
 from edl.launch.workers import Workers
 
 pytestmark = pytest.mark.integration
@@ -118,6 +119,10 @@ def test_a_helper_with_a_session_of_its_own_is_not_adopted(tmp_path: Path) -> No
         until(lambda: helper.exists() and helper.read_text(), WAIT_S)
         assert [one.pid for one in next_one.adopt()] == [worker]
         assert worker is not None
+        (tmp_path / "launch-0.process").write_text("")  # the disk was full
+        next_one.release()
+        assert worker in [one.pid for one in next_one.adopt()]
+        (tmp_path / "launch-0.process").write_text(identity(worker))
         os.kill(worker, signal.SIGKILL)
         until(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, WAIT_S)
         assert last.adopt() == ()

@@ -393,11 +393,12 @@ class TestTheEndOfAJob:
         leadership = lead(Election(session, "digits", 0))
         leadership.carry_out(Decision("w0 trains", generation(1, 1)), [])
         outside, inside = (self.unwritten(store, worker) for worker in (7, 0))
+        inside.end_job(JobState.FINISHED, "trained 60 steps", None, 1)
         outside.end_job(JobState.FINISHED, "trained 90 steps", None, 0)
         outside.write(as_member=False)
         assert outside.flush(0.0)
         assert store.snapshot().job.state is JobState.RUNNING
-        inside.end_job(JobState.FINISHED, "trained 60 steps", None, 1)
+        inside.end_job(JobState.FINISHED, "its first word counts", None, 0)
         inside.write(as_member=False)
         job = store.snapshot().job
         assert (job.state, job.reason, job.exit_code) == (

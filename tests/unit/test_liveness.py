@@ -115,6 +115,16 @@ def test_frozen_takes_three_proofs() -> None:
     )
 
 
+def test_who_is_gone_from_a_broken_ring_is_not_waited_for_as_long_as_steps_take() -> None:
+    """A machine was switched off, and its neighbours have seen it; a step takes a minute."""
+    slow = RingIdle(1.5, 60.0)
+    silent = ProbeResult(SILENT)
+    assert proof(2, HERE, silent, facts(A, B), slow) is None
+    reported = facts(A, replace(B, broken=RingFailure(7, 40)))
+    assert proof(2, HERE, silent, reported, slow) is not None
+    assert proof(2, HERE, silent, reported, RingIdle(0.5, 60.0)) is None
+
+
 def test_of_a_newcomer_on_its_way_in_no_step_is_asked() -> None:
     now, silent = facts(A, B, C, generation=NEXT), ProbeResult(SILENT)
     assert proof(3, "h:9003", silent, now, SHORT) == (

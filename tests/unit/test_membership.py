@@ -267,6 +267,13 @@ def test_who_lets_the_others_wait_for_too_long_is_given_up(absent: bool) -> None
     assert not decided(now, ages(broken_s=LIMITS.report_s - 1)).acts
 
 
+def test_an_answered_report_is_no_word_of_the_state() -> None:
+    """w0 holds it, and is in its own code; that its ring broke before says nothing about now."""
+    busy = replace(A, broken=RingFailure(5, 30))
+    now = job_of(busy, broke(B, -1))
+    assert not decided(now, ages(broken_s=LIMITS.report_s)).acts
+
+
 def test_the_only_one_with_the_state_is_never_given_up_for_being_late() -> None:
     now = job_of(broke(A, -1), B)
     assert not decided(now, ages(broken_s=LIMITS.report_s)).acts

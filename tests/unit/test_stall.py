@@ -17,6 +17,7 @@ from edl.core.job import stall
 from edl.core.job.stall import (
     FOR_GRADIENTS,
     IN_USER_CODE,
+    SAVING,
     Activity,
     Report,
     Stall,
@@ -77,6 +78,14 @@ def test_the_limit() -> None:
         2: "w2 (rank 2, host h) has been in its own code, train.py:33, for 30 s in step 41; the "
         "stall limit is 30 s"
     }
+
+
+def test_who_writes_the_last_checkpoint_has_a_limit_of_its_own() -> None:
+    found = judge([report(0, SAVING, 31.0), report(1, WAITS)], 31.0, 40, 30.0)
+    assert found.reason == (
+        "stalled in step 41: w0 (rank 0, host h) has been writing the last checkpoint for 31 s"
+    )
+    assert (found.culprits, dict(found.give_up)) == ((0,), {})
 
 
 def test_who_left_in_the_midst_of_a_step_is_given_up() -> None:

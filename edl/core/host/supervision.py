@@ -205,10 +205,11 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 
 def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[Seat, ...]:
     """The workers of other launchers, if nobody of the ring is left but perhaps one of them."""
-    if snapshot.generation is None or not dead_ring(snapshot, replace(own, answering=frozenset())):
+    generation, silent = snapshot.generation, replace(own, answering=frozenset())
+    if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()
-    mine = {p.worker for p in own.processes}
-    return tuple(seat for seat in snapshot.generation.seats if seat.id not in mine)
+    dead = {p.worker for p in own.processes} | own.ended | snapshot.evicted.keys()
+    return tuple(seat for seat in generation.seats if seat.id not in dead)
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:

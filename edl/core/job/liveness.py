@@ -4,8 +4,9 @@ ZooKeeper only knows whose session ended, and a session may end under a healthy 
 worker is given up on proof alone:
 
 - *gone*: nobody listens on its port any more, or somebody else does;
-- *frozen or cut off*: its session is over, its port is silent, and no step completes. Any one of
-  the three may have another cause; a worker with which steps complete is in order.
+- *frozen or cut off*: its session is over, its port is silent, and no step completes, or the ring
+  is broken. Any one of the three may have another cause; a worker with which steps complete is in
+  order.
 
 Of a newcomer on its way into its first ring no third proof is asked: steps do not need it before
 that, the others wait for it meanwhile, and it holds no state. A worker that answers is never dead.
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from edl.core.job.ring_failure import broke
 from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 
 GONE = "its process is gone"  # so begins every proof that it has ended by itself
@@ -118,7 +120,7 @@ def proof(
             f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
             f"first ring, and {place} does not answer"
         )
-    if not idle.stands:
+    if not idle.stands and not (_broken(now) and idle.quiet_s > idle.limits.frozen_s):
         return None
     return (
         f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper, {place} does not "
@@ -146,6 +148,12 @@ def _enters(worker: int, now: Snapshot) -> bool:
     if current is None or not current.previous or worker not in current.joined:
         return False
     return not any(m.id in current.members and m.generation >= current.number for m in now.members)
+
+
+def _broken(now: Snapshot) -> bool:
+    """Whether somebody reports the present ring as broken: then no step of it is under way."""
+    generation = now.generation
+    return generation is not None and any(broke(member, generation) for member in now.members)
 
 
 def _placed(worker: int, now: Snapshot) -> str:

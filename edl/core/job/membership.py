@@ -223,7 +223,8 @@ def _recover(
         and not broke(training[s.id], current)
         and not (current.previous and training[s.id].generation == 0)
     ]
-    has_state = any(m.broken is not None and m.broken.step >= 0 for m in training.values())
+    reports = [m.broken for m in training.values() if m.broken is not None and broke(m, current)]
+    has_state = any(report.step >= 0 for report in reports)
     if silent or absent:
         broken = f"generation {current.number} is broken"
         if has_state and ages.broken_s >= limits.report_s:

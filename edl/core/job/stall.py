@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from edl.core.record import Record
 
 IN_USER_CODE = "in user code"
+SAVING = "writing the last checkpoint"
 FOR_RECORDS = "waiting for the step records of the others"
 FOR_GRADIENTS = "waiting for the gradients of the others"
 SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
@@ -127,6 +128,9 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLim
             "none: a `break` must not depend on what one worker sees"
         )
         return Stall(f"{head}: {why}", tuple(r.worker for r in left), {r.worker: why for r in left})
+    saving = [r for r in answered if r.activity is not None and r.activity.doing == SAVING]
+    if saving:  # it has a time limit of its own
+        return Stall(f"{head}: {_list(saving)}", tuple(r.worker for r in saving), {})
     if not culprits:
         what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(answered)}"
         return Stall(f"{head}: {what}; check the network between the hosts", (), {})

@@ -94,6 +94,8 @@ class Stop(IntEnum):
     NO = 0
     WANTED = 1  # its script wants to stop: all do, after this step
     FINISHED = 2  # it has trained to its end, and is in no step
+    SAVED = 3  # and if it is the one who saves, the last checkpoint is written
+    UNSAVED = 4  # and could not be written
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,10 @@ def check_together(records: Sequence[StepRecord]) -> None:
         RingError: naming those that have left and those that go on.
     """
     last = max(record.epoch for record in records)
-    finished = any(record.stop == Stop.FINISHED for record in records)
+    finished = any(record.stop >= Stop.FINISHED for record in records)
 
     def ahead(record: StepRecord) -> bool:
-        return record.stop == Stop.FINISHED if finished else record.epoch == last
+        return record.stop >= Stop.FINISHED if finished else record.epoch == last
 
     left = [record.worker for record in records if ahead(record)]
     others = [record for record in records if not ahead(record)]
