@@ -137,23 +137,28 @@ class Worker:
         self._switching.finish_together(self.steps.last_record, self.steps.compare)
         failpoints.reached("finish")
         reason = f"trained {self.step} {self.steps.progress.unit}"
-        unsaved = self._save_together() if self.steps is self.loader else ""
-        if unsaved:
-            reason = f"{reason}, but {unsaved}"
-        self._coordinator.end_job(JobState.FINISHED, reason, exit_code=1 if unsaved else 0)
+        if self.steps is self.loader and (unsaved := self._save_together(reason)):
+            self._end_unsaved(reason, unsaved)
+        else:
+            self._coordinator.end_job(JobState.FINISHED, reason)
         self._coordinator.set_stage(Stage.FINISHED)
         self.log_event(FinishedDetails(), reason)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
 
-    def _save_together(self) -> str:
+    def _end_unsaved(self, reason: str, unsaved: str) -> None:
+        """The job has finished without its last checkpoint; said before any other says more."""
+        self._coordinator.end_job(JobState.FINISHED, f"{reason}, but {unsaved}", exit_code=1)
+        self._coordinator.flush(FLUSH_S)
+
+    def _save_together(self, reason: str) -> str:
         """Let rank 0 write the last checkpoint while the others wait; why it was not written."""
         unsaved = ""
 
         def saved() -> StepRecord:
             nonlocal unsaved
-            if self.rank == 0:
-                unsaved = self.checkpointing.save_last()
+            if self.rank == 0 and (unsaved := self.checkpointing.save_last()):
+                self._end_unsaved(reason, unsaved)
             return self.loader.last_record(Stop.UNSAVED if unsaved else Stop.SAVED)
 
         while True:

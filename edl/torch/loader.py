@@ -304,6 +304,11 @@ class _Parsed(torch.utils.data.Dataset[Any]):
 
 
 def _check(batch_size: int, options: dict[str, Any]) -> None:
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+        raise UsageError(
+            f"batch_size is {batch_size!r}; edl.DataLoader needs a whole number of samples. Where "
+            "each item of the data set is a batch already, give batch_size=1"
+        )
     if batch_size < 1:
         raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
     for name in ("sampler", "batch_sampler"):

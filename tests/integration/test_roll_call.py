@@ -14,13 +14,14 @@ from trial import trial
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 BACK_S = 120.0
+OPEN_S = 20.0  # no session ends by itself on a busy machine
 
 
 def test_a_death_while_the_sessions_of_all_are_over(tmp_path: Path) -> None:
     """Who comes back first leads, and the others answer on their ports."""
     with (
         Net("zk", "a", "b") as net,
-        on_hosts(net, tmp_path, np=2, max_np=4, options=("--slots", "2")) as job,
+        on_hosts(net, tmp_path, np=2, max_np=4, options=("--slots", "2"), session_s=6.0) as job,
     ):
         job.wait_for_step(1)
         job.join("b", slots=2)
@@ -51,7 +52,7 @@ def test_a_death_while_the_sessions_of_all_are_over(tmp_path: Path) -> None:
 def test_a_death_while_another_one_is_in_its_own_code(tmp_path: Path, zk_hosts: str) -> None:
     """For longer than switch_timeout_s."""
     short = {"EDL_SWITCH_TIMEOUT_S": "3"}
-    with trial(tmp_path, zk_hosts, np=3, environment=short) as job:
+    with trial(tmp_path, zk_hosts, np=3, environment=short, session_s=OPEN_S) as job:
         job.wait_for_step(3)
         busy, victim = (name for name in ("w0", "w1", "w2") if name != job.leader())
         process = job.process(victim)

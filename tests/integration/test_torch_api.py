@@ -214,6 +214,8 @@ WRONG_USES = {
     "optimizer before init": ("edl.Optimizer(sgd, model)", "call edl.init() first"),
     "empty dataset": ("edl.init(); edl.DataLoader([])", "the dataset has 0 samples"),
     "batch size": ("edl.init(); edl.DataLoader(data, batch_size=0)", "batch_size is 0"),
+    "no batch size": ("edl.init(); edl.DataLoader(data, batch_size=None)", "batch_size is None"),
+    "half a sample": ("edl.init(); edl.DataLoader(data, batch_size=8.0)", "batch_size is 8.0"),
     "sampler": ("edl.init(); edl.DataLoader(data, sampler=data)", "does not take a sampler"),
     "drop_last": ("edl.init(); edl.DataLoader(data, drop_last=True)", "has no drop_last"),
     "in_order": ("edl.init(); edl.DataLoader(data, in_order=False)", "take in_order=False"),

@@ -13,6 +13,7 @@ from edl.core.host.process import (
     backoff_s,
     exit_status,
     how,
+    seen,
 )
 from edl.core.host.supervision import (
     Decision,
@@ -264,6 +265,14 @@ def test_whose_error_counts_although_the_job_has_finished(
 ) -> None:
     one = trainer(1, **{"exit_code": 3, "exited": NOW, **changes})
     assert one.failed_late(finished=NOW - 5) is late
+
+
+def test_whom_the_others_have_outlived_does_not_count_though_its_end_is_seen_late() -> None:
+    """It died while they trained; the agent looks when the job has finished already."""
+    facts = snapshot(1, generation(0, number=2))
+    one = seen(trainer(1, exit_code=1, exited=NOW), facts, NOW)
+    assert one.outlived
+    assert not one.failed_late(finished=NOW - 5)
 
 
 def test_the_evicted_are_ended_and_replaced_when_that_is_wanted() -> None:

@@ -40,6 +40,7 @@ class Process:
     worker: int | None = None  # id of its member, once it was seen
     ready: bool = False  # its member has been ready, or further
     seated: bool = False  # it has had a seat in a generation
+    outlived: bool = False  # the newest generation has none for it: the others went on without it
     departing: float | None = None  # since when it leaves, has finished, or was taken out
     absent: float | None = None  # since when it has no node in ZooKeeper, which it had
     mute: float | None = None  # since when it has not answered its agent, which had reason to ask
@@ -85,7 +86,8 @@ class Process:
 
         Who died while it trained was replaced, or was not needed any more: that is no failure.
         """
-        over = self.departing is not None or (self.exited or 0.0) >= finished
+        last = not self.outlived and (self.exited or 0.0) >= finished
+        over = self.departing is not None or last
         return self.failed and bool(self.exit_code) and self.seated and over
 
     @property
@@ -170,6 +172,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
         exit_code=code,
         worker=worker,
         seated=seated,
+        outlived=seated and generation is not None and bool(generation.seats) and not in_ring,
         ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
         departing=since if leaving else None,
         absent=(process.absent if process.absent is not None else now) if absent else None,
