@@ -37,6 +37,7 @@ from edl.core.events import TrainingStoppedDetails
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.tensorflow import training
+from edl.tensorflow.fit_arguments import check_arguments
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
 from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
@@ -104,6 +105,7 @@ class KerasCallback(keras.callbacks.Callback):
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
+        check_arguments(self.model)
         now.fitting = True
         if not now.reduction.several:  # the models of these are known
             _build(self.model, now.newest_dataset)

@@ -343,6 +343,24 @@ for _ in ds.epochs(1):
         + "model.fit(ds, epochs=3, initial_epoch=1, callbacks=[edl.KerasCallback()], **quietly)",
         "leave out initial_epoch",
     ),
+    "fit on arrays": (
+        FIT + "model.fit(*data, batch_size=4, callbacks=[edl.KerasCallback()], **quietly)",
+        "model.fit was given a ndarray to train on; give it the edl.Dataset",
+    ),
+    "fit on another data set": (
+        FIT
+        + "other = tf.data.Dataset.from_tensor_slices(data).batch(4)\n"
+        + "model.fit(other, callbacks=[edl.KerasCallback()], **quietly)",
+        "model.fit was given another tf.data.Dataset to train on",
+    ),
+    "validation on what is trained": (
+        FIT + "model.fit(ds, validation_data=ds, callbacks=[edl.KerasCallback()], **quietly)",
+        "validation_data is the edl.Dataset that is trained on",
+    ),
+    "steps_per_epoch": (
+        FIT + "model.fit(ds, steps_per_epoch=2, callbacks=[edl.KerasCallback()], **quietly)",
+        "leave out steps_per_epoch",
+    ),
     "options out of order": (
         (
             "edl.init(); some = tf.data.Options(); some.deterministic = False\n"

@@ -1,0 +1,66 @@
+"""What ``model.fit`` was given, seen from its callbacks: refused before it trains a wrong step.
+
+Keras tells its callbacks neither the data nor the number of steps, so they are read where Keras
+has them: in the frame of ``fit`` that has called. Where there is none, nothing is checked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.tensorflow.dataset import ElasticDataset
+
+
+def check_arguments(model: Any) -> None:
+    """Raises UsageError for a ``model.fit`` that would not train the edl.Dataset as it is."""
+    given = _arguments(model)
+    if given is None:
+        return
+    if not _is_elastic(given["x"]):
+        raise UsageError(
+            f"model.fit was given {_called(given['x'])} to train on; give it the edl.Dataset, or "
+            "what its map and prefetch return: anything else would be trained by every worker alike"
+        )
+    if any(map(_is_elastic, _flat(given["validation_data"]))):
+        raise UsageError(
+            "validation_data is the edl.Dataset that is trained on; give arrays or a "
+            "tf.data.Dataset, which every worker evaluates as a whole"
+        )
+    if given["steps_per_epoch"] is not None:
+        raise UsageError(
+            "leave out steps_per_epoch: an epoch of an edl.Dataset is each of its samples once, "
+            "whatever the number of workers"
+        )
+
+
+def _arguments(model: Any) -> Mapping[str, Any] | None:
+    """The local variables of the call of ``model.fit`` that we are in."""
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        names = frame.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model and "x" in names:
+            return {name: names.get(name) for name in ("x", "validation_data", "steps_per_epoch")}
+    return None
+
+
+def _is_elastic(data: Any) -> bool:
+    """Whether it is an edl.Dataset, or made from one."""
+    if isinstance(data, ElasticDataset):
+        return True
+    return isinstance(data, tf.data.Dataset) and any(map(_is_elastic, data._inputs()))
+
+
+def _flat(data: Any) -> list[Any]:
+    return [*data] if isinstance(data, list | tuple) else [data]
+
+
+def _called(data: Any) -> str:
+    if isinstance(data, tf.data.Dataset):
+        return "another tf.data.Dataset"
+    return f"a {type(data).__name__}"
