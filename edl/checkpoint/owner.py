@@ -24,9 +24,22 @@ class Owner:
     run: str
     generation: int
 
-    def is_older_than(self, other: Owner) -> bool:
-        """Whether the job goes on in ``other``; one of another start has begun later."""
-        return other.run != self.run or other.generation > self.generation
+    def replaced_by(self, newest: Owner) -> str:
+        """Why the job goes on in ``newest`` and not here; empty: it goes on here.
+
+        One of another start has begun later.
+        """
+        if newest.run != self.run:
+            return (
+                f"the directory belongs to generation {newest.generation} of another start of job "
+                f"{newest.job} by now, and the job goes on there"
+            )
+        if newest.generation > self.generation:
+            return (
+                f"the job goes on in generation {newest.generation}, without this ring of "
+                f"generation {self.generation}"
+            )
+        return ""
 
 
 def owner_of(directory: Path) -> Owner | None:

@@ -321,15 +321,9 @@ class Checkpoints:
         path = files.path_of(directory, step)
         try:
             newest = owner_of(directory)
-            if newest is not None and owner.is_older_than(newest):
-                self.superseded = (
-                    f"{directory} belongs to generation {newest.generation} of another start of "
-                    f"job {newest.job} by now, and the job goes on there"
-                    if newest.run != owner.run
-                    else f"the job goes on in generation {newest.generation}, without this ring of "
-                    f"generation {owner.generation}"
-                )
-                raise CheckpointError(self.superseded)
+            if newest is not None and (why := owner.replaced_by(newest)):
+                self.superseded = why
+                raise CheckpointError(why)
             claim(directory, owner)
             size = files.write(path, manifest, state)
             write_s = time.monotonic() - began

@@ -21,7 +21,7 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination.lifecycle import unknown_job
-from edl.coordination.paths import JobPaths, sequence
+from edl.coordination.paths import JobPaths, candidacies, sequence
 from edl.coordination.reads import Waker, children, delete, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
@@ -151,7 +151,7 @@ class Election:
         Raises:
             CoordinationError: ZooKeeper is away.
         """
-        nodes = [name for name in self._candidates() if name.startswith(f"w{worker}-")]
+        nodes = candidacies(self._candidates(), worker)
         self.session.read_all(
             "depose a leader", [delete(f"{self.paths.election}/{name}") for name in nodes]
         )
@@ -171,8 +171,8 @@ class Election:
         of :meth:`enter`, the node is made in the new one, with the old token. Nobody would lead
         with it, and everybody would wait behind it.
         """
-        mine, prefix = f"w{self.worker}-{self._token}-", f"w{self.worker}-"
-        others = [n for n in candidates if n.startswith(prefix) and not n.startswith(mine)]
+        mine = f"w{self.worker}-{self._token}-"
+        others = [n for n in candidacies(candidates, self.worker) if not n.startswith(mine)]
         if others:
             self.session.read_all(
                 "leave the election", [delete(f"{self.paths.election}/{name}") for name in others]

@@ -29,6 +29,7 @@ carry the same ACL, see ``access``.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from edl.errors import ConfigError
 
@@ -105,3 +106,8 @@ class JobPaths:
 def sequence(node: str) -> int:
     """The number that ZooKeeper appended to the name of a sequential node."""
     return int(node[-10:])
+
+
+def candidacies(names: Iterable[str], worker: int) -> list[str]:
+    """Of the nodes below ``election`` those of one worker; it has one for each of its sessions."""
+    return [name for name in names if name.startswith(f"w{worker}-")]

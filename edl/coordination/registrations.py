@@ -8,7 +8,7 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from edl.coordination.nodes import JobNodes
-from edl.coordination.paths import sequence
+from edl.coordination.paths import candidacies, sequence
 from edl.coordination.reads import children, delete
 from edl.core.records import Host, KeptSlot, Member
 from edl.errors import CoordinationError, UnknownJob, UsageError
@@ -62,7 +62,7 @@ class MemberNodes:
         session, paths = self._nodes.session, self._nodes.paths
         candidates = session.read_all("read the election", [children(paths.election)])[0] or ()
         nodes = [paths.member(worker)]
-        nodes += [f"{paths.election}/{n}" for n in candidates if n.startswith(f"w{worker}-")]
+        nodes += [f"{paths.election}/{name}" for name in candidacies(candidates, worker)]
         session.read_all("remove a member", [delete(node) for node in nodes])
 
     def forget_evicted(self, workers: Iterable[int]) -> None:

@@ -196,6 +196,18 @@ class Checkpointing:
         at, timeout_s = self._loader, self.settings.save_timeout_s
         return self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
 
+    def finish(self, reason: str) -> str:
+        """:meth:`save_last` when all have trained to the end; the first to say if it failed."""
+        unsaved = self.save_last()
+        if unsaved:
+            self.end_unsaved(reason, unsaved)
+        return unsaved
+
+    def end_unsaved(self, reason: str, unsaved: str) -> None:
+        """Let the job have finished without its last checkpoint: not all is done."""
+        self._coordinator.end_job(JobState.FINISHED, f"{reason}, but {unsaved}", exit_code=1)
+        self._coordinator.flush(FLUSH_S)
+
     def settle(self) -> None:
         """Let a checkpoint that is being written come to its end; bounded in time."""
         if self._checkpoints is not None:

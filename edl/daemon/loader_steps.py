@@ -219,6 +219,22 @@ class LoaderSteps(Steps):
         """The row of the end; it also reaches those who are in a step still, if any."""
         return self._record(0, stop, self._check.now())
 
+    def save_together(self, save: Callable[[], str]) -> str:
+        unsaved = ""
+
+        def saved() -> StepRecord:
+            nonlocal unsaved
+            unsaved = save() if self.ring.place.rank == 0 else ""
+            return self.last_record(Stop.UNSAVED if unsaved else Stop.SAVED)
+
+        while True:
+            records = self._switching.finish_together(saved, self.compare)
+            if all(record.stop >= Stop.SAVED for record in records):  # who was late, repeats
+                break
+        if unsaved or all(record.stop == Stop.SAVED for record in records):
+            return unsaved
+        return "its last checkpoint was not written; the output of rank 0 says why"
+
     def idle_record(self) -> StepRecord:
         return replace(super().idle_record(), state=self._check.state)
 

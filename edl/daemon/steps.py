@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +69,13 @@ class Steps(ABC):
     @abstractmethod
     def last_record(self) -> StepRecord | None:
         """This worker's row of the end; None: the others can do without."""
+
+    def save_together(self, save: Callable[[], str]) -> str:
+        """Let rank 0 ``save`` for the last time while the others wait; why it could not.
+
+        A script that keeps its own place in its data has nothing of edl's to save.
+        """
+        return ""
 
     @abstractmethod
     def compare(self, records: Sequence[StepRecord]) -> None:

@@ -16,13 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event, FinishedDetails
 from edl.core.records import JobState, Leader, Stage
 from edl.core.step.source import Source
-from edl.core.step.step_record import StepRecord, Stop
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.exchange import OUT_OF_PLACE
@@ -137,37 +137,15 @@ class Worker:
         self._switching.finish_together(self.steps.last_record, self.steps.compare)
         failpoints.reached("finish")
         reason = f"trained {self.step} {self.steps.progress.unit}"
-        if self.steps is self.loader and (unsaved := self._save_together(reason)):
-            self._end_unsaved(reason, unsaved)
-        else:
+        unsaved = self.steps.save_together(partial(self.checkpointing.finish, reason))
+        if not unsaved:
             self._coordinator.end_job(JobState.FINISHED, reason)
+        else:  # rank 0 has said so before all others, if it could
+            self.checkpointing.end_unsaved(reason, unsaved)
         self._coordinator.set_stage(Stage.FINISHED)
         self.log_event(FinishedDetails(), reason)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: it has %s", reason)
-
-    def _end_unsaved(self, reason: str, unsaved: str) -> None:
-        """The job has finished without its last checkpoint; said before any other says more."""
-        self._coordinator.end_job(JobState.FINISHED, f"{reason}, but {unsaved}", exit_code=1)
-        self._coordinator.flush(FLUSH_S)
-
-    def _save_together(self, reason: str) -> str:
-        """Let rank 0 write the last checkpoint while the others wait; why it was not written."""
-        unsaved = ""
-
-        def saved() -> StepRecord:
-            nonlocal unsaved
-            if self.rank == 0 and (unsaved := self.checkpointing.save_last()):
-                self._end_unsaved(reason, unsaved)
-            return self.loader.last_record(Stop.UNSAVED if unsaved else Stop.SAVED)
-
-        while True:
-            records = self._switching.finish_together(saved, self.steps.compare)
-            if all(record.stop >= Stop.SAVED for record in records):  # who was late, repeats
-                break
-        if unsaved or all(record.stop == Stop.SAVED for record in records):
-            return unsaved
-        return "its last checkpoint was not written; the output of rank 0 says why"
 
     def close(self) -> None:
         """Leave ring and coordination for good. Idempotent."""

@@ -138,6 +138,16 @@ def test_user_directories_follow_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert config.cache_dir().is_dir()
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o755])
+def test_the_state_directory_is_closed_to_others_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "edl").mkdir()
+    (tmp_path / "edl").chmod(mode)
+    assert config.state_dir().stat().st_mode & 0o777 == 0o700
+
+
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user as some containers have it: without HOME and without an entry in /etc/passwd."""

@@ -74,7 +74,8 @@ def test_a_very_long_text_is_cut_in_the_middle() -> None:
     details = WorkerFailedDetails(worker="w1", host="a", slot=0, exit_code=1, last_line=long)
     read = Event.from_json(Event(0.0, 1, 2, long, details).to_json())
     assert len(str(read.to_json())) < 20_000
-    for text in (read.reason, read.details.last_line):  # type: ignore[attr-defined]
+    assert isinstance(read.details, WorkerFailedDetails)
+    for text in (read.reason, read.details.last_line):
         assert text.startswith("beginx")
         assert text.endswith("xend")
         assert "[... 2992058 characters ...]" in text

@@ -1,7 +1,7 @@
 """When a worker counts as dead: whom the leader asks, and which answers prove it.
 
 ZooKeeper only knows whose session ended, and a session may end under a healthy worker. So a
-worker is given up on proof alone:
+worker counts as dead on proof alone:
 
 - *gone*: nobody listens on its port any more, or somebody else does;
 - *frozen or cut off*: its session is over, its port is silent, and no step completes, or the ring
@@ -9,7 +9,8 @@ worker is given up on proof alone:
   order.
 
 Of a newcomer on its way into its first ring no third proof is asked: steps do not need it before
-that, the others wait for it meanwhile, and it holds no state. A worker that answers is never dead.
+that, the others wait for it meanwhile, and it holds no state. A worker that answers is never dead;
+one that lets the others wait for too long is given up for that (:mod:`edl.core.job.membership`).
 """
 
 from __future__ import annotations
