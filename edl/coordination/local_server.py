@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -30,6 +31,9 @@ LOCK_S = START_S + STOP_S + 5.0
 ASK_S = 2.0
 POLL_S = 0.05
 PORT_TRIES = 3  # between choosing a free port and listening on it somebody may take it
+# Below the ports that Linux gives to outgoing connections: while the server is stopped, one of them
+# could take its port, and jobs would not find it again.
+PORTS = range(20_000, 32_000)
 DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
@@ -356,6 +360,7 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in random.sample(PORTS, len(PORTS)):
+        if _is_free(port):
+            return port
+    raise CoordinationError(f"no port of {PORTS[0]} to {PORTS[-1]} is free for a local ZooKeeper")

@@ -55,6 +55,7 @@ def test_start_find_stop_and_start_again_on_the_same_port_with_its_data(state: P
     server = local_status(state)
     assert server is not None
     assert server.hosts == hosts == f"127.0.0.1:{server.port}"
+    assert server.port < 32_768  # no outgoing connection takes it while the server is stopped
     assert server.version.startswith("3.")
     assert server.data_dir == state / "data"
     assert server.log_file.is_file()
