@@ -7,6 +7,7 @@ Writes of the leader are not here but in ``election``, where they are fenced.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -152,11 +153,13 @@ class JobStore:
         state: JobState,
         reason: str,
         exit_code: int = 0,
+        finished_in: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
     ) -> bool:
         """Move the job to ``state`` if it is in one of ``only_from``; whether it was.
 
-        ``exit_code``: of `edl run`; 0 leaves the one of a job that stops as it is.
+        See :class:`edl.core.records.JobEnd`. An ``exit_code`` of 0 leaves the one of a job that
+        stops as it is.
         """
         moved = False
 
@@ -167,7 +170,14 @@ class JobStore:
             if not moved:
                 return values
             code = exit_code if state is JobState.FINISHED else exit_code or job.exit_code
-            return replace(job, state=state, reason=excerpt(reason), exit_code=code).to_json()
+            return replace(
+                job,
+                state=state,
+                reason=excerpt(reason),
+                exit_code=code,
+                finished_in=finished_in,
+                ended=time.time() if state.over else 0.0,
+            ).to_json()
 
         self.nodes.compare_and_set(self.paths.job, change)
         return moved

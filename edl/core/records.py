@@ -47,7 +47,8 @@ class Job(Record):
     """``job``: what it is asked to be (``spec``), and where it stands.
 
     ``checkpoint`` is the directory of its newest checkpoint and ``saved_step`` the step of that
-    one; -1: there is none, so the job cannot outlive all its workers.
+    one; -1: there is none, so the job cannot outlive all its workers. ``finished_in`` is the
+    generation of the ring that has trained to the end.
 
     A job that horovodrun started has a ``driver``, which says how many workers there are on which
     host: what is :class:`Assigned` follows it, and what is :class:`Desired` it is asked for.
@@ -58,14 +59,26 @@ class Job(Record):
     state: JobState = JobState.RUNNING
     reason: str = ""  # of the state
     created: float = 0.0  # wall clock, for people only
+    ended: float = 0.0  # the same
     exit_code: int = 0
     checkpoint: str = ""
     saved_step: int = -1
+    finished_in: int = 0
     driver: str = ""  # address:port of the driver of horovodrun
 
     @property
     def sizes(self) -> Sizes:
         return self.spec.sizes
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job has ended, as its workers say it. See :class:`Job`."""
+
+    state: JobState
+    reason: str
+    exit_code: int = 0  # of `edl run`
+    finished_in: int = 0
 
 
 class Asker(StrEnum):

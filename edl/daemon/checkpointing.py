@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from edl.core.host.process import STOPPED_EXIT
 from edl.core.job.stall import SAVING
 from edl.core.job_spec import JobSettings
 from edl.core.plural import counted
-from edl.core.records import Generation, JobState
+from edl.core.records import Generation, JobEnd, JobState
 from edl.daemon.activity import waits
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.loader_progress import LoaderProgress
@@ -196,16 +197,17 @@ class Checkpointing:
         at, timeout_s = self._loader, self.settings.save_timeout_s
         return self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
 
-    def finish(self, reason: str) -> str:
+    def finish(self, end: JobEnd) -> str:
         """:meth:`save_last` when all have trained to the end; the first to say if it failed."""
         unsaved = self.save_last()
         if unsaved:
-            self.end_unsaved(reason, unsaved)
+            self.end_unsaved(end, unsaved)
         return unsaved
 
-    def end_unsaved(self, reason: str, unsaved: str) -> None:
+    def end_unsaved(self, end: JobEnd, unsaved: str) -> None:
         """Let the job have finished without its last checkpoint: not all is done."""
-        self._coordinator.end_job(JobState.FINISHED, f"{reason}, but {unsaved}", exit_code=1)
+        reason = f"{end.reason}, but {unsaved}"
+        self._coordinator.end_job(replace(end, reason=reason, exit_code=1))
         self._coordinator.flush(FLUSH_S)
 
     def settle(self) -> None:
@@ -222,7 +224,7 @@ class Checkpointing:
         """Let the job have failed, so that nobody waits for it or starts it again."""
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
-        self._coordinator.end_job(JobState.FAILED, reason, event, exit_code=1)
+        self._coordinator.end_job(JobEnd(JobState.FAILED, reason, exit_code=1), event)
         if not self._coordinator.flush(FLUSH_S):
             logger.warning("the end of the job could not be recorded: %s", reason)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edl.core.events import Event
 from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, JobState, Member, RingFailure, Stage
+from edl.core.records import Generation, JobEnd, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
 
 
@@ -63,13 +63,8 @@ class Coordinator(Protocol):
     def last_step(self) -> int:
         """The last step that a leader has reported."""
 
-    def end_job(
-        self, state: JobState, reason: str, event: Event | None = None, exit_code: int = 0
-    ) -> None:
-        """Make known how the job ended; the first worker to say so counts, and logs ``event``.
-
-        ``exit_code``: of `edl run`.
-        """
+    def end_job(self, end: JobEnd, event: Event | None = None) -> None:
+        """Make known how the job ended; the first worker to say so counts, and logs ``event``."""
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all of the above is known; False at the deadline."""

@@ -23,7 +23,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Event
 from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, JobState, Leader, Member, RingFailure, Stage
+from edl.core.records import Generation, JobEnd, JobState, Leader, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
 from edl.daemon.activity import Watch
 from edl.daemon.candidacy import Candidacy
@@ -191,14 +191,12 @@ class Daemon:
         """The last step that a leader has reported; at most what the job had reached."""
         return self._store.status().step
 
-    def end_job(
-        self, state: JobState, reason: str, event: Event | None = None, exit_code: int = 0
-    ) -> None:
+    def end_job(self, end: JobEnd, event: Event | None = None) -> None:
         """Make known how the job ended. Every worker says so; the first one counts.
 
         ``event``: logs it, if we are the first.
         """
-        self._unwritten.end_job(state, reason, event, exit_code)
+        self._unwritten.end_job(end, event)
         self._wake.set()
 
     def flush(self, timeout_s: float) -> bool:

@@ -7,7 +7,7 @@ import uuid
 
 from edl.config import Config
 from edl.core.events import Event
-from edl.core.records import Generation, JobState, Member, RingFailure, Seat, Stage
+from edl.core.records import Generation, JobEnd, Member, RingFailure, Seat, Stage
 from edl.core.sizes import Sizes
 
 NUMBER = 0  # of its only generation
@@ -48,9 +48,7 @@ class JobOfOne:
     def last_step(self) -> int:
         return 0
 
-    def end_job(
-        self, state: JobState, reason: str, event: Event | None = None, exit_code: int = 0
-    ) -> None: ...
+    def end_job(self, end: JobEnd, event: Event | None = None) -> None: ...
 
     def flush(self, timeout_s: float) -> bool:
         return True

@@ -6,25 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event
-from edl.core.records import JobState, Member
+from edl.core.records import JobEnd, Member
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _End:
-    """How the job ended."""
-
-    state: JobState
-    reason: str
-    event: Event | None
-    exit_code: int
 
 
 class Unwritten:
@@ -42,7 +31,7 @@ class Unwritten:
         self._member: Member | None = None
         self._dirty = False  # the member node is behind self._member
         self._saved: tuple[str, int] | None = None
-        self._end: _End | None = None
+        self._end: tuple[JobEnd, Event | None] | None = None
 
     @property
     def member(self) -> Member | None:
@@ -70,11 +59,11 @@ class Unwritten:
         with self._written:
             self._saved = (directory, step)
 
-    def end_job(self, state: JobState, reason: str, event: Event | None, exit_code: int) -> None:
+    def end_job(self, end: JobEnd, event: Event | None) -> None:
         """The job has ended; ``event`` is logged if nobody has said so before."""
         with self._written:
             if self._end is None:  # the first word counts
-                self._end = _End(state, reason, event, exit_code)
+                self._end = end, event
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all is written; False at the deadline."""
@@ -102,7 +91,7 @@ class Unwritten:
         if saved is not None:
             self._store.put_saved(*saved)
         if end is not None:
-            self._conclude(end)
+            self._conclude(*end)
         self.events.write()
         with self._written:
             if self._member is member:
@@ -118,7 +107,7 @@ class Unwritten:
         if self._member is not None:
             self._store.members.remove(self._member.id)
 
-    def _conclude(self, end: _End) -> None:
+    def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Say how the job has ended, unless it goes on without this worker.
 
         Its whole ring may have been cut off, and trained on.
@@ -130,6 +119,6 @@ class Unwritten:
         if goes_on or own.id in evicted:
             logger.warning("the job goes on without this worker, which has %s", end.reason)
             return
-        first = self._store.set_job_state(end.state, end.reason, end.exit_code)
-        if first and end.event is not None:
-            self._mailbox.log(end.event)
+        first = self._store.set_job_state(end.state, end.reason, end.exit_code, end.finished_in)
+        if first and event is not None:
+            self._mailbox.log(event)

@@ -21,7 +21,7 @@ from functools import partial
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event, FinishedDetails
-from edl.core.records import JobState, Leader, Stage
+from edl.core.records import JobEnd, JobState, Leader, Stage
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.coordinator import Coordinator
@@ -48,6 +48,7 @@ class Worker:
         script: its steps where the script keeps its own place in its data.
         steps: those of the two that this script makes.
         checkpointing: how the job is saved, and how it ends before its time.
+        replica: the state that is shared; None until the script has declared it.
         local_rank: the slot on its host.
         finished: the script has trained to its end.
     """
@@ -71,7 +72,7 @@ class Worker:
         self.loader = LoaderSteps(ring, mailbox, self._switching, progress, self._check)
         self.script = ScriptSteps(ring, mailbox, self._switching)
         self.steps: Steps = self.loader
-        self._replica: Replica | None = None
+        self.replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []
 
     # --- life ---
@@ -135,13 +136,15 @@ class Worker:
         self.finished = True
         self.steps.log_switch_if_due()
         self._switching.finish_together(self.steps.last_record, self.steps.compare)
+        finished_in = self.generation
         failpoints.reached("finish")
         reason = f"trained {self.step} {self.steps.progress.unit}"
-        unsaved = self.steps.save_together(partial(self.checkpointing.finish, reason))
+        end = JobEnd(JobState.FINISHED, reason, finished_in=finished_in)
+        unsaved = self.steps.save_together(partial(self.checkpointing.finish, end))
         if not unsaved:
-            self._coordinator.end_job(JobState.FINISHED, reason)
+            self._coordinator.end_job(end)
         else:  # rank 0 has said so before all others, if it could
-            self.checkpointing.end_unsaved(reason, unsaved)
+            self.checkpointing.end_unsaved(end, unsaved)
         self._coordinator.set_stage(Stage.FINISHED)
         self.log_event(FinishedDetails(), reason)
         if not self._coordinator.flush(FLUSH_S):
@@ -234,9 +237,9 @@ class Worker:
         Raises:
             UsageError: there is one already.
         """
-        if self._replica is not None:
+        if self.replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
-        self._replica = self._check.replica = replica
+        self.replica = self._check.replica = replica
         self.checkpointing.replica = self._switching.replica = replica
 
     def leave_data_to_script(self, state: Shared, entered: Callable[[], None]) -> None:
@@ -252,7 +255,7 @@ class Worker:
                 "edl.checkpoint saves the place in edl's own data loader; a script with an "
                 "elastic state keeps its own checkpoints"
             )
-        if self._replica is not None:
+        if self.replica is not None:
             raise UsageError(
                 "this script has an edl.Optimizer and an elastic state; a job trains with one"
             )

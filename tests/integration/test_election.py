@@ -20,6 +20,7 @@ from edl.core.job.desired import Change, desire
 from edl.core.records import (
     Asker,
     Generation,
+    JobEnd,
     JobState,
     Leader,
     Member,
@@ -393,12 +394,12 @@ class TestTheEndOfAJob:
         leadership = lead(Election(session, "digits", 0))
         leadership.carry_out(Decision("w0 trains", generation(1, 1)), [])
         outside, inside = (self.unwritten(store, worker) for worker in (7, 0))
-        inside.end_job(JobState.FINISHED, "trained 60 steps", None, 1)
-        outside.end_job(JobState.FINISHED, "trained 90 steps", None, 0)
+        inside.end_job(JobEnd(JobState.FINISHED, "trained 60 steps", 1), None)
+        outside.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
         outside.write(as_member=False)
         assert outside.flush(0.0)
         assert store.snapshot().job.state is JobState.RUNNING
-        inside.end_job(JobState.FINISHED, "its first word counts", None, 0)
+        inside.end_job(JobEnd(JobState.FINISHED, "its first word counts"), None)
         inside.write(as_member=False)
         job = store.snapshot().job
         assert (job.state, job.reason, job.exit_code) == (
@@ -412,7 +413,7 @@ class TestTheEndOfAJob:
         decision = Decision("w0 is cut off", generation(1, 1), evict={0: "it is cut off"})
         leadership.carry_out(decision, [])
         one = self.unwritten(store, 0)
-        one.end_job(JobState.FINISHED, "trained 90 steps", None, 0)
+        one.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
         one.write(as_member=False)
         assert store.snapshot().job.state is JobState.RUNNING
 

@@ -254,7 +254,8 @@ def test_a_newcomer_that_we_ended_is_no_failure() -> None:
     [
         ({}, True),
         ({"exited": NOW - 6, "departing": NOW - 7}, True),  # about to finish
-        ({"exited": NOW - 6}, False),  # it died while it trained
+        ({"exited": NOW - 6, "generation": 2}, True),  # with all steps made
+        ({"generation": 1}, False),  # it died while it trained; the agent looked later
         ({"seated": False}, False),  # a newcomer that came too late
         ({"exit_code": 0}, False),
         ({"ending_since": NOW - 1}, False),
@@ -263,16 +264,20 @@ def test_a_newcomer_that_we_ended_is_no_failure() -> None:
 def test_whose_error_counts_although_the_job_has_finished(
     changes: dict[str, object], late: bool
 ) -> None:
-    one = trainer(1, **{"exit_code": 3, "exited": NOW, **changes})
-    assert one.failed_late(finished=NOW - 5) is late
+    one = trainer(1, **{"exit_code": 3, "exited": NOW, "generation": 2, **changes})
+    assert one.failed_late(NOW - 5, finished_in=2) is late
 
 
-def test_whom_the_others_have_outlived_does_not_count_though_its_end_is_seen_late() -> None:
-    """It died while they trained; the agent looks when the job has finished already."""
-    facts = snapshot(1, generation(0, number=2))
-    one = seen(trainer(1, exit_code=1, exited=NOW), facts, NOW)
-    assert one.outlived
-    assert not one.failed_late(finished=NOW - 5)
+def test_the_newest_ring_that_a_worker_was_in_is_remembered() -> None:
+    facts = [snapshot(2, generation(0, 1, number=2)), snapshot(1, generation(0, number=3))]
+    assert seen(seen(trainer(1), facts[0], NOW), facts[1], NOW).generation == 2
+
+
+@pytest.mark.parametrize(("exited", "late"), [(NOW, True), (NOW - 6, False)])
+def test_an_early_end_of_all_leaves_only_the_clock(exited: float, late: bool) -> None:
+    """Nobody has trained to the end, so no ring has."""
+    one = trainer(1, exit_code=3, exited=exited, generation=2)
+    assert one.failed_late(NOW - 5, finished_in=0) is late
 
 
 def test_the_evicted_are_ended_and_replaced_when_that_is_wanted() -> None:

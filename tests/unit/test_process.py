@@ -36,7 +36,7 @@ def test_who_is_on_its_way_out_after_an_error_does_not_leave_as_it_should() -> N
     only_its_session_has_ended = seen(TRAINS, without, NOW)
     for dying in (proven, only_its_session_has_ended):
         assert dying.departing is None
-        assert not replace(dying, exit_code=3, exited=NOW + 1).failed_late(NOW + 60)
+        assert not replace(dying, exit_code=3, exited=NOW + 1).failed_late(NOW + 60, 2)
 
 
 def test_who_was_taken_out_departs_whatever_comes_after_that() -> None:

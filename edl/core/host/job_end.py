@@ -86,7 +86,7 @@ def result(job: Job, own: SupervisorState) -> int:
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
     """The first process that has ended with an error after ``job`` had finished."""
-    late = (p for p in own.processes if p.failed_late(own.state_since))
+    late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 

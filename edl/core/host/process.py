@@ -40,7 +40,7 @@ class Process:
     worker: int | None = None  # id of its member, once it was seen
     ready: bool = False  # its member has been ready, or further
     seated: bool = False  # it has had a seat in a generation
-    outlived: bool = False  # the newest generation has none for it: the others went on without it
+    generation: int = 0  # the newest in which it has had one, as far as it was seen
     departing: float | None = None  # since when it leaves, has finished, or was taken out
     absent: float | None = None  # since when it has no node in ZooKeeper, which it had
     mute: float | None = None  # since when it has not answered its agent, which had reason to ask
@@ -81,12 +81,14 @@ class Process:
         end = self.exited if self.ended is None else self.ended
         return self.ending_since is not None and (end is None or self.ending_since < end)
 
-    def failed_late(self, finished: float) -> bool:
+    def failed_late(self, finished: float, finished_in: int) -> bool:
         """It ended with an error after the job had ``finished``, or was about to.
 
-        Who died while it trained was replaced, or was not needed any more: that is no failure.
+        Who died while it trained was replaced, or was not needed any more: that is no failure. Who
+        was in the ring that has trained to the end, ``finished_in``, did not.
         """
-        last = not self.outlived and (self.exited or 0.0) >= finished
+        after = (self.exited or 0.0) >= finished
+        last = self.generation >= finished_in if finished_in else after
         over = self.departing is not None or last
         return self.failed and bool(self.exit_code) and self.seated and over
 
@@ -172,7 +174,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
         exit_code=code,
         worker=worker,
         seated=seated,
-        outlived=seated and generation is not None and bool(generation.seats) and not in_ring,
+        generation=generation.number if generation and in_ring else process.generation,
         ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
         departing=since if leaving else None,
         absent=(process.absent if process.absent is not None else now) if absent else None,
