@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from edl.core.job_spec import JobSettings
-from edl.core.settings import check
+from edl.core.settings import check, setting
 from edl.core.settings import variable as variable_of
 from edl.core.sizes import Sizes
 from edl.errors import ConfigError
@@ -54,6 +54,9 @@ class Config:
     session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
     connect_timeout_s: float = 10.0  # first connection to ZooKeeper
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
+
+    keep_jobs: int = setting(100, "so many ended jobs, the newest, stay in ZooKeeper", least=0)
+    keep_jobs_s: float = 604800.0  # and each so long after its end
 
     # no answer for this long, from a worker in whose ring no step completes and that has left
     # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left

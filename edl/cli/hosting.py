@@ -14,11 +14,13 @@ from edl.coordination.secrets import keep
 from edl.core.host.agent import AgentLimits
 from edl.core.plural import counted
 from edl.core.records import Host, Job
+from edl.core.retention import Retention
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
 from edl.launch.output import Output
+from edl.launch.retention import Remover
 from edl.launch.workers import log_directory
 
 
@@ -105,6 +107,7 @@ def host_agent(
         ends_last=ends_last,
         on_snapshot=line.update,
         stack_signal=settings.stack_signal,
+        meanwhile=Remover(store, state, Retention(settings.keep_jobs, settings.keep_jobs_s)),
     )
 
 

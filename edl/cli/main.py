@@ -33,6 +33,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "migrate": ("migrate", "migrate"),
     "profile": ("profile", "profile"),
     "stop": ("stop", "stop"),
+    "delete": ("delete", "delete"),
     "events": ("events", "events"),
     "logs": ("logs", "logs"),
     "leader": ("leader", "leader"),

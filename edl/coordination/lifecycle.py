@@ -22,7 +22,14 @@ from edl.coordination.reads import acl, children, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.records import Assigned, Desired, Generation, Job
-from edl.errors import AccessDenied, CoordinationError, JobExists, UnknownJob
+from edl.errors import (
+    AccessDenied,
+    CoordinationError,
+    JobExists,
+    UnknownJob,
+    UsageError,
+    first,
+)
 from edl.http.client import answering
 
 ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant
@@ -91,6 +98,36 @@ def delete_job(session: Session, paths: JobPaths) -> None:
     raise CoordinationError(
         f"job {paths.name} could not be removed: its processes keep writing; stop them first"
     )
+
+
+def delete_ended(session: Session, paths: JobPaths) -> bool:
+    """Remove a job that has ended, or whose processes have all died; False: there is none.
+
+    Raises:
+        JobExists: it runs.
+        UsageError: some of its processes have yet to leave it.
+        CoordinationError: ZooKeeper is away, or somebody keeps changing the job.
+    """
+    for _ in range(ATTEMPTS):
+        old = _living_or_leftovers(session, paths)
+        if not old:
+            return False
+        parents = (paths.hosts, paths.slots, paths.members)
+        there = session.read_all("read a job", [children(parent) for parent in parents])
+        if left := sorted(name for names in there for name in names or ()):
+            raise UsageError(
+                f"job {paths.name} has ended, and {first(left)} has not left it yet; try again in "
+                "a moment"
+            )
+        try:
+            _thin_out(session, paths, old)
+            rest = _living_or_leftovers(session, paths)
+            build = partial(_delete, nodes=rest, check=_run_node(paths, old))
+            session.transact(f"delete job {paths.name}", build)
+        except Refused:
+            continue  # it was started again, or changed: look again
+        return True
+    raise CoordinationError(f"job {paths.name} could not be deleted: it changed {ATTEMPTS} times")
 
 
 def job_names(session: Session) -> tuple[str, ...]:

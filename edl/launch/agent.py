@@ -11,7 +11,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +67,7 @@ class Agent(Supervisor[AgentState]):
         ends_last: but on the last host it ends the job.
         on_snapshot: called with each new reading of the records.
         stack_signal: makes a worker write down where its threads are; 0: none does.
+        meanwhile: entered while this host is in the job.
 
     ``run()`` raises a UsageError when another agent has this host's name.
     """
@@ -86,6 +87,7 @@ class Agent(Supervisor[AgentState]):
         ends_last: bool = False,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         stack_signal: int = 0,
+        meanwhile: AbstractContextManager[None] | None = None,
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(job.spec.command)
         own = AgentState(
@@ -100,13 +102,14 @@ class Agent(Supervisor[AgentState]):
         self._guest = guest
         self._ends_last = ends_last
         self._on_snapshot = on_snapshot
+        self._meanwhile = meanwhile or nullcontext()
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
         self._refused: Snapshot | None = None  # in which this host could not leave
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        with self._output:
+        with self._output, self._meanwhile:
             self._await_former()
             yield
 

@@ -66,6 +66,7 @@ def test_the_users_file_follows_xdg(tmp_path: Path) -> None:
         ({"EDL_SESSION_TIMEOUT_S": "0"}, "session_timeout_s is 0; it must be a positive time"),
         ({"EDL_SESSION_TIMEOUT_S": "-1"}, "positive time"),
         ({"EDL_STATE_CHECK_STEPS": "-1"}, "it must be at least 0"),
+        ({"EDL_KEEP_JOBS": "-1"}, "keep_jobs is -1; it must be at least 0"),
         ({"EDL_SESSION_TIMEOUT_S": "nan"}, "positive time"),
         ({"EDL_ADDRESS": "::1"}, "knows IPv4 only"),
         ({"EDL_CHAOS": "perhaps"}, "EDL_CHAOS is 'perhaps'; it must be 1 or 0"),

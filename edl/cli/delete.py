@@ -1,0 +1,24 @@
+"""`edl delete`: remove jobs that have ended from ZooKeeper."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edl.cli.common import ZooKeeperOption, choose_job, connected
+from edl.coordination.lifecycle import delete_ended, job_names
+from edl.errors import UnknownJob
+
+
+def delete(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of ended jobs.")],
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Remove ended jobs from ZooKeeper, with their events. Checkpoints and logs stay."""
+    with connected(zookeeper) as session:
+        for name in jobs:
+            store = choose_job(session, name)
+            if not delete_ended(session, store.paths):
+                raise UnknownJob(name, job_names(session))
+            typer.echo(f"job {name} is deleted")
