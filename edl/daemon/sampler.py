@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.ledger import Ledger
+from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
 from edl.core.step.spans import Span
 
@@ -50,7 +51,7 @@ class BatchSampler:
         self._ahead: deque[Batch] = deque()
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were given up
-        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._order = EpochOrder(0, 0, 0, shuffle=False)
 
     @property
     def ahead(self) -> int:
@@ -139,7 +140,7 @@ class BatchSampler:
         position = spans[0][0]
         for start, stop in spans:
             cut = min(stop, start + samples)
-            positions.append(self._order[start:cut])
+            positions.append(self._order.at(start, cut))
             samples -= cut - start
             if samples == 0:
                 break

@@ -125,7 +125,8 @@ class StreamSampler(BatchSampler):
         """A batch of the epoch's first samples, which will not be counted."""
         if self._first is None:
             size, read = self._stream.batch_size, list[Any]()
-            for shard in self._order.tolist():
+            for place in range(len(self._order)):
+                shard = self._shard_at(place)
                 read += self._reader.read(self._epoch, shard, 0, size - len(read))
                 if len(read) == size:
                     break
@@ -151,6 +152,9 @@ class StreamSampler(BatchSampler):
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
         return length(without(ledger.held_by(self._worker), _spans(batches)))
 
+    def _shard_at(self, place: int) -> int:
+        return int(self._order.at(place, place + 1)[0])
+
     # --- what is read
 
     def _fill(self, ledger: Ledger) -> bool:
@@ -174,7 +178,7 @@ class StreamSampler(BatchSampler):
     def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
         place, offset = divmod(start, SHARD)
         count = min(missing, stop - start)
-        shard = int(self._order[place])
+        shard = self._shard_at(place)
         samples = self._reader.read(self._epoch, shard, offset, count)
         end = start + len(samples)
         if len(samples) < count:

@@ -9,16 +9,89 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+Indices = npt.NDArray[np.int64]
 
-def epoch_order(total: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Index of the record at each position, shape ``(total,)``: a permutation of range(total).
+SORTED = 2**16  # an order of so many records is computed as a whole: in a few milliseconds
+BLOCK = 4096  # positions of a longer one that are computed at a time
+ROUNDS = 8  # of the Feistel network
+_WORD = np.uint64(64)
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
-    Without ``shuffle`` it is the identity. The order is that of random 64-bit keys from numpy's
-    PCG64 seeded with (seed, epoch). Only this raw stream is promised to stay as it is in later
-    versions of numpy; ``Generator.permutation`` is not (NEP 19), and a job that is resumed from
-    a checkpoint with another numpy would repeat some records and miss others.
+
+class EpochOrder:
+    """Index of the record at each position: a permutation of range(total), the identity without
+    ``shuffle``.
+
+    A short order is that of random 64-bit keys. A long one is a Feistel network, evaluated where
+    it is asked for: nobody waits for a hundred million numbers, or keeps them. The keys of both
+    are the raw stream of numpy's PCG64 seeded with (seed, epoch). Only that is promised to stay
+    as it is in later versions of numpy; ``Generator.permutation`` is not (NEP 19), and a job that
+    is resumed from a checkpoint with another numpy would repeat some records and miss others.
     """
-    if not shuffle:
-        return np.arange(total, dtype=np.int64)
-    bits = np.random.PCG64(np.random.SeedSequence((seed & (2**63 - 1), epoch)))
-    return np.argsort(bits.random_raw(total), kind="stable").astype(np.int64, copy=False)
+
+    def __init__(self, total: int, seed: int, epoch: int, shuffle: bool) -> None:
+        self._total = total
+        self._whole: Indices | None = None
+        self._keys: npt.NDArray[np.uint64] | None = None
+        self._block = -1, np.empty(0, dtype=np.int64)  # the newest one, and its number
+        if not shuffle:
+            return
+        bits = np.random.PCG64(np.random.SeedSequence((seed & (2**63 - 1), epoch)))
+        if total <= SORTED:
+            keys = bits.random_raw(total)
+            self._whole = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+        else:
+            self._keys = bits.random_raw(ROUNDS)
+
+    def __len__(self) -> int:
+        return self._total
+
+    def at(self, start: int, stop: int) -> Indices:
+        """The records at the positions from ``start`` to ``stop - 1``; none beyond the last."""
+        start, stop = min(start, self._total), min(stop, self._total)
+        if self._whole is not None:
+            return self._whole[start:stop]
+        if self._keys is None:
+            return np.arange(start, stop, dtype=np.int64)
+        parts = [np.empty(0, dtype=np.int64)]
+        while start < stop:
+            number = start // BLOCK
+            first = number * BLOCK
+            block = self._block  # another thread may read elsewhere meanwhile
+            if block[0] != number:
+                block = number, self._computed(first, min(first + BLOCK, self._total))
+                self._block = block
+            end = min(stop, first + BLOCK)
+            parts.append(block[1][start - first : end - first])
+            start = end
+        return np.concatenate(parts)
+
+    def _computed(self, start: int, stop: int) -> Indices:
+        """Walk the cycles of a permutation of the next power of two until they are in range."""
+        total = np.uint64(self._total)
+        found = self._permuted(np.arange(start, stop, dtype=np.uint64))
+        while (outside := found >= total).any():
+            found[outside] = self._permuted(found[outside])
+        return found.astype(np.int64)
+
+    def _permuted(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Each half is changed in turn by a function of the other: that can be undone."""
+        assert self._keys is not None
+        width = (self._total - 1).bit_length()
+        low = width // 2
+        bits = np.uint64(low), np.uint64(width - low)
+        halves = [numbers & np.uint64(2**low - 1), numbers >> bits[0]]
+        for turn, key in enumerate(self._keys):
+            changed = turn % 2
+            halves[changed] = halves[changed] ^ _mixed(halves[1 - changed] + key, bits[changed])
+        joined: npt.NDArray[np.uint64] = halves[0] | (halves[1] << bits[0])
+        return joined
+
+
+def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
+    """The first ``bits`` of each word after the finalizer of splitmix64, all of whose bits depend
+    on all of the word's (Steele, Lea, Flood: Fast splittable pseudorandom number generators)."""
+    words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
+    words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]
+    mixed: npt.NDArray[np.uint64] = (words ^ (words >> np.uint64(31))) >> (_WORD - bits)
+    return mixed

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from edl.core.step.ledger import LeasePolicy, Ledger
-from edl.core.step.shuffle import epoch_order
+from edl.core.step.shuffle import EpochOrder
 
 NO_FINGERPRINT = "data of unknown files"
 
@@ -54,5 +51,6 @@ class Source:
         """How much more ``worker`` needs leases for, as :func:`edl.core.step.ledger.grant` asks."""
         return max(0, self.need(step_batches) - ledger.held_samples(worker))
 
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        return epoch_order(self.total, self.seed, epoch, self.shuffle)
+    def order(self, epoch: int) -> EpochOrder:
+        """The sample at each position of an epoch."""
+        return EpochOrder(self.total, self.seed, epoch, self.shuffle)

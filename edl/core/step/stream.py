@@ -16,11 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from edl.core.step.ledger import LeasePolicy, Ledger
-from edl.core.step.shuffle import epoch_order
+from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
 from edl.core.step.spans import Span
 from edl.errors import DataError
@@ -80,9 +77,9 @@ class StreamSource(Source):
             return super().lacks(ledger, worker, step_batches)
         return max(0, AHEAD - len(by_shard(ledger.held_by(worker))))
 
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The shard at each place of an epoch, shape ``(shards,)``."""
-        return epoch_order(self.shards, self.seed, epoch, self.shuffle)
+    def order(self, epoch: int) -> EpochOrder:
+        """The shard at each place of an epoch."""
+        return EpochOrder(self.shards, self.seed, epoch, self.shuffle)
 
 
 @dataclass(frozen=True)
