@@ -74,7 +74,6 @@ model = nn.Sequential(
 sgd = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
 optimizer = edl.Optimizer(sgd, model)  # (edl)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(sgd, decay)
-edl.track(scheduler=scheduler)  # (edl) model and optimizer follow the job anyway
 if args.checkpoint:
     edl.checkpoint(args.checkpoint)  # (edl) `edl run --resume` continues from there
 

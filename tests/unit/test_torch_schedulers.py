@@ -1,25 +1,185 @@
-"""Schedulers that end after a number of steps are warned of, at the start of a job."""
+"""LR schedulers follow the job by themselves; those that end after some steps are warned of."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim import lr_scheduler as lr
+from torch.optim.swa_utils import SWALR
 
+from edl.checkpoint import format as files
+from edl.daemon.progress import Receive
 from edl.torch import schedulers
+from edl.torch.replica import TorchReplica
+
+Make = Callable[[torch.optim.Optimizer], Any]
+
+
+class OfTheirOwn(lr.LRScheduler):
+    """As people write one: it holds a function and another scheduler."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.factor = 0.5
+        self.shape = lambda epoch: self.factor**epoch
+        self.after = lr.StepLR(optimizer, 2)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [base * self.shape(self.last_epoch) for base in self.base_lrs]
+
+
+class Halves:
+    """A schedule as an object, with a function in it."""
+
+    def __init__(self) -> None:
+        self.shape = lambda epoch: 0.5**epoch
+        self.calls = 0
+
+    def __call__(self, epoch: int) -> float:
+        self.calls += 1
+        return float(self.shape(epoch)) / self.calls
+
+
+KINDS: dict[str, Make] = {
+    "StepLR": lambda sgd: lr.StepLR(sgd, 3),
+    "ExponentialLR": lambda sgd: lr.ExponentialLR(sgd, 0.9),
+    "MultiStepLR": lambda sgd: lr.MultiStepLR(sgd, [2, 8]),
+    "LambdaLR": lambda sgd: lr.LambdaLR(sgd, lambda epoch: 0.9**epoch),
+    "MultiplicativeLR": lambda sgd: lr.MultiplicativeLR(sgd, lambda epoch: 0.9),
+    "CosineAnnealingLR": lambda sgd: lr.CosineAnnealingLR(sgd, 20),
+    "CosineAnnealingWarmRestarts": lambda sgd: lr.CosineAnnealingWarmRestarts(sgd, 6),
+    "CyclicLR": lambda sgd: lr.CyclicLR(sgd, 0.1, 0.5, 3),
+    "OneCycleLR": lambda sgd: lr.OneCycleLR(sgd, 0.5, 20),
+    "ReduceLROnPlateau": lambda sgd: lr.ReduceLROnPlateau(sgd, patience=1),
+    "SequentialLR": lambda sgd: lr.SequentialLR(
+        sgd, [lr.ConstantLR(sgd), lr.ExponentialLR(sgd, 0.9)], [3]
+    ),
+    "ChainedScheduler": lambda sgd: lr.ChainedScheduler(
+        [lr.ConstantLR(sgd), lr.ExponentialLR(sgd, 0.9)]
+    ),
+    "LambdaLR of an object": lambda sgd: lr.LambdaLR(sgd, Halves()),
+    "SequentialLR of objects": lambda sgd: lr.SequentialLR(
+        sgd, [lr.LambdaLR(sgd, Halves()), lr.LambdaLR(sgd, Halves())], [3]
+    ),
+    "SWALR": lambda sgd: SWALR(sgd, 0.05),
+    "OfTheirOwn": OfTheirOwn,
+}
+
+
+class Script:
+    """What a worker's script has: a model, an optimizer of edl's, schedulers."""
+
+    def __init__(self, *makes: Make) -> None:
+        model = torch.nn.Linear(1, 1)
+        self.sgd = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        self.replica = TorchReplica(model, self.sgd)
+        self.schedulers = [make(self.sgd) for make in makes]
+
+    def steps(self, count: int) -> list[float]:
+        """The learning rate after each."""
+        rates = []
+        for _ in range(count):
+            self.sgd.step()
+            for each in self.schedulers:
+                if isinstance(each, lr.ReduceLROnPlateau):
+                    each.step(1.0)
+                else:
+                    each.step()
+            rates.append(float(self.sgd.param_groups[0]["lr"]))
+        return rates
+
+    def followed(self) -> list[str]:
+        return [each["kind"] for each in self.replica.state()["schedulers"]]
+
+
+def _types(scheduler: Any) -> dict[str, type]:
+    return {name: type(value) for name, value in vars(scheduler).items()}
+
+
+def saved_and_resumed(job: Script, script: Script, tmp_path: Path) -> None:
+    path = files.path_of(tmp_path, 1)
+    manifest = files.Manifest("digits", "r1", 1, 0, "torch", {}, {})
+    files.write(path, manifest, files.pack(job.replica.capture()))
+    script.replica.restore(files.read(path).state)
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_newcomers_and_a_resumed_job_go_on_where_the_job_is(make: Make, tmp_path: Path) -> None:
+    job, newcomer, resumed = Script(make), Script(make), Script(make)
+    job.steps(5)
+    newcomer.steps(1)  # its warm-up
+    newcomer.replica.load(job.replica.state(), Receive.ALL)
+    saved_and_resumed(job, resumed, tmp_path)
+    expected = job.steps(8)
+    assert len({*expected}) > 1, "its rates say nothing"
+    assert newcomer.steps(8) == expected
+    assert resumed.steps(8) == expected
+    states = [each.replica.digests() for each in (job, newcomer, resumed)]
+    assert states[0] == states[1] == states[2]
+    kinds = [_types(each.schedulers[0]) for each in (job, newcomer, resumed)]
+    assert kinds[0] == kinds[1] == kinds[2], "as PyTorch's own methods expect them"
+
+
+def test_one_that_differs_is_seen() -> None:
+    job, other = Script(KINDS["ExponentialLR"]), Script(KINDS["ExponentialLR"])
+    job.steps(1)
+    mine, theirs = job.replica.digests(), other.replica.digests()
+    mine |= {name: theirs[name] for name in mine if name.startswith("model.")}  # made by chance
+    assert {name for name in mine if mine[name] != theirs[name]} == {"optimizer.param_groups.0.lr"}
+
+
+def test_a_worker_that_missed_a_step_keeps_its_own() -> None:
+    """Its script has yet to call its step()."""
+    job, behind = Script(KINDS["StepLR"]), Script(KINDS["StepLR"])
+    job.steps(3)
+    behind.steps(2)
+    behind.replica.load(job.replica.state(), Receive.STEP)
+    assert behind.steps(1) == [float(job.sgd.param_groups[0]["lr"])]
+
+
+def test_which_schedulers_are_the_jobs() -> None:
+    elsewhere = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    job = Script(KINDS["StepLR"], KINDS["SequentialLR"], lambda _: lr.StepLR(elsewhere, 1))
+    assert job.followed() == ["StepLR", "SequentialLR"], "not its parts, nor one of another's"
+    job.replica.track({"scheduler": job.schedulers[0]})
+    assert job.followed() == ["SequentialLR"], "what the script tracks is left to it"
+    job.schedulers = [KINDS["CosineAnnealingLR"](job.sgd)]  # its next stage
+    assert job.followed() == ["CosineAnnealingLR"]
+
+
+def test_a_state_that_fits_no_scheduler_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    job = Script(KINDS["StepLR"], KINDS["CyclicLR"])
+    for kinds, missing in (
+        ([], "a StepLR and a CyclicLR"),
+        (["OneCycleLR"], "a StepLR and a CyclicLR"),
+        (["StepLR"], "a CyclicLR"),
+    ):
+        caplog.clear()
+        script = Script(*(KINDS[kind] for kind in kinds))
+        script.replica.load(job.replica.state(), Receive.ALL)
+        (said,) = caplog.messages
+        assert said.startswith(f"the job has the state of {missing}, and this script has made no")
+
+
+def test_the_newest_of_a_kind_gets_the_newest() -> None:
+    """The one of an earlier stage still lives on an old worker."""
+    stages = [lambda sgd: lr.StepLR(sgd, 5), lambda sgd: lr.StepLR(sgd, 50)]
+    job, newcomer = Script(*stages), Script(stages[1])
+    newcomer.replica.load(job.replica.state(), Receive.ALL)
+    assert newcomer.schedulers[0].step_size == 50
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(105, True), (3, False)])
 def test_steps_are_counted_and_epochs_are_not(
-    steps: int, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    steps: int, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(OneCycleLR, "__init__", OneCycleLR.__init__)
-    schedulers.watch_schedulers()
-    schedulers.watch_schedulers()
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    scheduler = OneCycleLR(sgd, 0.5, total_steps=steps)
+    scheduler = lr.OneCycleLR(sgd, 0.5, total_steps=steps)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             schedulers.warn_of_counted_steps(epochs=3)
