@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import threading
 import time
@@ -42,6 +43,8 @@ from edl.launch.signals import TO_END, handled
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
+
+ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its process group
 
 
 class Supervisor(ABC, Generic[State]):
@@ -80,6 +83,7 @@ class Supervisor(ABC, Generic[State]):
         self._wake = threading.Event()  # somebody wants a turn
         self._changed = threading.Event()  # the records have changed
         self._signals: Counter[signal.Signals] = Counter()
+        self._signalled_s = -math.inf  # when the last one came that counts
         self._reason = ""  # of the newest decision
         self._shown: set[str] = set()  # notes and warnings that were shown
         self._reported: set[str] = set()  # launches whose end was logged
@@ -284,4 +288,7 @@ class Supervisor(ABC, Generic[State]):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only count: the interrupted thread may hold any lock, also that of an event.
-        self._signals[signal.Signals(number)] += 1
+        now_s = time.monotonic()
+        if now_s - self._signalled_s >= ONE_SIGNAL_S:
+            self._signals[signal.Signals(number)] += 1
+            self._signalled_s = now_s

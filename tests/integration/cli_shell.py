@@ -21,6 +21,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.errors import EdlError
+from edl.launch.supervisor import ONE_SIGNAL_S
 from edl.testing.job import events_of, status_of
 
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
@@ -52,6 +53,12 @@ class Running:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def signal_again(self, number: signal.Signals) -> None:
+        """A second one. The first must have been heard, which the output tells: then this is what
+        the agent asks for, a pause between two signals, and no guess how long something takes."""
+        time.sleep(ONE_SIGNAL_S)
+        self.signal(number)
 
 
 class Shell:

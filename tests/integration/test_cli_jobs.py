@@ -110,9 +110,20 @@ def test_a_second_signal_kills(shell: Shell) -> None:
     shell.until_size(2)
     job.signal(signal.SIGINT)
     job.expect("again kills its workers")
-    job.signal(signal.SIGINT)
+    job.signal_again(signal.SIGINT)
     assert job.wait() == 130
     assert shell.status()["state"] == "stopped"
+
+
+def test_a_wrapper_that_passes_on_a_signal_that_came_here_too_asks_once(shell: Shell) -> None:
+    """timeout(1) does: it sends the signal to its command, and then to its process group."""
+    job = start(shell)
+    shell.until_size(2)
+    for _ in range(2):
+        job.process.send_signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert "were killed by a second signal" not in job.output
+    assert "again kills its workers" in job.output
 
 
 def test_a_second_host_joins_and_leaves(shell: Shell) -> None:
