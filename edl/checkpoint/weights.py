@@ -11,6 +11,7 @@ from edl.checkpoint.safetensors import Blob, Layout, read_plain, write_whole
 from edl.errors import CheckpointError, UsageError
 
 _TOOLS = {"torch": "pt", "tensorflow": "tf"}  # what other tools read in "format"
+_OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".onnx", ".pkl", ".pb")
 
 
 def newest(directory: Path) -> Checkpoint:
@@ -57,8 +58,14 @@ def export(source: Path, target: Path) -> tuple[Checkpoint, int]:
 
     Raises:
         CheckpointError: there is no good checkpoint, or ``target`` cannot be written.
-        UsageError: ``target`` exists.
+        UsageError: ``target`` exists, or has the name of a file of another kind.
     """
+    if target.suffix in _OTHERS:
+        raise UsageError(
+            f"{target} would be a safetensors file, whatever its name; choose "
+            f"{target.with_suffix('.safetensors')}: edl.load_weights reads it, and the library "
+            "safetensors"
+        )
     if target.exists():
         raise UsageError(f"{target} exists; remove it, or choose another name")
     found = checkpoint_at(source)

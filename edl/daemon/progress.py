@@ -18,7 +18,7 @@ class Receive(Enum):
     """What a worker takes of the state that the sync root sends."""
 
     NOTHING = "nothing"  # it has it already, and just takes part in the broadcast
-    STEP = "step"  # it missed the last step: what a step changes, and nothing else
+    STEP = "step"  # it missed the last update: what that has changed, and nothing else
     ALL = "all"  # a newcomer
 
 

@@ -62,6 +62,9 @@ class Shared(Protocol):
 class Replica(Shared, Durable, Compared, Protocol):
     """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 
+    def end_batch(self, step: int, epoch: int) -> None:
+        """The script asks for its next batch: all that belongs to ``step`` is done."""
+
 
 class Switching:
     """Moves one worker of a job through its generations. Runs in the training thread."""

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from edl.ring.gloo import Binding, gloo_ring
 logger = logging.getLogger(__name__)
 
 _worker: Worker | None = None
+_over: weakref.WeakSet[Worker] = weakref.WeakSet()
 _hidden: EdlError | None = None
 
 
@@ -88,10 +90,16 @@ def _end_at_prompt(worker: Worker) -> bool:
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
     worker.close()
+    _over.add(worker)
     worker.loader.open_step.abandon()  # or the gradients of its model would go on being its own
     _worker = _replica = _elastic_state = None
     _tracked_early.clear()
     return True
+
+
+def is_over(worker: Worker) -> bool:
+    """Whether ``worker`` was of a job before this one, at a prompt."""
+    return worker in _over
 
 
 def _worker_of(settings: config.Config, binding: Binding) -> Worker:

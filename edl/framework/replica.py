@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
+from edl.framework.between import Between
 from edl.framework.digest import leaves
-from edl.framework.state import Arrays, exchange
+from edl.framework.state import Arrays, Stateful, exchange
 from edl.ring.ring import Ring
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that ``edl.track`` can follow."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> Any: ...
 
 
 def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
@@ -56,6 +48,7 @@ class FrameworkReplica(ABC):
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._tracked: dict[str, Any] = {}
+        self._between = Between()
 
     def rename(self, kinds: Sequence[str]) -> None:
         """The script has these optimizers."""
@@ -127,10 +120,15 @@ class FrameworkReplica(ABC):
             return
         sending = ring.place.rank == root
         keep = receive is not Receive.NOTHING and not sending
-        mine = self.state() if sending else None
+        mine = {**self.state(), "between": self._between.sent()} if sending else None
         state = exchange(self.arrays, ring, root, mine, keep)
         if keep:
             self.load(state, receive)
+            self._between.receive(state["between"] if receive is Receive.STEP else {})
+
+    def end_batch(self, step: int, epoch: int) -> None:
+        """See :class:`edl.daemon.switching.Replica`."""
+        self._between.end_batch((step, epoch), self.things_between())
 
     def capture(self) -> Any:
         """See :class:`edl.checkpoint.store.Durable`."""
@@ -156,6 +154,10 @@ class FrameworkReplica(ABC):
     def things(self) -> dict[str, Stateful]:
         """The tracked objects that give and take their states themselves."""
         return self._tracked
+
+    def things_between(self) -> Mapping[str, Stateful]:
+        """The tracked objects that a script may compute from the gradients of a step."""
+        return self.compared_things()
 
     def compared_things(self) -> dict[str, Stateful]:
         """Those that must be equal on all workers: all but who says ``edl_compared = False``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from edl.errors import RingBroken
 from edl.ring.ring import CollectiveFailed, Ring
@@ -28,6 +28,15 @@ class Reference:
     dtype: str  # in the framework's words
     size: int  # bytes
     device: str = "cpu"  # device type; the receiver has its own device of that type
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that ``edl.track`` can follow."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
 
 
 class Arrays(Protocol[Array]):

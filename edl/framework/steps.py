@@ -12,6 +12,7 @@ from typing import Protocol
 from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
+from edl.framework.process import is_over
 
 
 class Feed(Protocol):
@@ -39,11 +40,18 @@ NO_STEP = (
 )
 
 
+def end_batch(worker: Worker) -> None:
+    """The script asks for its next batch, or has come to the end of an epoch."""
+    worker.loader.end_batch()
+    if worker.replica is not None and worker.is_shared and not worker.warming_up:
+        worker.replica.end_batch(worker.step, worker.loader.epoch)
+
+
 class Steps:
     """Hands out batches at the right moments.
 
     Args:
-        unfinished: what to say of an open step.
+        unfinished: says what is wrong with an open step.
         settle: called before that, when the script is done with a batch: a step that it has
             skipped after its gradients were reduced is complete then.
     """
@@ -52,7 +60,7 @@ class Steps:
         self,
         worker: Worker,
         feed: Feed,
-        unfinished: str,
+        unfinished: Callable[[], str],
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._worker = worker
@@ -61,6 +69,7 @@ class Steps:
         self._settle = settle
         self._restarts = -1
         self._warmed_up = False
+        self._came_to_end = False  # the script was told that the epoch is over
         self._padding = 0  # batches of the open step that count for nothing
         self.in_epoch = False
 
@@ -83,6 +92,10 @@ class Steps:
         Raises:
             UsageError: the script has trained to its end before.
         """
+        if is_over(self._worker):
+            raise UsageError(
+                "this loader is of the job before the last edl.init(); make a new one after it"
+            )
         if self._worker.finished:
             raise UsageError(
                 "this job's training is over; train all epochs in one "
@@ -103,10 +116,10 @@ class Steps:
         self._settle()
         if worker.loader.open:
             if not worker.loader.open_step.may_grow:
-                raise UsageError(self._unfinished)
+                raise UsageError(self._unfinished())
             self._add()
             return True
-        worker.loader.end_batch()
+        end_batch(worker)
         if worker.warming_up:
             if self._warmed_up:
                 return False
@@ -115,6 +128,7 @@ class Steps:
             return True
         self._padding = 0
         if worker.loader.ledger.finished:
+            self._came_to_end = True
             return False
         feed.settle()
         worker.boundary()
@@ -136,10 +150,10 @@ class Steps:
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
-        self.in_epoch = True
+        self.in_epoch, self._came_to_end = True, False
         self._feed.restart()
         yield epoch
         self._settle()  # the script may have left its loop in the middle
-        if not self._worker.loader.open:
-            self._worker.loader.end_batch()
+        if not self._worker.loader.open and not self._came_to_end:
+            end_batch(self._worker)
         self.in_epoch = False

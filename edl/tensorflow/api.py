@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from edl.errors import EdlError
 from edl.framework import metrics, process
 from edl.tensorflow import tape, training
 from edl.tensorflow.collectives import TensorFlowCollectives
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
+
+# AutoGraph lets such an error pass as it is, and writes nothing around its sentence.
+EdlError.ag_pass_through = True  # type: ignore[attr-defined]
 
 
 def init(**settings: Any) -> None:

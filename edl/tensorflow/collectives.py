@@ -35,7 +35,9 @@ from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
 
 WAITING = FOR_GRADIENTS
-_TAIL = re.compile(r" \[Op:\w*\] ?(name: .*)?$")  # what TensorFlow adds to a message
+_ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
+    r"^\{\{\w+ [^}]*\}\} | \[Op:\w*\] ?(name: .*)?$"
+)
 
 
 def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
@@ -49,7 +51,7 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
         with context.eager_mode():
             return function(*arguments, **named)
     except (tf.errors.OpError, HorovodInternalError) as error:
-        message = _TAIL.sub("", str(getattr(error, "message", error)))
+        message = _ADDED.sub("", str(getattr(error, "message", error)))
         raise classify_error(message) from error
 
 

@@ -35,6 +35,13 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
             )
         training.current().newest_dataset = self
 
+    @property
+    def _variant_tensor(self) -> Any:
+        """What TensorFlow iterates. AutoGraph makes other data sets of a loop, past our methods."""
+        if tf.inside_function():
+            _check_outside()
+        return super()._variant_tensor
+
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.
 
@@ -63,9 +70,10 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
             return raw
         if not now.steps.in_epoch:
             raise UsageError(
-                "iterate the data set inside `for epoch in dataset.epochs(n):`, or give "
-                "callbacks=[edl.KerasCallback()] to model.fit, so that a newcomer can start in "
-                "the job's current epoch"
+                "an edl.Dataset is only trained on; to evaluate or predict, use arrays or a "
+                "tf.data.Dataset. To train, iterate it inside `for epoch in dataset.epochs(n):`, "
+                "or give callbacks=[edl.KerasCallback()] to model.fit, so that a newcomer can "
+                "start in the job's current epoch"
             )
         return self._batches(now)
 

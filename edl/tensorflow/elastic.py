@@ -18,8 +18,7 @@ from edl.errors import UsageError
 from edl.framework import elastic
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
-from edl.framework.replica import Stateful
-from edl.framework.state import few, map_leaves
+from edl.framework.state import Stateful, few, map_leaves
 from edl.ring.ring import Ring
 from edl.tensorflow.transfer import array_of, exchange
 from edl.tensorflow.variables import Access, EagerAccess, SessionAccess, differences, named

@@ -36,6 +36,7 @@ import tensorflow as tf
 from edl.core.events import TrainingStoppedDetails
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
+from edl.framework.steps import end_batch
 from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import check_arguments
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
@@ -140,6 +141,7 @@ class KerasCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         now = self._training
         now.feed.end()
+        end_batch(now.worker)
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
         numbers = {k: float(v) for k, v in (logs or {}).items() if _is_number(v)}

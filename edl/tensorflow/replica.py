@@ -5,7 +5,7 @@ See :mod:`edl.framework.replica`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from edl.checkpoint.safetensors import Blob
 from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import of_value
-from edl.framework.replica import FrameworkReplica, Stateful
-from edl.framework.state import few, map_leaves
+from edl.framework.replica import FrameworkReplica
+from edl.framework.state import Stateful, few, map_leaves
 from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
 from edl.tensorflow.variables import (
     Access,
@@ -24,6 +24,7 @@ from edl.tensorflow.variables import (
     EagerAccess,
     differences,
     named,
+    plain,
     variables_of,
 )
 
@@ -38,6 +39,7 @@ class TensorFlowReplica(FrameworkReplica):
         model: the model's variables, asked for each time: they may be created late.
         optimizer: the same for the optimizer's; the learning rate is among them.
         optimizer_state: the same, with those that a graph counts among its own.
+        updated: the same: those of the model's that an update changes.
     """
 
     framework = "tensorflow"
@@ -50,11 +52,13 @@ class TensorFlowReplica(FrameworkReplica):
         model: Callable[[], list[Any]],
         optimizer: Callable[[], list[Any]],
         optimizer_state: Callable[[], list[Any]],
+        updated: Callable[[], list[Any]],
     ) -> None:
         super().__init__(kind)
         self._model = model
         self._optimizer_state = optimizer_state
         self._optimizer = optimizer
+        self._updated = updated
         self.access: Access = EagerAccess()
 
     @staticmethod
@@ -68,6 +72,11 @@ class TensorFlowReplica(FrameworkReplica):
 
     def things(self) -> dict[str, Stateful]:
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
+
+    def things_between(self) -> Mapping[str, Stateful]:
+        tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
+        values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
+        return {**self.compared_things(), **values}
 
     def variables(self) -> dict[str, dict[str, Any]]:
         """What is shared: the variables of the model and those of the optimizer, by name.
@@ -123,16 +132,20 @@ class TensorFlowReplica(FrameworkReplica):
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         values: list[tuple[Any, Array]] = []
-        for group, mine in self.variables().items():
+        groups = self.variables()
+        updated = {id(plain(variable)) for variable in self._updated()}
+        for group, mine in groups.items():
             if odd := differences(mine, state[group]):
                 raise UsageError(f"this worker's {group} differs from the job's: {few(odd)}")
             for name, variable in mine.items():
-                # The learning rate belongs to the script's place in its loop, and what this
-                # script does with it at the end of the step is yet to come.
-                rate = group == "optimizer" and name.partition("#")[0].endswith("/learning_rate")
-                if receive is Receive.STEP and rate:
-                    continue
-                values.append((variable, state[group][name]))
+                # All else belongs to the script's place in its loop: what this script does with
+                # the learning rate or with averages of the weights is yet to come.
+                if group == "optimizer":
+                    changed = not name.partition("#")[0].endswith("/learning_rate")
+                else:
+                    changed = id(variable) in updated
+                if changed or receive is not Receive.STEP:
+                    values.append((variable, state[group][name]))
         self.access.write(values)
         if receive is not Receive.STEP:
             self.load_things(state["tracked"])
@@ -143,6 +156,19 @@ class TensorFlowReplica(FrameworkReplica):
     def uncopied(self, state: Any) -> dict[str, Any]:
         found: dict[str, Any] = map_leaves(state, _from_blob)
         return found
+
+
+class _Values:
+    """Tracked variables as an object with a state."""
+
+    def __init__(self, access: Access, variables: Sequence[Any]) -> None:
+        self._access, self._variables = access, [plain(variable) for variable in variables]
+
+    def state_dict(self) -> list[Array]:
+        return self._access.read(self._variables)
+
+    def load_state_dict(self, state: list[Array]) -> None:
+        self._access.write(list(zip(self._variables, state, strict=True)))
 
 
 def _to_blob(value: Any, where: str) -> Any:

@@ -19,7 +19,7 @@ Load = Callable[[Batch], Any]
 def load_read(stream: Reading) -> Load:
     """A function that returns what was read of ``stream`` as a batch."""
     parse = stream.parse or (lambda sample: sample)
-    return lambda batch: _stack([parse(sample) for sample in batch.items])
+    return lambda batch: _batch_of([parse(sample) for sample in batch.items])
 
 
 def reader_of(source: Any) -> tuple[int, Load]:
@@ -43,7 +43,7 @@ def reader_of(source: Any) -> tuple[int, Load]:
             raise DataError(f"the arrays of the data set have different lengths: {lengths}")
         total, load = lengths[0], lambda batch: _map(arrays, lambda array: array[batch.indices])
     else:
-        total, load = len(source), lambda batch: _stack(_samples(source, batch.items))
+        total, load = len(source), lambda batch: _batch_of(_samples(source, batch.items))
     if total < 1:
         raise DataError("the data set has 0 samples; at least one is needed")
     return total, load
@@ -60,6 +60,34 @@ def _samples(source: Any, indices: list[int]) -> list[Any]:
     return [source[index] for index in indices]
 
 
+def _batch_of(samples: list[Any]) -> Any:
+    """Samples one above the other.
+
+    Raises:
+        DataError: they differ in shape or structure.
+    """
+    try:
+        return _stack(samples)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"samples of the data set cannot be made one batch: {_oddity(samples) or error}. All "
+            "must have the same parts and shapes; a list is a sequence of samples, so give data "
+            "and labels as a tuple, (x, y)"
+        ) from error
+
+
+def _oddity(samples: list[Any]) -> str | None:
+    """Two of the samples that are not alike; None: they are, as far as one can tell."""
+    if any(isinstance(sample, (dict, tuple)) for sample in samples):
+        forms = [str(_map(sample, lambda part: type(part).__name__)) for sample in samples]
+    elif all(hasattr(sample, "shape") for sample in samples):
+        forms = [f"shape {tuple(sample.shape)}" for sample in samples]
+    else:
+        forms = [f"a {type(sample).__name__}" for sample in samples]
+    odd = [form for form in forms if form != forms[0]]
+    return f"one has {forms[0]} and one {odd[0]}" if odd else None
+
+
 def _stack(samples: list[Any]) -> Any:
     first = samples[0]
     if isinstance(first, dict):
@@ -68,7 +96,10 @@ def _stack(samples: list[Any]) -> Any:
         return tuple(_stack(list(column)) for column in zip(*samples, strict=True))
     if isinstance(first, (bytes, str)):
         return np.array(samples, dtype=object)  # numpy's own type would cut off trailing zeros
-    return np.stack([np.asarray(sample) for sample in samples])
+    stacked = np.stack([np.asarray(sample) for sample in samples])
+    if stacked.dtype.hasobject and not all(isinstance(one, (str, bytes)) for one in stacked.flat):
+        raise ValueError(f"a {type(first).__name__} is no number, text or array of them")
+    return stacked
 
 
 def _without_lists(source: Any) -> Any:

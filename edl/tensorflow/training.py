@@ -57,7 +57,7 @@ class Training:
             worker, self.feed, self._rounds
         )  # of the first optimizer
         self._trained: list[_Trained] = []
-        self.steps = Steps(worker, self.feed, UNFINISHED)
+        self.steps = Steps(worker, self.feed, lambda: UNFINISHED)
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.updates: list[Any] = []  # of graphs: what applies gradients
         self.fitted: Any = None  # the model whose fit runs
@@ -111,6 +111,7 @@ class Training:
             self._model_variables,
             self._optimizer_variables,
             self._optimizer_state,
+            self._updated_variables,
         )
         process.attach_replica(replica)
         self.replica = replica
@@ -181,6 +182,15 @@ class Training:
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
+
+    def _updated_variables(self) -> list[Any]:
+        """Those of the model that an update changes; a graph counts the optimizer's among them."""
+        if (optimizer := self._graph_optimizer()) is None:
+            return [v for each in self._trained for v in each.optimizer._trainable_variables]
+        graph = self.graph or tf.compat.v1.get_default_graph()
+        trainable = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+        counter = tf.compat.v1.train.get_global_step(graph)
+        return [*trainable, *optimizer.variables(), *([] if counter is None else [counter])]
 
     def _model_variables(self) -> list[Any]:
         if self._graph_optimizer() is not None:

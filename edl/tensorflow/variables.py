@@ -48,10 +48,18 @@ class SessionAccess:
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
         # A variable's initializer assigns its second input; no operation is added to the graph,
-        # which may be finalized.
-        operations = [variable.initializer for variable, _ in values]
-        self._run(operations, {operation.inputs[1]: value for operation, (_, value) in
-                               zip(operations, values, strict=True)})  # fmt: skip
+        # which may be finalized. Several variables may have been made of one input.
+        left = [(variable.initializer, value) for variable, value in values]
+        while left:
+            now, later = {}, []
+            for operation, value in left:
+                if operation.inputs[1].ref() in now:
+                    later.append((operation, value))
+                else:
+                    now[operation.inputs[1].ref()] = operation, value
+            fed = {operation.inputs[1]: value for operation, value in now.values()}
+            self._run([operation for operation, _ in now.values()], fed)
+            left = later
 
     def _run(self, fetches: Any, feed: Any = None) -> Any:
         return tf.compat.v1.Session.run(self._session, fetches, feed)

@@ -36,7 +36,13 @@ def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, A
         mine = named(variables_of(model) or [])
         if not mine:
             raise UsageError("the model has no variables yet; build it before edl.load_weights")
-        if odd := differences(mine, {name: found[name] for name in mine.keys() & found.keys()}):
+        if missing := [f"{name} is not there" for name in mine if name not in found]:
+            raise CheckpointError(
+                f"{path} is of another model: {few(missing)}; it has {few(list(found))}. Keras "
+                "numbers the layers that it names itself, as they are made in a process: give the "
+                "layers a name, in both scripts, or make the models in the same order"
+            )
+        if odd := differences(mine, {name: found[name] for name in mine}):
             raise CheckpointError(f"{path} is of another model: {few(odd)}")
         EagerAccess().write([(variable, found[name]) for name, variable in mine.items()])
     return found

@@ -75,6 +75,9 @@ class CountingModel:
 
     # --- what edl asks of a framework's copy of the state
 
+    def end_batch(self, step: int, epoch: int) -> None:
+        """Nothing is tracked."""
+
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
@@ -256,7 +259,7 @@ class Counting:
         worker.attach_replica(model)
         one.model = model
         feed = Feed(worker, self.prefetch_batches)
-        steps = Steps(worker, feed, "the batch was not trained")
+        steps = Steps(worker, feed, lambda: "the batch was not trained")
         exchanged: dict[int, list[list[float]]] = {}
         sizes: dict[int, int] = {}
         batches = 0  # of the step so far

@@ -21,6 +21,7 @@ from edl.core.records import (
     Generation,
     Host,
     Job,
+    JobEnd,
     JobState,
     Leader,
     Member,
@@ -239,7 +240,7 @@ class MemoryCoordinator:
         self._ring = ring
         self._written = mailbox.clock.condition()
         self._dirty = False
-        self._ends: list[tuple[JobState, str, Event | None]] = []
+        self._ends: list[tuple[JobEnd, Event | None]] = []
         self._candidate = False
         self._withdrawn = False
         self._open = False
@@ -296,10 +297,8 @@ class MemoryCoordinator:
     def report_broken(self, failure: RingFailure) -> None:
         self._change(replace(self._member, broken=failure))
 
-    def end_job(
-        self, state: JobState, reason: str, event: Event | None = None, exit_code: int = 0
-    ) -> None:
-        self._ends.append((state, reason, event))
+    def end_job(self, end: JobEnd, event: Event | None = None) -> None:
+        self._ends.append((end, event))
         self._dirty = True
 
     def flush(self, timeout_s: float) -> bool:
@@ -342,8 +341,8 @@ class MemoryCoordinator:
 
     def _write(self) -> None:
         job = self._job
-        for state, reason, event in self._ends:
-            if job.set_state(state, reason) and event is not None:
+        for end, event in self._ends:
+            if job.set_state(end.state, end.reason) and event is not None:
                 job.events.append(event)
         self._ends.clear()
         if self._withdrawn:

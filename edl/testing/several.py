@@ -40,6 +40,9 @@ class Models:
     def __init__(self, count: int, samples: int) -> None:
         self.all = [CountingModel(samples) for _ in range(count)]
 
+    def end_batch(self, step: int, epoch: int) -> None:
+        """Nothing is tracked."""
+
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         sent = [model.exchange(ring, root) for model in self.all]
         if receive is not Receive.NOTHING:
@@ -192,7 +195,7 @@ class CountingSeveral:
         one.model = models.all[0]
         optimizers, end_step = self.wrap(one, models)
         feed = Feed(worker, 0)
-        steps = Steps(worker, feed, "the batch was not trained", end_step)
+        steps = Steps(worker, feed, lambda: "the batch was not trained", end_step)
         exchanged: dict[int, list[list[float]]] = {}
         for _ in steps.epochs(self.epochs):
             for number in count():

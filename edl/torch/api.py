@@ -11,7 +11,7 @@ import torch
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.process import current_worker
-from edl.framework.replica import Stateful
+from edl.framework.state import Stateful
 from edl.torch.collectives import TorchCollectives
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
@@ -21,6 +21,8 @@ from edl.torch.schedulers import watch_schedulers
 
 _optimizers: Optimizers | None = None  # once there is one
 _replica: TorchReplica | None = None
+
+watch_schedulers()  # a script may make one before edl.init()
 
 
 def init(**settings: Any) -> None:
@@ -35,14 +37,14 @@ def init(**settings: Any) -> None:
         CoordinationError: ZooKeeper or the job is not there.
         JobFailed: the job did not start in time.
     """
-    watch_schedulers()
     process.start(TorchCollectives, settings)
 
 
 def track(**objects: Stateful) -> None:
     """Let objects follow the job: their state reaches every newcomer.
 
-    Each needs ``state_dict()`` and ``load_state_dict()``: schedulers, scalers, counters.
+    Each needs ``state_dict()`` and ``load_state_dict()``: counters, averages of the weights. LR
+    schedulers of PyTorch's base class and gradient scalers follow by themselves.
 
     Raises:
         UsageError: an object has no such methods.
@@ -87,6 +89,11 @@ def settle_step() -> None:
     """The script wants its next batch: the update of this one was made, or skipped."""
     if (optimizers := _of_this_job()) is not None:
         optimizers.settle()
+
+
+def has_optimizer() -> bool:
+    """Whether the script has made an ``edl.Optimizer``."""
+    return _of_this_job() is not None
 
 
 def attach_optimizer(

@@ -16,8 +16,7 @@ from edl.errors import UsageError
 from edl.framework import elastic
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
-from edl.framework.replica import Stateful
-from edl.framework.state import map_leaves
+from edl.framework.state import Stateful, map_leaves
 from edl.ring.ring import Ring
 from edl.torch.sampler import ElasticSampler
 from edl.torch.transfer import exchange

@@ -24,10 +24,14 @@ from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
 from edl.framework.source import attach_source, attach_stream, is_numbered, stream_of
 from edl.framework.steps import Steps
-from edl.torch.api import settle_step, track
+from edl.torch.api import has_optimizer, settle_step, track
 from edl.torch.schedulers import warn_of_counted_steps
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
+NO_OPTIMIZER = (
+    "this script trains without an edl.Optimizer, so nobody knows when a step is made; write "
+    "optimizer = edl.Optimizer(optimizer, model) before the loop"
+)
 UNFINISHED = (
     "the loop body took a batch without calling backward() and optimizer.step(); every worker must "
     "train each batch, or call edl.notify_batch_end() for one that all leave out; to accumulate "
@@ -53,8 +57,8 @@ class DataLoader:
 
     Raises:
         DataError: the dataset is empty.
-        UsageError: an argument that cannot work here (``sampler``, ``drop_last``, ...), or an
-            iterable data set without these.
+        UsageError: an argument that cannot work here (``sampler``, ``drop_last``, ...) or that
+            PyTorch refuses, or an iterable data set without these.
     """
 
     def __init__(
@@ -71,6 +75,11 @@ class DataLoader:
         **options: Any,
     ) -> None:
         self._worker = worker if worker is not None else current_worker()
+        if isinstance(dataset, torch.utils.data.DataLoader):
+            raise UsageError(
+                "edl.DataLoader takes the place of PyTorch's, and was given one; give it the data "
+                "set and the options, edl.DataLoader(dataset, batch_size=..., shuffle=...)"
+            )
         _check(batch_size, options)
         ahead = num_workers * (prefetch_factor or 2)
         order = batch_size, shuffle, seed, ahead
@@ -99,7 +108,7 @@ class DataLoader:
                 **options,
             ),
         )
-        self._steps = Steps(self._worker, self._feed, UNFINISHED, settle_step)
+        self._steps = Steps(self._worker, self._feed, _unfinished, settle_step)
         self.dataset = dataset
         self.batch_size = batch_size
 
@@ -144,6 +153,10 @@ class DataLoader:
         return -(-self._source.total // each)
 
 
+def _unfinished() -> str:
+    return UNFINISHED if has_optimizer() else NO_OPTIMIZER
+
+
 _NONE = object()  # no batch; None may be one, from a collate_fn
 
 
@@ -153,7 +166,10 @@ class _LoaderFeed:
     def __init__(self, worker: Worker, loader: Callable[..., Any]) -> None:
         self._worker = worker
         self._formed: deque[Batch] = deque()
-        self._loader = loader(self._form)
+        try:
+            self._loader = loader(self._form)
+        except (TypeError, ValueError) as error:  # an option that does not exist, or cannot be
+            raise UsageError(f"edl.DataLoader: {error}") from error
         self._arriving: Iterator[Any] = iter(())
         self.data: Any = _NONE
 

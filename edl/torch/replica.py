@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,16 @@ import torch
 from edl.core.plural import counted
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
-from edl.framework.replica import FrameworkReplica, Stateful
+from edl.framework.replica import FrameworkReplica
+from edl.framework.state import Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.digest import digests
 from edl.torch.reduction import LastStep, optimizer_parameters
 from edl.torch.scalers import Scalers
+from edl.torch.schedulers import Schedulers
 from edl.torch.transfer import TorchArrays
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class _Trained:
 
 
 class TorchReplica(FrameworkReplica):
-    """Models, optimizers, gradient scalers and tracked objects of this process.
+    """Models, optimizers, LR schedulers, gradient scalers and tracked objects of this process.
 
     With several models, the names of the tensors of each begin with its number: `0.`, `1.`.
     """
@@ -46,6 +51,8 @@ class TorchReplica(FrameworkReplica):
     ) -> None:
         super().__init__(type(optimizer).__name__)
         self._scalers = Scalers()
+        self._schedulers = Schedulers()
+        self._schedulers.add(optimizer)
         self._trained = [_Trained(model, optimizer, last_step or LastStep())]
         self._copier = Copier()
 
@@ -53,6 +60,7 @@ class TorchReplica(FrameworkReplica):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
     ) -> None:
         """One more; several may train parts of one model."""
+        self._schedulers.add(optimizer)
         self._trained.append(_Trained(model, optimizer, last_step))
         self.rename([type(each.optimizer).__name__ for each in self._trained])
 
@@ -65,6 +73,11 @@ class TorchReplica(FrameworkReplica):
                     "load_state_dict()"
                 )
 
+    def things_between(self) -> dict[str, Stateful]:
+        """A scaler learns of a missed step by its gradients; its state waits for the device."""
+        things = self.compared_things().items()
+        return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
+
     def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """The script is about to use ``scaler``, which follows the job by itself from now on."""
         if not any(thing is scaler for thing in self.things().values()):
@@ -75,6 +88,7 @@ class TorchReplica(FrameworkReplica):
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "optimizers": [each.optimizer.state_dict() for each in self._trained],
             "scalers": self._scalers.states(),
+            "schedulers": self._schedulers.states(self.things().values()),
             "skipped": [bool(each.last_step.skipped) for each in self._trained],
             "tracked": self.states_of_things(),
         }
@@ -121,9 +135,10 @@ class TorchReplica(FrameworkReplica):
                 f"this worker has {counted(len(self._trained), 'edl.Optimizer')}, and the job "
                 f"{len(state['optimizers'])}"
             )
+        taken = self._trained_names(mine) if receive is Receive.STEP else mine.keys()
         with torch.no_grad():
-            for name, tensor in state["model"].items():
-                mine[name].copy_(tensor)
+            for name in taken:
+                mine[name].copy_(state["model"][name])
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
         ):
@@ -136,6 +151,12 @@ class TorchReplica(FrameworkReplica):
         if receive is not Receive.STEP:
             self._scalers.load(state["scalers"])
             self.load_things(state["tracked"])
+            if odd := self._schedulers.load(state["schedulers"], self.things().values()):
+                logger.warning(
+                    "the job has the state of a %s, and this script has made no such LR scheduler "
+                    "for an edl.Optimizer yet: make it before the loop, else it begins anew",
+                    " and a ".join(odd),
+                )
 
     def copied(self, state: dict[str, Any]) -> Any:
         return self._copier.copy(state)
@@ -154,6 +175,16 @@ class TorchReplica(FrameworkReplica):
         for each in self._trained:
             tensors |= self._outside(each, optimizer_parameters(each.optimizer, each.model))
         return tensors
+
+    def _trained_names(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """What of them the optimizers change. The rest is the script's, in its forward pass or
+        between two steps: an average of the weights, a target network, a buffer."""
+        trained = {
+            parameter
+            for each in self._trained
+            for _, parameter in optimizer_parameters(each.optimizer, each.model)
+        }
+        return [name for name, tensor in tensors.items() if tensor in trained]
 
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch.utils.data
 
-from edl.core.step.shuffle import epoch_order
+from edl.core.step.shuffle import EpochOrder
 from edl.framework import process
 
 
@@ -53,8 +52,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def reset(self) -> None:
         """Divide what is left of the epoch among the workers of the present ring."""
         self.rank, self.num_replicas = process.rank(), process.size()
-        order = epoch_order(len(self.dataset), self.seed, self.epoch, self.shuffle)
-        self.remaining_indices: npt.NDArray[np.int64] = order[self.processed_num :]
+        order = EpochOrder(len(self.dataset), self.seed, self.epoch, self.shuffle)
+        self.remaining_indices = order.at(self.processed_num, len(order))
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 

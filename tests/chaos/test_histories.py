@@ -111,6 +111,7 @@ class RingFailure(Trial):
         ]
         self.environment |= {
             "EDL_TEST_HISTORIES": json.dumps(histories),
+            "EDL_TEST_AVERAGES": "1",
             "EDL_TEST_PLACES": str(self.places),
         }
         super().begin(np, max_np, min_np)

@@ -32,6 +32,8 @@ cell(2)
 cell(-1)
 edl.DataLoader([1])
 next(loader.epochs(3))
+edl.init()
+next(loader.epochs(3))
 """
 TENSORFLOW = """
 import numpy as np, tensorflow as tf, edl.tensorflow as edl
@@ -82,4 +84,5 @@ def test_edl_init_begins_a_new_job(cells: str) -> None:
     trained = ended.stdout.count("trained 8\n")
     assert trained == (3 if cells == TENSORFLOW else 2), ended.stderr
     assert ended.stderr.count("at a prompt, edl.init() begins a new job") == 2, ended.stderr
+    assert ended.stderr.count("of the job before the last edl.init()") == (cells == TORCH)
     assert ended.stderr.count("Traceback") == (cells == TORCH), ended.stderr  # of its own Ctrl-C

@@ -196,6 +196,14 @@ for _ in ds.epochs(1):
         "edl.init(); edl.Dataset((np.zeros(3), np.zeros(4)))",
         "different lengths: [3, 4]",
     ),
+    "arrays in a list": (
+        "edl.init(); edl.Dataset([np.zeros((3, 2)), np.zeros(3)], 2)",
+        "one has shape (3, 2) and one shape (3,)",
+    ),
+    "samples of no array": (
+        "edl.init(); edl.Dataset([None, None])",
+        "a NoneType is no number",
+    ),
     "batch size": ("edl.init(); edl.Dataset(data, 0)", "batch_size is 0"),
     "iterator": (
         "edl.init(); edl.Dataset(iter([1]))",
@@ -222,6 +230,14 @@ for _ in ds.epochs(1):
     ),
     "inside a function": (
         LOOP + "@tf.function\ndef f():\n for x in ds: pass\nf()",
+        "cannot be iterated inside a tf.function",
+    ),
+    "inside a function, below another": (
+        LOOP + "def g():\n for x, y in ds: pass\n@tf.function\ndef f(): g()\nf()",
+        "edl: an edl data set cannot be iterated inside a tf.function",
+    ),
+    "inside a function, with a step": (
+        LOOP + "@tf.function\ndef f():\n for x, y in ds: apply()\nf()",
         "cannot be iterated inside a tf.function",
     ),
     "no step": (
@@ -412,8 +428,22 @@ for epoch in ds.epochs(2):
         weights = model.trainable_variables
         opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
 assert edl.step() == 4 and int(sgd.iterations) == 4
-shared = edl.current_worker()._replica.variables()["model"]
+shared = edl.current_worker().replica.variables()["model"]
 assert [v.shape for v in shared.values()] == [v.shape for v in model.variables], shared.keys()
+""",
+        "",
+    ),
+    "variables made of one value, in a graph": (
+        """
+graph()
+from edl.tensorflow.variables import SessionAccess
+zeros = tf.zeros(3)
+made = [tf.compat.v1.get_variable(name, initializer=zeros) for name in "abc"]
+with tf.compat.v1.Session() as session:
+    session.run(tf.compat.v1.global_variables_initializer())
+    access = SessionAccess(session)
+    access.write([(variable, np.full(3, n, np.float32)) for n, variable in enumerate(made, 1)])
+    assert [value[0] for value in access.read(made)] == [1, 2, 3]
 """,
         "",
     ),
@@ -434,9 +464,14 @@ for path in (saved, saved + "/weights.safetensors"):
     found = edl.load_weights(path, model)
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), trained)), path
     assert sorted(found) == sorted(v.path for v in model.variables)
-other = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, name=model.layers[0].name)])
+layers = [keras.Input((1,)), keras.layers.Dense(2, name=model.layers[0].name)]
+other = keras.Sequential(layers, name=model.name)
 other.layers[0].kernel.path  # built
-for wrong, said in ((other, "is of another model"), (keras.Sequential(), "has no variables yet")):
+for wrong, said in (
+    (other, "has shape (1, 1) there and (1, 2) here"),
+    (network(), "give the layers a name, in both scripts"),
+    (keras.Sequential(), "has no variables yet"),
+):
     try:
         edl.load_weights(saved, wrong)
     except Exception as error:
@@ -526,7 +561,7 @@ for _ in ds.epochs(1):
     seen = []
     for batch in ds:
         seen.append(tf.nest.map_structure(lambda t: t.numpy().tolist(), batch))
-        variable, = edl.current_worker()._replica._model()
+        variable, = edl.current_worker().replica._model()
         with tf.GradientTape() as tape: loss = variable * 1.0
         sgd.apply_gradients([(tape.gradient(loss, variable), variable)])
 assert seen == [

@@ -19,6 +19,7 @@ SAMPLES, EPOCHS = 203, 4
 SLOW = Throttle(0.5, 40, 4.0)  # a job of about 100 steps
 
 
+@pytest.mark.long  # property/test_torch_on_loopback.py in `make test`
 def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
     """2 workers, then 3: uneven batches, every dtype, schedulers in step on old and new."""
     out = tmp_path / "out"
@@ -291,8 +292,28 @@ WRONG_USES = {
         "without a batch from the edl loader",
     ),
     "batch without a step": (
-        "edl.init(); loader = edl.DataLoader(data)\nfor _ in loader.epochs(1): list(loader)",
+        LOOP + "for _ in loader.epochs(1): list(loader)",
         "took a batch without calling backward() and optimizer.step()",
+    ),
+    "a plain optimizer": (
+        """
+edl.init(); loader = edl.DataLoader(data)
+for _ in loader.epochs(1):
+    for _ in loader: sgd.zero_grad(); model(torch.ones(1, 1)).sum().backward(); sgd.step()
+""",
+        "write optimizer = edl.Optimizer(optimizer, model) before the loop",
+    ),
+    "an option that does not exist": (
+        "edl.init(); edl.DataLoader(data, num_worker=2)",
+        "unexpected keyword argument 'num_worker'",
+    ),
+    "an option without its processes": (
+        "edl.init(); edl.DataLoader(data, persistent_workers=True)",
+        "persistent_workers option needs num_workers > 0",
+    ),
+    "a loader for a data set": (
+        "edl.init(); edl.DataLoader(torch.utils.data.DataLoader(data))",
+        "takes the place of PyTorch's, and was given one",
     ),
     "backward twice": (
         (

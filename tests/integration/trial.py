@@ -164,6 +164,7 @@ class Trial(Job):
                 assert {row[1] for row in rows} == {float(steps)}, story
         assert len({report["w_sha256"] for report in reports}) == 1, story
         assert len({report["steps"] for report in reports}) == 1, story
+        assert len({str(report.get("averages")) for report in reports}) == 1, story
         assert len({report["rings"][-1]["generation"] for report in reports}) == 1, story
         return reports
 

@@ -79,7 +79,7 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     batch = behind.sampler.form(behind.ledger)
     assert batch is not None
     order = behind.source.order(1)
-    assert list(batch.indices) == list(order[batch.position : batch.position + 4])
+    assert list(batch.indices) == list(order.at(batch.position, batch.position + 4))
     assert ahead.sampler.agrees_with(ahead.ledger)
     assert ahead.open_step.batch is not None
 

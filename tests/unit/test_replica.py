@@ -90,6 +90,12 @@ class Replica(FrameworkReplica):
         self.arrays = Bytearrays(wire)
         self.track(tracked)
 
+    @property
+    def tracked_counter(self) -> Counter:
+        counter = self.things()["counter"]
+        assert isinstance(counter, Counter)
+        return counter
+
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
         for name, thing in objects.items():
@@ -117,6 +123,106 @@ class Replica(FrameworkReplica):
 
     def uncopied(self, state: Any) -> dict[str, Any]:
         return dict(state)
+
+
+def places(replica: Replica, *numbers: int) -> None:
+    """The script asks for a batch after each of these steps of the first epoch."""
+    for number in numbers:
+        replica.end_batch(number, 0)
+
+
+@pytest.mark.parametrize("receive", [Receive.STEP, Receive.ALL])
+def test_what_is_tracked_becomes_that_of_the_step_which_a_worker_missed(receive: Receive) -> None:
+    """Its script counts by gradients of zero; the root has gone on to its next batch since."""
+    wire = Wire()
+    root, mine = (
+        Replica(wire, b"root", counter=Counter(5)),
+        Replica(wire, b"mine", counter=Counter(5)),
+    )
+    for each in (root, mine):
+        places(each, 3)
+    root.tracked_counter.count = 6
+    places(root, 4)
+    root.tracked_counter.count = 60  # of the batch after that, whose update is yet to come
+    root.synchronise(wire.ring(0), 0, Receive.NOTHING)
+    mine.synchronise(wire.ring(1), 0, receive)
+    mine.tracked_counter.count += 2  # by its script
+    places(mine, 4)
+    assert mine.tracked_counter.count == (6 if receive is Receive.STEP else 62)
+    mine.tracked_counter.count += 1
+    places(mine, 4)
+    assert mine.tracked_counter.count == (7 if receive is Receive.STEP else 63), "only once"
+
+
+def test_a_root_that_has_not_come_so_far_leaves_it_to_the_script() -> None:
+    wire = Wire()
+    root, mine = (
+        Replica(wire, b"root", counter=Counter(5)),
+        Replica(wire, b"mine", counter=Counter(5)),
+    )
+    places(root, 2, 3)
+    root.synchronise(wire.ring(0), 0, Receive.NOTHING)
+    mine.synchronise(wire.ring(1), 0, Receive.STEP)
+    mine.tracked_counter.count = 8
+    places(mine, 4)
+    assert mine.tracked_counter.count == 8
+
+
+def test_both_places_at_the_end_of_an_epoch_are_kept() -> None:
+    """The root is in the next epoch; what its script does between the two is yet to come here."""
+    wire = Wire()
+    root, mine = (
+        Replica(wire, b"root", counter=Counter(5)),
+        Replica(wire, b"mine", counter=Counter(1)),
+    )
+    root.end_batch(9, 0)
+    root.tracked_counter.count = 50
+    root.end_batch(9, 1)
+    root.synchronise(wire.ring(0), 0, Receive.NOTHING)
+    mine.synchronise(wire.ring(1), 0, Receive.STEP)
+    mine.end_batch(9, 0)
+    assert mine.tracked_counter.count == 5
+
+
+def test_a_large_state_is_copied_once_and_then_left_to_the_script() -> None:
+    class Large(Counter):
+        copies = 0
+
+        def state_dict(self) -> Any:
+            type(self).copies += 1
+            return {"count": self.count, "data": bytearray(2**21)}
+
+    class Long(Large):
+        copies = 0
+
+        def state_dict(self) -> Any:
+            type(self).copies += 1
+            return {"count": self.count, "losses": [0.5] * 2000}
+
+    class Odd(Large):
+        copies = 0
+
+        def state_dict(self) -> Any:
+            type(self).copies += 1
+            return {"count": self.count, "odd": object()}
+
+    one = Replica(Wire(), b"root", large=Large(), small=Counter(), long=Long(), odd=Odd())
+    places(one, 1, 2, 3)
+    assert (Large.copies, Long.copies, Odd.copies) == (1, 1, 1)
+
+
+def test_who_has_received_it_and_not_come_so_far_hands_it_on() -> None:
+    """The ring broke before the third worker had it, and the second is the root of the next."""
+    first, second, third = (Replica(Wire(), b"root", counter=Counter(5)) for _ in range(3))
+    places(first, 4)
+    for sender, receiver in ((first, second), (second, third)):
+        wire = Wire()
+        sender.arrays = receiver.arrays = Bytearrays(wire)
+        sender.synchronise(wire.ring(0), 0, Receive.NOTHING)
+        receiver.synchronise(wire.ring(1), 0, Receive.STEP)
+        receiver.tracked_counter.count = 9
+    places(third, 4)
+    assert third.tracked_counter.count == 5
 
 
 def synchronised(theirs: Counter, receive: Receive) -> Replica:

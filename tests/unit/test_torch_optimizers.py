@@ -33,7 +33,9 @@ class Script:
         self.optimizers = Optimizers(self.worker)
         self.nets = [torch.nn.Linear(2, 1) for _ in range(count)]
         self.sgd = [self.wrap(net.parameters()) for net in self.nets]
-        self.steps = Steps(self.worker, Feed(self.worker, 0), "not trained", self.optimizers.settle)
+        self.steps = Steps(
+            self.worker, Feed(self.worker, 0), lambda: "not trained", self.optimizers.settle
+        )
 
     def wrap(self, parameters: Any, passes: int = 1, **options: Any) -> torch.optim.SGD:
         sgd = torch.optim.SGD(parameters, lr=0.1, **options)

@@ -69,6 +69,8 @@ def test_an_exported_file_is_what_other_tools_and_we_read(
         assert_same(model, trained)
     assert invoke(["checkpoint", "export", str(tmp_path), str(target)]) == 2
     assert f"edl: {target} exists; remove it" in capsys.readouterr().err
+    assert invoke(["checkpoint", "export", str(tmp_path), str(tmp_path / "weights.pt")]) == 2
+    assert f"choose {target}" in capsys.readouterr().err
 
 
 def test_another_model_is_refused_by_name(tmp_path: Path) -> None:

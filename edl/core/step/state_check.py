@@ -18,8 +18,9 @@ from edl.core.step.step_record import StepRecord
 Digests = Mapping[str, int]  # of each part of a state, by its name
 ADVICE = (
     "What all share may change in optimizer.step() only, or on all workers alike: look for code "
-    "that runs on some of them, and for decisions by numbers that are a worker's own (edl.mean "
-    "makes them the job's). EDL_STATE_CHECK_STEPS=0 turns this check off"
+    "that runs on some of them, for a schedule of your own that edl.track does not know, and for "
+    "decisions by numbers that are a worker's own (edl.mean makes them the job's). "
+    "EDL_STATE_CHECK_STEPS=0 turns this check off"
 )
 
 

@@ -1,10 +1,14 @@
-"""The counting model in PyTorch: its parameters prove which samples were trained, see tally.py."""
+"""The counting model in PyTorch: its parameters prove which samples were trained, see tally.py.
+
+EDL_TEST_AVERAGES: the script keeps averages of its weights and of its gradients' norms, too.
+"""
 
 import contextlib
+import os
 
 import torch
 from tally import Diary, parser
-from torch_model import CountingModel, Indices, Stateful
+from torch_model import Averages, CountingModel, Indices, Stateful
 
 import edl.torch as edl
 
@@ -43,6 +47,9 @@ loader = edl.DataLoader(
 )
 model = CountingModel(args.samples)
 optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
+averages = Averages(model) if "EDL_TEST_AVERAGES" in os.environ else None
+if averages:
+    edl.track(averages=averages)
 if args.checkpoint:
     edl.checkpoint(args.checkpoint, every_s=args.every, keep=args.keep)
 
@@ -56,11 +63,16 @@ for epoch in loader.epochs(args.epochs):
         diary.in_step()
         if not last:
             continue
+        if averages:
+            averages.before_step()
         optimizer.step()
+        if averages:
+            averages.after_step()
         optimizer.zero_grad()
         if not edl.is_warming_up():
             diary.end_step(model.steps.item(), tally())
             diary.exchange(model.steps.item())
     if not edl.is_warming_up():
         diary.end_epoch(epoch, model.count)
-diary.report(model.w.detach().numpy(), model.count, model.steps.item())
+more = averages.report() if averages else {}
+diary.report(model.w.detach().numpy(), model.count, model.steps.item(), **more)

@@ -4,6 +4,8 @@ A graph's session is edl's, fed or with a generator, or one of TensorFlow's own:
 with a hook. See tally.py. The report also says how often the training function was traced.
 
 EDL_TEST_CLIP: the norm of a step's mean gradient is clipped to that by the script.
+EDL_TEST_AVERAGES: it keeps an average of its weights, in the model but not trained; where it clips,
+also one of the norms of its gradients.
 """
 
 import os
@@ -24,6 +26,7 @@ optimizer = None
 clips = "EDL_TEST_CLIP" in os.environ
 SHARD = 47  # samples
 CLIP = float(os.environ["EDL_TEST_CLIP"]) if clips else float("inf")
+averages = "EDL_TEST_AVERAGES" in os.environ
 
 
 def save():
@@ -39,6 +42,14 @@ def sleep():
 class Counting(CountingModel):
     def __init__(self):
         super().__init__(args.samples)
+        if averages:
+            self.target = self.weight("target", (args.samples,), "float64")
+            self.norm = tf.Variable(tf.zeros((), tf.float64), trainable=False)
+            edl.track(norm=[self.norm])
+
+    def average(self):
+        if averages:
+            self.target.assign(0.9 * self.target + 0.1 * self.w)
 
     def call(self, indices):
         global traces
@@ -54,7 +65,8 @@ class Counting(CountingModel):
 
     def report(self):
         steps = int(self.steps.numpy())
-        diary.report(self.w.numpy(), self.count.numpy(), steps, traces=traces)
+        more = {"averages": [float(self.norm), float(sum(self.target.numpy()))]} if averages else {}
+        diary.report(self.w.numpy(), self.count.numpy(), steps, traces=traces, **more)
 
     def update(self, tape, loss, optimizer):
         """Apply the gradients, clipped if that is asked for."""
@@ -62,7 +74,9 @@ class Counting(CountingModel):
             tape = edl.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, self.trainable_variables)
         if clips:
-            gradients, _ = tf.clip_by_global_norm(gradients, CLIP)
+            gradients, norm = tf.clip_by_global_norm(gradients, CLIP)
+            if averages:
+                self.norm.assign(0.9 * self.norm + 0.1 * norm)
         optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
 
 
@@ -111,6 +125,7 @@ def loop():
             diary.begin_step(int(model.steps.numpy()))
             diary.in_step()
             step(indices)
+            model.average()
             if not edl.is_warming_up():
                 diary.end_step(int(model.steps.numpy()), model.tally(CLIP))
                 if args.exchange:
@@ -127,6 +142,7 @@ class Tally(tf.keras.callbacks.Callback):
         diary.in_step()
 
     def on_train_batch_end(self, batch, logs=None):
+        self.model.average()
         diary.end_step(int(self.model.steps.numpy()), self.model.tally(CLIP))
         diary.exchange(int(self.model.steps.numpy()))
 
@@ -167,6 +183,8 @@ class Graph:
         self.before = v1.get_variable("before", initializer=zeros, trainable=False)
         self.count = v1.get_variable("count", initializer=integer, trainable=False)
         self.steps = v1.get_variable("steps", initializer=tf.zeros((), tf.int64), trainable=False)
+        self.target = v1.get_variable("target", initializer=zeros, trainable=False)
+        self._average = self.target.assign(0.9 * self.target + 0.1 * self.w)
         optimizer = edl.Optimizer(v1.train.GradientDescentOptimizer(1.0))
         loss = tf.reduce_mean(tf.gather(self.w, self.indices))
         if clips:
@@ -183,6 +201,8 @@ class Graph:
 
     def after_step(self, run):
         """Count what the step did; ``run`` is that of a session."""
+        if averages:
+            run(self._average)
         steps, before, now = run([self.steps, self.before, self.w])
         diary.begin_step(int(steps))
         diary.in_step()
@@ -206,7 +226,8 @@ class Graph:
         self._epoch = -1
 
     def report(self, run):
-        diary.report(*run([self.w, self.count]), int(run(self.steps)))
+        more = {"averages": float(sum(run(self.target)))} if averages else {}
+        diary.report(*run([self.w, self.count]), int(run(self.steps)), **more)
 
 
 def graph():

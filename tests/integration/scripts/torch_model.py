@@ -37,6 +37,32 @@ class Stateful(torch.utils.data.IterableDataset):
         self._next = state["next"]
 
 
+class Averages:
+    """What scripts keep beside the training: a target network that follows the weights, in the
+    model but not trained, and a history of the gradients' norms, by which they clip."""
+
+    def __init__(self, model):
+        self._model = model
+        self._norm = 0.0
+        model.target = torch.nn.Parameter(torch.zeros_like(model.w), requires_grad=False)
+
+    def before_step(self):
+        self._norm = 0.9 * self._norm + 0.1 * self._model.w.grad.norm().item()
+
+    @torch.no_grad()
+    def after_step(self):
+        self._model.target.lerp_(self._model.w, 0.1)
+
+    def state_dict(self):
+        return {"norm": self._norm}
+
+    def load_state_dict(self, state):
+        self._norm = state["norm"]
+
+    def report(self):
+        return {"averages": [self._norm, self._model.target.sum().item()]}
+
+
 class CountingModel(torch.nn.Module):
     def __init__(self, samples):
         super().__init__()
