@@ -103,7 +103,8 @@ CASES = {
 
 def test_every_named_point_has_its_death() -> None:
     tried = {one["point"] for case in CASES.values() for group in case.faults for one in group}
-    assert tried == {*failpoints.NAMES, "answered"}
+    # Keras adds up gradients by itself; PyTorch's deaths there are in test_points.py.
+    assert tried == {*failpoints.NAMES, "answered"} - {"accumulated"}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -16,6 +16,7 @@ ACCUMULATING = ("--accumulate", "3")
 SLOW = Throttle(0.1)
 
 
+@pytest.mark.long  # on loopback rings in `make test`
 def test_a_join_a_leave_and_a_death_in_the_middle_of_a_step(tmp_path: Path, zk_hosts: str) -> None:
     """Epochs end in the middle of a group of batches, on some workers with padding."""
     with trial(
@@ -26,6 +27,7 @@ def test_a_join_a_leave_and_a_death_in_the_middle_of_a_step(tmp_path: Path, zk_h
     assert reports[0]["steps"] < 4 * 730 / 4 / 2, "a step has several batches of each worker"
 
 
+@pytest.mark.long  # `make test` trains the digits alone
 def test_the_example_alone() -> None:
     last = last_line_of("torch_accumulation.py", "--epochs", "10")
     found = re.fullmatch(r"accuracy (\S+) epochs 10 steps (\d+)", last)

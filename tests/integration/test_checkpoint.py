@@ -173,6 +173,7 @@ def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(trial: Trial, zk_host
         assert job.output().count("checkpoint_refused") == 1
 
 
+@pytest.mark.long  # on loopback rings in `make test`
 def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str) -> None:
     script, limit = trial.script(), ["--elastic-timeout", "0.5"]
     limits: dict[str, Any] = {"np": 2, "min_np": 2, "max_np": 2, "options": limit}

@@ -163,6 +163,7 @@ def write_records(folder: Path) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # `make test` has it without a job
 def test_a_job_trains_what_is_sound_exactly_once_and_logs_the_rest(
     tmp_path: Path, zk_hosts: str
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
     assert SESSION_S / 2 < stall_s < SESSION_S + 6.0
 
 
+@pytest.mark.long  # rule in unit/test_liveness.py
 def test_who_is_frozen_for_a_moment_goes_on_and_who_is_stuck_is_named_not_given_up(
     tmp_path: Path, zk_hosts: str
 ) -> None:

@@ -253,6 +253,7 @@ def test_the_only_host_is_not_barred_when_an_edl_worker_is_killed(
         assert job.end() != 0  # horovodrun counts the one that was killed
 
 
+@pytest.mark.long  # `make test` takes it away from `edl run`: test_sessions.py
 def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
     with (
         ensemble(tmp_path, 1) as (zookeeper,),

@@ -13,7 +13,7 @@ from edl.testing.job import started
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_three_samples_on_two_workers(framework: str, tmp_path: Path, zk_hosts: str) -> None:
     script = [SCRIPTS / "padding.py", framework, str(tmp_path)]
     with started(tmp_path, zk_hosts, *script, np=2, max_np=2) as job:

@@ -22,6 +22,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
 
 @pytest.mark.integration
 @pytest.mark.slow
+@pytest.mark.long  # the harness of nearly all tests beside it
 def test_a_users_script_against_a_kill(tmp_path: Path) -> None:
     """The test of the documentation passes where nothing but edl is on the path."""
     (tmp_path / "test_training.py").write_text(BLOCKS[0])

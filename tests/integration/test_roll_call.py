@@ -20,6 +20,7 @@ SWITCH_S = 3.0
 OPEN_S = 20.0  # no session ends by itself on a busy machine
 
 
+@pytest.mark.long  # property/test_membership_machine.py in `make test`
 def test_a_death_while_the_sessions_of_all_are_over(tmp_path: Path) -> None:
     """Who comes back first leads, and the others answer on their ports."""
     with (

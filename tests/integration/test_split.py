@@ -25,8 +25,8 @@ STEPS = 4  # of an epoch: 24 samples, 3 workers with 2 each
     ("framework", "last"),
     [
         pytest.param("torch", True, marks=pytest.mark.long),
-        ("tensorflow", False),
-        pytest.param("torch", False, marks=pytest.mark.long),
+        pytest.param("tensorflow", False, marks=pytest.mark.long),
+        ("torch", False),
         pytest.param("fit", False, marks=pytest.mark.long),
         pytest.param("fit", True, marks=pytest.mark.long),
         pytest.param("graph", False, marks=pytest.mark.long),

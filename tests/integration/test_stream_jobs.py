@@ -19,9 +19,10 @@ SLOW = Throttle(0.1)
     ("stream", "num_workers"),
     [
         pytest.param("shards", 0, id="shards"),
-        pytest.param("stateful", 2, id="stateful", marks=pytest.mark.long),
+        pytest.param("stateful", 2, id="stateful"),
     ],
 )
+@pytest.mark.long  # property/test_streams.py in `make test`
 def test_a_join_a_leave_and_a_death(
     stream: str, num_workers: int, tmp_path: Path, zk_hosts: str
 ) -> None:
@@ -32,6 +33,7 @@ def test_a_join_a_leave_and_a_death(
         job.prove(workers=2)
 
 
+@pytest.mark.long  # `make test` trains the digits alone
 def test_the_example_alone(tmp_path: Path) -> None:
     last = last_line_of("torch_stream.py", "--data", str(tmp_path))
     found = re.fullmatch(r"accuracy (\S+) epochs 10 steps (\d+)", last)

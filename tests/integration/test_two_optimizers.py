@@ -28,6 +28,7 @@ def test_a_join_a_leave_and_a_death_between_two_steps(tmp_path: Path, zk_hosts: 
     assert all(0 < report["most"] <= job.epochs for report in reports)
 
 
+@pytest.mark.long  # `make test` trains the digits alone
 def test_the_example_alone() -> None:
     last = last_line_of("torch_gan.py", "--epochs", "5")
     found = re.fullmatch(r"off by (\S+) epochs 5 steps (\d+)", last)

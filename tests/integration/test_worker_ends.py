@@ -33,6 +33,7 @@ class Failing(Trial):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # `make test` has the rule: unit/test_host_agent.py
 def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
     tmp_path: Path, zk_hosts: str
 ) -> None:
