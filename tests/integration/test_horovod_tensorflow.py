@@ -20,7 +20,6 @@ from edl.testing.throttle import Throttle
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-LONG = pytest.mark.long
 START_S = 180.0  # for processes that import TensorFlow, several at a time
 EXAMPLE = ROOT / "examples" / "horovod" / "keras_elastic.py"
 
@@ -49,8 +48,9 @@ class LoopTrial(Trial):
     samples, batch_size, epochs = 900, 6, 8  # what is left is divided by 1, 2 and 3
 
 
+@pytest.mark.long  # `make test` has PyTorch's, and TensorFlow's without Horovod's names
 @pytest.mark.parametrize(
-    "more", [pytest.param([], id="loop"), pytest.param(["--graph"], id="graph", marks=LONG)]
+    "more", [pytest.param([], id="loop"), pytest.param(["--graph"], id="graph")]
 )
 def test_a_loop_2_3_2_and_a_kill(more: list[str], tmp_path: Path, zk_hosts: str) -> None:
     with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=LoopTrial, more=more) as job:

@@ -98,6 +98,7 @@ def shown(job: Job) -> list[int]:
     return [int(n) for n in re.findall(r"Epoch (\d+)/20", job.output())]
 
 
+@pytest.mark.long  # `make test` has the memories in a job of one, and a death within fit below
 def test_memories_follow_a_join_and_rank_0_writes_through_its_death(
     tmp_path: Path, zk_hosts: str
 ) -> None:
