@@ -8,6 +8,7 @@ the updates need was reduced before the first of them. See :mod:`edl.framework.r
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ from edl.torch.backward import BackwardEnd
 
 if TYPE_CHECKING:
     from edl.torch.reduction import GradientReduction
+
+logger = logging.getLogger(__name__)
+
+MANY_SKIPPED = 100  # in a row; a GradScaler that begins at 2**16 skips 20 or so
 
 
 class Optimizers:
@@ -37,6 +42,7 @@ class Optimizers:
         self.several = False
         self._reductions: list[GradientReduction] = []
         self._computed: list[GradientReduction] = []  # in the backward pass that runs
+        self._skipped = 0  # batches in a row without an update
         self._owners: dict[torch.nn.Parameter, GradientReduction] = {}
         self._backward_end = BackwardEnd(self._backward_ended)
 
@@ -120,10 +126,10 @@ class Optimizers:
             self.worker.loader.next_part()
 
     def begin_update(self, updating: GradientReduction) -> None:
-        """With several: one makes its update.
+        """One makes its update.
 
         Raises:
-            UsageError: another one has added up gradients that are not sent yet.
+            UsageError: with several, another one has added up gradients that are not sent yet.
         """
         if any(each.has_sums and each is not updating for each in self._reductions):
             raise UsageError(
@@ -131,6 +137,7 @@ class Optimizers:
                 "batches: the backward() before the first optimizer.step() has those of each, "
                 "outside of edl.no_sync()"
             )
+        self._skipped = 0
 
     def skip(self) -> None:
         """The script ends the step, with or without a backward pass or an update."""
@@ -142,10 +149,24 @@ class Optimizers:
 
     def settle(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
-        if self.worker.loader.open and self._is_decided:
-            self._end_step()
+        if self.worker.loader.open:
+            self._count_skipped()
+            if self._is_decided:
+                self._end_step()
         for each in self._reductions:
             each.settle()
+
+    def _count_skipped(self) -> None:
+        """Warn, once, of a script that computes gradients and trains nothing."""
+        updates = self.worker.loader.open_step.updates
+        if not updates and any(each.step.is_decided for each in self._reductions):
+            self._skipped += 1
+            if self._skipped == MANY_SKIPPED:
+                logger.warning(
+                    "%d batches in a row had a backward() and no optimizer.step(): the model does "
+                    "not change; call optimizer.step() for each batch",
+                    MANY_SKIPPED,
+                )
 
     @property
     def _is_decided(self) -> bool:

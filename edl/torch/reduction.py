@@ -167,7 +167,7 @@ class GradientReduction:
                 raise UsageError(TWICE)
             if not self._reduction.done:
                 self._optimizers.begin_anew()
-            self._optimizers.begin_update(self)
+        self._optimizers.begin_update(self)
         self.finish()
         if self._optimizers.several:
             for gradient in self._gradients:

@@ -24,7 +24,7 @@ START_S = 180.0  # for processes that import TensorFlow, several at a time
 EXAMPLE = ROOT / "examples" / "horovod" / "keras_elastic.py"
 
 
-@pytest.mark.long  # `make test` counts samples instead, in the loop below
+@pytest.mark.long  # the loop below counts samples as well
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     words = [throttle.SCRIPT, str(EXAMPLE), "--epochs", "14"]
     with started(tmp_path, zk_hosts, *words, np=2, max_np=3, throttled=Throttle(0.1)) as job:

@@ -73,6 +73,20 @@ def train():
     opt.zero_grad(); model(torch.ones(1, 1)).sum().backward(); opt.step()
 """
 RIGHT_USES = {
+    "a warning of a loop that never updates": (
+        LOOP.replace("(data)", "([0.0] * 150)").replace("opt.step()", "pass")
+        + """
+import logging
+heard = []
+class Heard(logging.Handler):
+    def emit(self, record): heard.append(record.getMessage())
+logging.getLogger("edl").addHandler(Heard())
+for _ in loader.epochs(1):
+    for _ in loader: train()
+assert len(heard) == 1 and heard[0].startswith("100 batches in a row"), heard
+""",
+        "",
+    ),
     "batches that are None": (
         LOOP.replace("(data)", "(data, collate_fn=lambda _: None)")
         + """
