@@ -12,6 +12,7 @@ import typer
 from edl import config
 from edl.cli.common import FOLLOW_S, ZooKeeperOption, choose_job, connected
 from edl.errors import UsageError, first
+from edl.launch.workers import earlier_runs
 
 _WORKER = re.compile(r"w\d+")
 
@@ -23,6 +24,9 @@ def logs(
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Of the run before, of the same name.")
     ] = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
@@ -36,7 +40,15 @@ def logs(
         raise UsageError("edl logs takes a job and a worker, as `edl logs digits w3`")
     jobs = config.state_dir() / "jobs"
     job = named[0] if named else _newest(jobs)
-    files = _Files(jobs / job / "logs", job, worker)
+    directory = jobs / job / "logs"
+    if previous:
+        runs = earlier_runs(directory)
+        if follow:
+            raise UsageError("the run before has ended; give one of --previous and --follow")
+        if not runs:
+            raise UsageError(f"no run of job {job} before the newest has left logs on this host")
+        directory = runs[-1]
+    files = _Files(directory, job, worker)
     if follow:
         with connected(zookeeper) as session:
             store = choose_job(session, job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import shlex
 import time
@@ -26,8 +28,10 @@ from edl.cli.common import (
 )
 from edl.cli.hosting import guest, host_agent, this_host
 from edl.cli.options import with_settings
+from edl.client.events import flat
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import unlock
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, new_secret
@@ -36,8 +40,11 @@ from edl.core.host.supervision import SupervisorLimits
 from edl.core.job_spec import JobSpec
 from edl.core.plural import counted, workers
 from edl.core.records import Job, JobState
-from edl.errors import AccessDenied, CheckpointError, JobExists, UnknownJob, UsageError
+from edl.errors import AccessDenied, CheckpointError, EdlError, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
+from edl.launch.workers import EVENTS, log_directory
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.5  # for the end of a job that stops
 LIMITS = SupervisorLimits()
@@ -134,15 +141,19 @@ def run(
     spec = JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
     job_record = Job(name=name, spec=spec, created=time.time())
     here = this_host(settings, slots, hosts)
-    state, secret = config.state_dir(), settings.secret or new_secret()
-    own = Access(name, secret)
+    state = config.state_dir()
     earlier = [Access(name, one) for one in candidates(state, name, None)]
     with open_session(hosts, settings) as session:
+        before = unlock(session, earlier).get(name)
+        secret = settings.secret or (before.secret if before else new_secret())
+        own = Access(name, secret)
         if or_join and _is_finished(session, own):
             raise _finished(name)
         announce(state, name, secret)
         session.identify(*earlier, own)  # an earlier job is replaced
         store = JobStore(session, name)
+        if before is not None:
+            _keep_events(store, state)
         try:
             store.create(job_record, {here.name: np})
             greeting = f"job {name} starts with {workers(np)}; ZooKeeper is at {hosts}"
@@ -204,6 +215,16 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
             raise UsageError(str(error)) from None
         return str(directory.absolute())
     return "auto" if auto else "1" if newest else None
+
+
+def _keep_events(store: JobStore, state: Path) -> None:
+    """Write down the events of a job that is about to be replaced, beside its logs."""
+    try:
+        lines = [json.dumps(flat(event)) for _, event in store.events.read(-1)]
+        logs = log_directory(state, store.name, fresh=False)
+        (logs / EVENTS).write_text("".join(f"{line}\n" for line in lines))
+    except (EdlError, OSError) as error:
+        logger.warning("the events of the last run of job %s are lost: %s", store.name, error)
 
 
 def _is_finished(session: Session, own: Access) -> bool:

@@ -22,7 +22,9 @@ from edl.launch.adoption import Found, find, identity
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("*.log", "*.stacks", "*.process")  # of files in a directory of logs
+EVENTS = "events.jsonl"  # of a job that was replaced, as `edl events --json` prints them
+KINDS = ("*.log", "*.stacks", "*.process", EVENTS)  # of files in a directory of logs
+KEPT_RUNS = 5  # before the newest one of a name
 
 
 class Workers:
@@ -147,19 +149,39 @@ def log_directory(
     """Where the logs of ``job`` go, created.
 
     Args:
-        fresh: the job starts now, so logs of an earlier one of that name are removed, and so are
-            the logs of jobs long ago.
+        fresh: the job starts now, so logs of the run before are put aside, and logs of jobs long
+            ago are removed.
         kept_jobs: how many jobs keep their logs,
         kept_s: and for how long after the last line all do.
     """
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
-        for old in (path for kind in KINDS for path in logs.glob(kind)):
-            old.unlink(missing_ok=True)
+        _put_aside(logs)
         _prune(jobs, kept_jobs, kept_s)
     logs.mkdir(parents=True, exist_ok=True)
     return logs
+
+
+def earlier_runs(logs: Path) -> list[Path]:
+    """The directories with the logs of earlier runs of a job, the newest last."""
+    runs = [path for path in logs.glob("run*") if path.name.removeprefix("run").isdigit()]
+    return sorted(runs, key=lambda path: int(path.name.removeprefix("run")))
+
+
+def _put_aside(logs: Path) -> None:
+    """What the last run has left goes to a directory of its own: it may have crashed."""
+    left = [path for kind in KINDS for path in logs.glob(kind)]
+    earlier = earlier_runs(logs)
+    if left:
+        number = int(earlier[-1].name.removeprefix("run")) + 1 if earlier else 1
+        run = logs / f"run{number}"
+        run.mkdir()
+        for path in left:
+            path.rename(run / path.name)
+        earlier.append(run)
+    for old in earlier[:-KEPT_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove_if_empty(path: Path) -> None:

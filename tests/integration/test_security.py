@@ -332,9 +332,15 @@ class TestCommands:
         assert shell.edl(*run).returncode == 0
         file = shell.directory / "state/edl/jobs/k/secret"
         first = read_file(file)
-        assert shell.edl(*run).returncode == 0  # the same user
+        shell.environment["EDL_SECRET"] = OTHER
+        assert shell.edl(*run).returncode == 0  # the same user, who wants another one
         second = read_file(file)
-        assert second != first
+        assert second == OTHER != first
+        del shell.environment["EDL_SECRET"]
+        assert shell.edl(*run).returncode == 0  # who keeps it
+        assert read_file(file) == second
+        events = (file.parent / "logs" / "run2" / "events.jsonl").read_text().splitlines()
+        assert {"generation", "worker_exited"} <= {json.loads(each)["kind"] for each in events}
         shell.environment["XDG_STATE_HOME"] = str(tmp_path / "elsewhere")
         done = shell.edl(*run)
         assert done.returncode == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli.main import invoke
-from edl.launch.workers import Workers, log_directory
+from edl.launch.workers import KEPT_RUNS, Workers, earlier_runs, log_directory
 
 Run = Callable[..., tuple[str, str]]
 
@@ -67,5 +67,20 @@ def test_who_was_not_here_is_said(tmp_path: Path, run: Run) -> None:
 
 def test_a_job_that_starts_again_begins_with_empty_logs(tmp_path: Path, run: Run) -> None:
     job(tmp_path, "digits", w0="first\n", w1="first\n")
+    assert "no run of job digits before the newest" in run("digits", "--previous", code=2)[1]
     job(tmp_path, "digits", w3="second\n")
     assert run("digits")[0] == "[w3] second\n"
+    assert run("digits", "--previous")[0] == "[w0] first\n[w1] first\n"
+    assert run("digits", "w1", "-p")[0] == "first\n"
+    assert "one of --previous and --follow" in run("digits", "-p", "-f", code=2)[1]
+
+
+def test_a_few_earlier_runs_keep_their_logs(tmp_path: Path, run: Run) -> None:
+    for number in range(KEPT_RUNS + 7):  # more than ten: they are not in the order of their text
+        logs = job(tmp_path, "digits", w0=f"{number}\n")
+    (logs / "run.txt").touch()
+    assert [path.name for path in earlier_runs(logs)] == [f"run{7 + n}" for n in range(KEPT_RUNS)]
+    assert run("digits", "--previous")[0] == f"[w0] {KEPT_RUNS + 5}\n"
+    log_directory(tmp_path / "edl", "digits", fresh=True)
+    log_directory(tmp_path / "edl", "digits", fresh=True)  # a run that has left nothing
+    assert run("digits", "--previous")[0] == f"[w0] {KEPT_RUNS + 6}\n"
