@@ -148,8 +148,7 @@ def test_a_second_host_joins_and_leaves(shell: Shell) -> None:
 
 
 def test_who_still_ends_an_earlier_job_of_that_name_is_no_host_of_the_next(shell: Shell) -> None:
-    """Its session lives, and the secret is the same: it would keep a worker of the new job."""
-    shell.environment["EDL_SECRET"] = shell.secret
+    """Its session lives, and the secret stays: it would keep a worker of the new job."""
     (shell.directory / "train.py").write_text(
         "import os, runpy, signal, sys\n"
         f"sys.argv[0] = {STANDIN!r}\n"
