@@ -152,10 +152,10 @@ def run(
         announce(state, name, secret)
         session.identify(*earlier, own)  # an earlier job is replaced
         store = JobStore(session, name)
-        if before is not None:
-            _keep_events(store, state)
+        events = _events_of(store) if before else ""
         try:
             store.create(job_record, {here.name: np})
+            _keep_events(events, state, name)  # the job of which they are was replaced
             greeting = f"job {name} starts with {workers(np)}; ZooKeeper is at {hosts}"
             agent = host_agent(
                 store, settings, job_record, here, secret, greeting,
@@ -217,14 +217,23 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
     return "auto" if auto else "1" if newest else None
 
 
-def _keep_events(store: JobStore, state: Path) -> None:
-    """Write down the events of a job that is about to be replaced, beside its logs."""
+def _events_of(store: JobStore) -> str:
+    """The events of a job that may be replaced, a line each."""
     try:
-        lines = [json.dumps(flat(event)) for _, event in store.events.read(-1)]
-        logs = log_directory(state, store.name, fresh=False)
-        (logs / EVENTS).write_text("".join(f"{line}\n" for line in lines))
-    except (EdlError, OSError) as error:
+        return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))
+    except EdlError as error:
         logger.warning("the events of the last run of job %s are lost: %s", store.name, error)
+        return ""
+
+
+def _keep_events(events: str, state: Path, job: str) -> None:
+    """Write them beside the logs of the last run, which are put aside next."""
+    if not events:
+        return
+    try:
+        (log_directory(state, job, fresh=False) / EVENTS).write_text(events)
+    except OSError as error:
+        logger.warning("the events of the last run of job %s are lost: %s", job, error)
 
 
 def _is_finished(session: Session, own: Access) -> bool:

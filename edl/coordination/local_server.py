@@ -363,4 +363,7 @@ def _free_port() -> int:
     for port in random.sample(PORTS, len(PORTS)):
         if _is_free(port):
             return port
-    raise CoordinationError(f"no port of {PORTS[0]} to {PORTS[-1]} is free for a local ZooKeeper")
+    raise CoordinationError(
+        f"no port of {PORTS[0]} to {PORTS[-1]} is free for a local ZooKeeper; name "
+        "one that runs by --zookeeper"
+    )

@@ -165,22 +165,22 @@ def log_directory(
 
 def earlier_runs(logs: Path) -> list[Path]:
     """The directories with the logs of earlier runs of a job, the newest last."""
-    runs = [path for path in logs.glob("run*") if path.name.removeprefix("run").isdigit()]
-    return sorted(runs, key=lambda path: int(path.name.removeprefix("run")))
+    return [run for _, run in sorted(_numbered(logs).items())]
+
+
+def _numbered(logs: Path) -> dict[int, Path]:
+    runs = {path.name.removeprefix("run"): path for path in logs.glob("run*")}
+    return {int(number): path for number, path in runs.items() if number.isdigit()}
 
 
 def _put_aside(logs: Path) -> None:
     """What the last run has left goes to a directory of its own: it may have crashed."""
-    left = [path for kind in KINDS for path in logs.glob(kind)]
-    earlier = earlier_runs(logs)
-    if left:
-        number = int(earlier[-1].name.removeprefix("run")) + 1 if earlier else 1
-        run = logs / f"run{number}"
+    if left := [path for kind in KINDS for path in logs.glob(kind)]:
+        run = logs / f"run{max(_numbered(logs), default=0) + 1}"
         run.mkdir()
         for path in left:
             path.rename(run / path.name)
-        earlier.append(run)
-    for old in earlier[:-KEPT_RUNS]:
+    for old in earlier_runs(logs)[:-KEPT_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
 
 
