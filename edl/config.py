@@ -63,6 +63,8 @@ class Config:
     frozen_s: float = 10.0
     stack_signal: int = 40  # SIGRTMIN + 6: a worker writes where its threads are; 0: none
     stacks: str = ""  # into this file, which the agent names
+    log_file: str = ""  # of a worker's output, which the agent names, too
+    log_mb: int = setting(100, "when a worker's log is so long, in MB, a new one begins", least=1)
 
     # What a job that this process starts is asked to be. Its other processes read that from the
     # job's own record, so the environment of a worker carries its identity only.
@@ -202,6 +204,11 @@ def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None
 def horovod_size() -> int:
     """How many workers an earlier launcher, which is not elastic, says that there are."""
     return int(_parse("HOROVOD_SIZE", os.environ.get("HOROVOD_SIZE") or "1", int))
+
+
+def log_of_worker() -> str:
+    """The file that the output of this worker goes to; empty: no agent has named one."""
+    return os.environ.get("EDL_LOG_FILE", "")
 
 
 def environment_for_worker() -> dict[str, str]:

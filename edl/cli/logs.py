@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,10 @@ import typer
 from edl import config
 from edl.cli.common import FOLLOW_S, ZooKeeperOption, choose_job, connected
 from edl.errors import UsageError, first
+from edl.launch.log_reader import LogReader
 from edl.launch.workers import earlier_runs
 
+_CHUNK_BYTES = 1 << 20
 _WORKER = re.compile(r"w\d+")
 
 
@@ -48,14 +51,14 @@ def logs(
         if not runs:
             raise UsageError(f"no run of job {job} before the newest has left logs on this host")
         directory = runs[-1]
-    files = _Files(directory, job, worker)
-    if follow:
-        with connected(zookeeper) as session:
-            store = choose_job(session, job)
-            while not store.snapshot().job.state.over:
-                files.show(finish=False)
-                time.sleep(FOLLOW_S)
-    files.show(finish=True)
+    with closing(_Files(directory, job, worker)) as files:
+        if follow:
+            with connected(zookeeper) as session:
+                store = choose_job(session, job)
+                while not store.snapshot().job.state.over:
+                    files.show(finish=False)
+                    time.sleep(FOLLOW_S)
+        files.show(finish=True)
 
 
 class _Files:
@@ -68,7 +71,8 @@ class _Files:
     def __init__(self, directory: Path, job: str, worker: str | None) -> None:
         self._directory = directory
         self._worker = worker
-        self._shown: dict[Path, int] = {}
+        self._readers: dict[Path, LogReader] = {}
+        self._rest: dict[Path, bytes] = {}
         named = _named(directory)
         if not named:
             raise UsageError(
@@ -85,14 +89,24 @@ class _Files:
         for name, path in _named(self._directory).items():
             if self._worker not in (None, name):
                 continue
-            begin = self._shown.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(begin)
-                text = file.read()
-            text = text if finish else text[: text.rfind(b"\n") + 1]
-            self._shown[path] = begin + len(text)
-            for line in text.splitlines():
-                shown = line.decode(errors="replace")
+            if path not in self._readers:
+                self._readers[path] = LogReader(path)
+            text = self._rest.pop(path, b"")
+            while chunk := self._readers[path].read(_CHUNK_BYTES):
+                *lines, text = (text + chunk).split(b"\n")
+                self._echo(name, lines)
+            if finish and text:
+                self._echo(name, [text])
+            else:
+                self._rest[path] = text
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+    def _echo(self, name: str, lines: list[bytes]) -> None:
+        for line in lines:
+            for shown in line.decode(errors="replace").splitlines() or [""]:
                 typer.echo(shown if self._worker else f"[{name}] {shown}")
 
 

@@ -33,6 +33,7 @@ class EventKind(StrEnum):
     WORKER_FAILED = "worker_failed"
     WORKER_EXITED = "worker_exited"
     WORKER_FROZEN = "worker_frozen"
+    LOG_FAILED = "log_failed"
     SLOT_GIVEN_UP = "slot_given_up"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -265,6 +266,17 @@ class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agen
     stacks: Annotated[
         str, "file with [where its threads are](troubleshooting.md#a-worker-that-does-not-answer)"
     ]
+
+
+@dataclass(frozen=True)
+class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
+    """Its log cannot be written, the disk is full for example: it trains on, and its lines are left
+    out until they can be written again.
+    """
+
+    worker: Annotated[str, "whose log it is"]
+    host: Annotated[str, "its host"]
+    path: Annotated[str, "of its log"]
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,14 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election, Leadership
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.core.events import Event
+from edl.core.events import Event, LogFailedDetails
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobEnd, JobState, Leader, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
 from edl.daemon.activity import Watch
 from edl.daemon.candidacy import Candidacy
 from edl.daemon.mailbox import Mailbox
+from edl.daemon.own_log import OwnLog
 from edl.daemon.unwritten import Unwritten
 from edl.errors import ConfigError, CoordinationError, UnknownJob
 from edl.http.signing import Guard, http_key
@@ -54,7 +55,12 @@ class Daemon:
     is_shared = True
 
     def __init__(
-        self, config: Config, mailbox: Mailbox, ring: Ring, limits: DaemonLimits = DaemonLimits()
+        self,
+        config: Config,
+        mailbox: Mailbox,
+        ring: Ring,
+        log: OwnLog | None = None,
+        limits: DaemonLimits = DaemonLimits(),
     ) -> None:
         if config.job is None or config.zookeeper is None:
             raise CoordinationError("a daemon needs a job and a ZooKeeper")
@@ -62,6 +68,7 @@ class Daemon:
         self._mailbox = mailbox
         self._ring = ring
         self._limits = limits
+        self._log = log
         if config.secret is None:
             raise ConfigError(
                 "secret",
@@ -230,6 +237,7 @@ class Daemon:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
             self._wake.clear()
+            self._look_after_log()
             try:
                 self._turn()
                 if away_since is not None:
@@ -250,6 +258,17 @@ class Daemon:
             self._conclude_stop()
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
+
+    def _look_after_log(self) -> None:
+        if self._log is None:
+            return
+        self._log.rotate(self._config.log_mb * 10**6)
+        failure, member = self._log.take_failure(), self._unwritten.member
+        if failure is not None and member is not None:
+            reason = f"{member.name} trains on without its log: {failure}"
+            details = LogFailedDetails(member.name, member.host, self._log.path)
+            at = self._newest, self._mailbox.progress.step
+            self._mailbox.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
         """Say that the job has stopped, when this was its last worker and no agent is left."""

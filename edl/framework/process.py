@@ -22,6 +22,7 @@ from edl import config
 from edl.daemon.daemon import Daemon
 from edl.daemon.job_of_one import JobOfOne
 from edl.daemon.mailbox import Mailbox
+from edl.daemon.own_log import OwnLog
 from edl.daemon.stacks import offer_stacks
 from edl.daemon.worker import Worker
 from edl.data.stream import refuse_in_stream
@@ -108,7 +109,7 @@ def _worker_of(settings: config.Config, binding: Binding) -> Worker:
     if settings.job is None:
         return Worker(settings, ring, Mailbox(keeps_events=False), JobOfOne(settings))
     mailbox = Mailbox()
-    return Worker(settings, ring, mailbox, Daemon(settings, mailbox, ring))
+    return Worker(settings, ring, mailbox, Daemon(settings, mailbox, ring, _log))
 
 
 def shutdown() -> None:
@@ -336,4 +337,14 @@ def _speak_in_sentences() -> None:
     sys.excepthook = hook
 
 
+def _own_log() -> OwnLog | None:
+    """The log of this worker, which nothing that it prints can fail to reach from now on."""
+    if not (path := config.log_of_worker()):
+        return None
+    log = OwnLog(path)
+    log.guard()
+    return log
+
+
 _speak_in_sentences()
+_log = _own_log()

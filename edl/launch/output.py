@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edl.core.host.last_line import KEPT, best, is_of_horovod
+from edl.launch.log_reader import LogReader
 
 _POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16
@@ -45,15 +46,13 @@ class _Tail:
         self.prefix = f"[slot {slot}]"
         self.ended = False  # the worker has exited: nothing follows what is there
         self.bar_shown = ("", time.monotonic())
-        self._file = path.open("rb")
-        if from_now:
-            self._file.seek(0, os.SEEK_END)
+        self._reader = LogReader(path, from_now)
         self._rest = b""
 
     def lines(self, finish: bool) -> Iterator[list[str]]:
         """The lines that are complete by now, chunk by chunk; with ``finish`` what is left, too."""
         left = _ROUND_BYTES
-        while (finish or left > 0) and (chunk := self._file.read(_CHUNK_BYTES)):
+        while (finish or left > 0) and (chunk := self._reader.read(_CHUNK_BYTES)):
             left -= len(chunk)
             *complete, self._rest = (self._rest + chunk).split(b"\n")
             if len(self._rest) > _LINE_BYTES:
@@ -71,7 +70,7 @@ class _Tail:
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def close(self) -> None:
-        self._file.close()
+        self._reader.close()
 
 
 class Output:

@@ -17,13 +17,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edl.core.host.process import ENDED
+from edl.core.host.process import ENDED, FORMER_LOG
 from edl.launch.adoption import Found, find, identity
 
 logger = logging.getLogger(__name__)
 
 EVENTS = "events.jsonl"  # of a job that was replaced, as `edl events --json` prints them
-KINDS = ("*.log", "*.stacks", "*.process", EVENTS)  # of files in a directory of logs
+# Of files in a directory of logs.
+KINDS = ("*.log", f"*.log{FORMER_LOG}", "*.stacks", "*.process", EVENTS)
 KEPT_RUNS = 5  # before the newest one of a name
 
 
@@ -49,8 +50,12 @@ class Workers:
         Raises:
             OSError: the operating system cannot start it, or has no room for the log.
         """
-        stacks = str(self.stacks_of(launch))
-        own = {"EDL_SLOT": str(slot), "EDL_LAUNCH": launch, "EDL_STACKS": stacks}
+        own = {
+            "EDL_SLOT": str(slot),
+            "EDL_LAUNCH": launch,
+            "EDL_STACKS": str(self.stacks_of(launch)),
+            "EDL_LOG_FILE": str(self.log_of(launch)),
+        }
         self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
         process = self._spawn(launch, {**self._environment, **own})
         self._running[launch] = process

@@ -22,6 +22,7 @@ from edl.core.records import Generation, JobState, Snapshot, Stage
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
+FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
 ENDED = "edl-ended"  # the name of a process whose script has ended, before ":" and its exit code
 BACKOFF_MAX_S = 30.0
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven

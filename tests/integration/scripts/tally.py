@@ -49,6 +49,7 @@ def parser():
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
     options.add_argument("--exchange", type=int, default=0, help="numbers, each so many steps")
     options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
+    options.add_argument("--talk", type=int, help="print so many characters in each step")
     options.add_argument("--scene", type=Path, help="what is to happen: benchmarks/scenarios")
     return options
 
@@ -114,6 +115,8 @@ class Diary:
     def in_step(self):
         args = self.args
         throttle.step()
+        if args.talk:
+            print("talks " + "." * args.talk)
         while args.together and edl.is_warming_up() and args.together.exists():
             time.sleep(0.05)
         if args.stuck and args.stuck.exists() and args.stuck.read_text() == str(edl.local_rank()):

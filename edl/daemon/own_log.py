@@ -1,0 +1,138 @@
+"""The log that is a worker's standard output and error: bounded, and no reason to die.
+
+A worker writes to a file, not to a pipe of its agent, so that it can go on when the agent is gone.
+So it does itself what a reader of the pipe would do: it begins a new file when the old one is
+long, and it leaves out what there is no room for, where ``print`` would raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edl.core.host.process import FORMER_LOG
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_NEXT = ".next"  # of the one that takes its place in a moment
+_STREAMS = {"stdout": 1, "stderr": 2}
+_OF_THE_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.ESTALE,
+)
+
+
+class OwnLog:
+    """The log file of this process, which its standard output goes to.
+
+    Args:
+        path: where it is.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._left_out = 0  # bytes, in the outage that lasts
+        self._failure: str | None = None  # of an outage that nobody has asked for
+
+    def guard(self) -> None:
+        """From now on what Python prints never raises for the disk's sake."""
+        for name, descriptor in _STREAMS.items():
+            stream = getattr(sys, name)
+            if isinstance(stream, io.TextIOWrapper) and self._is_own(descriptor):
+                with contextlib.suppress(OSError):
+                    stream.flush()
+                guarded = io.TextIOWrapper(
+                    _Lossy(descriptor, self),
+                    encoding=stream.encoding,
+                    errors=stream.errors,
+                    newline="\n",
+                    write_through=True,
+                )
+                setattr(sys, name, guarded)
+                setattr(sys, f"__{name}__", guarded)
+
+    def rotate(self, most_bytes: int) -> None:
+        """Begin a new file if this one has ``most_bytes``; the one before it is removed.
+
+        The new file is in use before it has the name, so that a reader that finds it there has
+        all of the old one. What this process has started goes on in the old one.
+        """
+        if not self._is_own(1) or os.fstat(1).st_size < most_bytes:
+            return
+        following = self.path + _NEXT
+        with contextlib.suppress(OSError):  # no room: the file that is there goes on
+            fresh = os.open(
+                following, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            )
+            for descriptor in _STREAMS.values():
+                if self._is_own(descriptor):
+                    os.dup2(fresh, descriptor)
+            os.close(fresh)
+            os.rename(self.path, self.path + FORMER_LOG)
+            os.rename(following, self.path)
+
+    def take_failure(self) -> str | None:
+        """Why lines are left out; None when none are, or when that was asked already."""
+        with self._lock:
+            failure, self._failure = self._failure, None
+            return failure
+
+    def failed(self, left_out: int, error: OSError) -> None:
+        """``left_out`` bytes could not be written."""
+        with self._lock:
+            if not self._left_out:
+                self._failure = f"{error.strerror}: {self.path}"
+            self._left_out += left_out
+
+    def notice(self) -> bytes:
+        """What is to be written before the next line: how much is missing there."""
+        with self._lock:
+            missing = self._left_out
+        return f"\nedl: {missing} bytes are left out here\n".encode() if missing else b""
+
+    def resumed(self) -> None:
+        """The notice was written."""
+        with self._lock:
+            self._left_out = 0
+
+    def _is_own(self, descriptor: int) -> bool:
+        """Whether ``descriptor`` is this file: the script may have sent it elsewhere."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), Path(self.path).stat())
+        except OSError:
+            return False
+
+
+class _Lossy(io.FileIO):
+    """Writes to ``descriptor``; leaves out what the disk does not take, and says so later."""
+
+    def __init__(self, descriptor: int, log: OwnLog) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._log = log
+
+    def write(self, data: ReadableBuffer) -> int:
+        left = memoryview(data).cast("B")
+        length = len(left)
+        try:
+            if notice := self._log.notice():
+                super().write(notice)
+                self._log.resumed()
+            while left:
+                left = left[super().write(left) :]
+        except OSError as error:
+            if error.errno not in _OF_THE_DISK:
+                raise
+            self._log.failed(len(left), error)
+        return length
