@@ -6,14 +6,17 @@ import time
 from contextlib import suppress
 from typing import Annotated
 
+import psutil
 import typer
 
+from edl import config
 from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
 from edl.client.waiting import USUAL, ClientLimits, Messages, looks
 from edl.coordination.job_store import JobStore
 from edl.core.host.supervision import Outcome, SupervisorLimits
 from edl.core.records import Job, JobState
-from edl.errors import CoordinationError
+from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, first
+from edl.launch.owner import owners
 from edl.launch.record import conclude
 
 LIMITS = SupervisorLimits()
@@ -33,11 +36,38 @@ def stop(
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """End a job after the step that runs; returns when it has ended."""
-    with connected(zookeeper) as session:
-        store = choose_job(session, job)
-        _ask(store, LIMITS.stop_s if timeout_s is None else timeout_s)
-        record = _wait(store, timeout_s)
-    typer.echo(f"job {record.name} is {record.state}: {record.reason}")
+    try:
+        with connected(zookeeper) as session:
+            store = choose_job(session, job)
+            _ask(store, LIMITS.stop_s if timeout_s is None else timeout_s)
+            record = _wait(store, timeout_s)
+    except ZooKeeperUnreachable as error:
+        _stop_here(job, timeout_s, error)
+    else:
+        typer.echo(f"job {record.name} is {record.state}: {record.reason}")
+
+
+def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreachable) -> None:
+    """End a job that `edl run` has started on this host: that tells the workers."""
+    found = owners(config.state_dir(), job)
+    if not found:
+        raise away
+    if len(found) > 1:
+        raise UsageError(f"{away}; and {first(sorted(found))} run on this host: say which to stop")
+    [(name, pid)] = found.items()
+    typer.echo(f"ZooKeeper is away; edl run of job {name}, process {pid}, ends it", err=True)
+    with suppress(psutil.NoSuchProcess):
+        agent = psutil.Process(pid)
+        agent.terminate()
+        limit_s = 2 * LIMITS.stop_s if timeout_s is None else timeout_s
+        try:
+            agent.wait(limit_s)
+        except psutil.TimeoutExpired:
+            raise CoordinationError(
+                f"edl run of job {name}, process {pid}, has not ended in {limit_s:g} s; its output "
+                "says what it waits for"
+            ) from away
+    typer.echo(f"edl run of job {name} has ended")
 
 
 def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> None:

@@ -221,12 +221,17 @@ class Seat(Record):
     port: int
 
 
+END = 1 << 40  # a worker's number for the end of its job: above those of all generations
+
+
 @dataclass(frozen=True)
 class Generation(Record):
     """``generation``: the membership of one ring. Only the leader writes it.
 
     ``joined`` need the state of the job, which ``sync_root`` sends them. Without seats the job
-    ends: everybody leaves after the step in which all know it.
+    ends: everybody leaves after the step in which all know it. The workers of a ring call every
+    end :data:`END`: some may have it from the leader, and others from who ends the job while
+    ZooKeeper is away (:meth:`as_end`).
 
     ``previous`` is the ring that trains until the switch, in rank order. It is empty where there
     is none, at the start and after a crash; so a worker whose ring broke knows that a generation
@@ -256,6 +261,12 @@ class Generation(Record):
     def rank_of(self, worker: int) -> int | None:
         """Rank of a worker, None when it has no seat."""
         return self.members.index(worker) if worker in self.members else None
+
+    def as_end(self, reason: str) -> Generation:
+        """The end of the job after this ring, as its workers call it."""
+        nobody: tuple[Seat, ...] = ()
+        left = self.members
+        return replace(self, number=END, seats=nobody, left=left, previous=nobody, reason=reason)
 
     def knows(self, worker: int) -> bool:
         """It has a seat, or had one in the ring before. Nobody waits for any other worker."""

@@ -27,6 +27,7 @@ from edl.core.records import Generation, JobEnd, JobState, Leader, Member, RingF
 from edl.core.sizes import Sizes
 from edl.daemon.activity import Watch
 from edl.daemon.candidacy import Candidacy
+from edl.daemon.ending import Ending
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.own_log import OwnLog
 from edl.daemon.unwritten import Unwritten
@@ -84,7 +85,9 @@ class Daemon:
         self._store = JobStore(self._session, config.job)
         self._unwritten = Unwritten(self._store, mailbox)
         self._candidacy = Candidacy(self._begin_term, lambda: self.run, limits.probe_timeout_s)
-        self._guard = Guard(http_key(config.secret, config.job))
+        key = http_key(config.secret, config.job)
+        self._guard = Guard(key)
+        self._ending = Ending(key, mailbox.announce)
         self._server = RendezvousServer(config.own_address, health=self._health, guard=self._guard)
         self._watch = Watch()
         self._wake = threading.Event()
@@ -125,6 +128,7 @@ class Daemon:
         self._config = replace(config, sizes=job.sizes, job_settings=job.spec.settings)
         if self.settings.chaos:
             door.open_door(self._server, self._session, self._ring)
+        self._ending.add_to(self._server)
         self._mailbox.leads(leader)
         self._server.start()
         worker = self._store.members.new_id()
@@ -311,6 +315,7 @@ class Daemon:
             self._server.announce(generation.scope)
             self._scope = generation.scope
             self._mailbox.announce(generation)
+            self._ending.generation_is(generation)
         self._mailbox.job_is(job.state, job.reason)
         self._config = replace(self._config, sizes=job.sizes)  # as edl-discover may say later
         self._break_ring_of(frozenset(evicted))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
-from edl.core.records import Generation, JobState, Leader
+from edl.core.records import END, Generation, JobState, Leader
 from edl.core.step.progress import Progress
 from edl.errors import WorkerEvicted
 
@@ -40,7 +40,12 @@ class Mailbox:
     # --- to the training thread ---
 
     def announce(self, generation: Generation) -> None:
-        """A generation was written by the leader."""
+        """A generation was written by the leader, or the job ends.
+
+        Every end has the number END, whoever has said it: for all of a ring must know the same.
+        """
+        if not generation.seats:
+            generation = replace(generation, number=END)
         with self._lock:
             self._generations[generation.number] = generation
             self._announced_at = self.clock.now_s()

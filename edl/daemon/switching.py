@@ -213,7 +213,8 @@ class Switching:
             failpoints.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
-            self.repair(error, began, generation.number)
+            # Who goes on after a failed end ends, too: it is known already.
+            self.repair(error, began, generation.number if generation.seats else 0)
             return
         self.times = SwitchTimes(
             wait_us=us(arrived - began),

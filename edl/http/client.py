@@ -15,6 +15,8 @@ from edl.errors import RendezvousFailed
 from edl.http.signing import SCHEME, authorization
 
 ASK_AT_ONCE = 32
+END_PATH = "/end"
+END_TOLD_S = 5.0  # for one worker to answer that it knows
 
 
 def fetch(
@@ -133,6 +135,30 @@ def answering(seats: Iterable[Seat], run: str, timeout_s: float) -> frozenset[in
         for worker, health in answers.items()
         if health.answer(run) == ProbeResult(Liveness.ALIVE, f"w{worker}")
     )
+
+
+def tell_end(key: str, seats: Iterable[Seat], reason: str) -> int:
+    """Tell the workers of ``seats``, all at once, that their job ends; how many were told.
+
+    ``key``: :func:`edl.http.signing.http_key`. See :mod:`edl.daemon.ending`.
+    """
+    told: list[int] = []
+
+    def work(seat: Seat) -> None:
+        to = seat.address, seat.port
+        try:
+            status, _ = change(key, seat.id, "POST", *to, END_PATH, END_TOLD_S, reason.encode())
+        except (OSError, RendezvousFailed):
+            return
+        if status == 200:
+            told.append(seat.id)
+
+    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in seats]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(told)
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

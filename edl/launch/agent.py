@@ -28,9 +28,12 @@ from edl.core.job.placement import Placement, drain_host
 from edl.core.plural import workers
 from edl.core.records import Asker, Host, Job, JobState, Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
+from edl.http.client import tell_end
+from edl.http.signing import http_key
 from edl.launch.adoption import has_died
 from edl.launch.command import title
 from edl.launch.output import Output
+from edl.launch.owner import written_down
 from edl.launch.supervisor import Supervisor
 from edl.launch.workers import Workers
 
@@ -96,6 +99,7 @@ class Agent(Supervisor[AgentState]):
         launched = Workers(job.spec.command, Path(job.spec.cwd), environment, logs)
         super().__init__(store, launched, own, job.spec.command, stack_signal)
         self._host = replace(host, brings=np)
+        self._logs = logs
         self._output = output
         self._greeting = greeting
         self._got_np: int | None = None  # workers for which there was a place, when it asked last
@@ -105,11 +109,13 @@ class Agent(Supervisor[AgentState]):
         self._meanwhile = meanwhile or nullcontext()
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
+        self._told_since: float | None = None  # the workers know it from here, past ZooKeeper
         self._refused: Snapshot | None = None  # in which this host could not leave
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        with self._output, self._meanwhile:
+        owner = nullcontext() if self._guest else written_down(self._logs, self._host.pid)
+        with self._output, self._meanwhile, owner:
             self._await_former()
             yield
 
@@ -260,12 +266,12 @@ class Agent(Supervisor[AgentState]):
         """Carry out the first signal, once."""
         if not self._signals or self._asked:
             return
+        cause = _SIGNALS[next(iter(self._signals))]
         if snapshot is None:
-            self._say_once("ZooKeeper is away, so the job cannot be told; again kills its workers")
+            self._end_past_zookeeper(cause, now)
             return
         if snapshot is self._refused:
             return
-        cause = _SIGNALS[next(iter(self._signals))]
         if snapshot.job.state.over:
             for process in self._own.living:
                 if process.ending_since is None and not lingers(process):
@@ -279,6 +285,50 @@ class Agent(Supervisor[AgentState]):
             self._store.set_job_state(JobState.STOPPING, reason, self._signal_exit)
             self._changed.set()
         self._asked = True
+
+    def _end_past_zookeeper(self, cause: str, now: float) -> None:
+        """End the job although ZooKeeper is away: its workers are told on their own ports.
+
+        In the records nothing has happened then. They are written when ZooKeeper is back: by this
+        agent, if it has to wait for that.
+        """
+        if self._told_since is not None:
+            return
+        last, access = self._snapshot, self._store.session.access
+        seats = last.generation.seats if last is not None and last.generation is not None else ()
+        mine = [seat for seat in seats if seat.id in {p.worker for p in self._own.living}]
+        assert access is not None
+        key = http_key(access.secret, self._store.name)
+        if self._guest or not mine or not tell_end(key, mine, f"{cause} in edl run"):
+            self._say_once("ZooKeeper is away, so the job cannot be told; again kills its workers")
+            return
+        self._told_since = now
+        self._say(
+            f"{cause}: ZooKeeper is away, so its workers are told directly: the job ends after "
+            "this step; again kills them"
+        )
+
+    def _give_up_alone(self, away_s: float) -> int | None:
+        if self._told_since is None:
+            return super()._give_up_alone(away_s)
+        assert self._snapshot is not None
+        since, limits, now = self._told_since, self._own.limits, time.monotonic()
+        if living := self._own.living:
+            late = now - since >= limits.stop_limit_s(self._snapshot.job)
+            for process in living if late else ():
+                self._end(Ending(process.launch, True, "the ring did not end in time"), now)
+            return None
+        if self._snapshot.present - {self._host.name} and now - since < limits.away_s:
+            self._say_once(
+                "the workers on this host have ended; waiting for ZooKeeper, lest other hosts "
+                "start theirs again"
+            )
+            return None
+        self._say(
+            f"job {self._store.name} has ended; ZooKeeper is away, and has it as running until "
+            "another one takes its name"
+        )
+        return self._signal_exit
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
         """Leave the job if somebody asks this host to."""

@@ -228,8 +228,12 @@ class Supervisor(ABC, Generic[State]):
             self._away_since = now
             text = "ZooKeeper is away; training goes on, changes wait for its return"
             self._say(text, for_all=True)
+        return self._give_up_alone(now - self._away_since)
+
+    def _give_up_alone(self, away_s: float) -> int | None:
+        """The exit code when ZooKeeper is away for too long; None: not yet."""
         limit_s = self._own.limits.away_s
-        if len(self._workers) == 0 and now - self._away_since >= limit_s:
+        if len(self._workers) == 0 and away_s >= limit_s:
             self._say(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")
             return 1
         return None

@@ -84,6 +84,11 @@ class Trial(Job):
         assert self._process.poll() is not None
         self._begin([EDL, "join", "--job", self.name])
 
+    def join_as(self, host: str, np: int) -> subprocess.Popen[bytes]:
+        """`edl join` as another host; its output is in ``host``.output."""
+        command = [EDL, "join", "--job", self.name, "--host", host, "-np", str(np)]
+        return self._spawn(command, self.directory / f"{host}.output")
+
     # --- faults ---
 
     def agent(self) -> psutil.Process:
