@@ -26,7 +26,7 @@ from edl.core.status import JobStatus, MemberStatus
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Options that mean the same everywhere; docs/operations.md says so once, above the table.
-EVERYWHERE = {"--zookeeper", "--json", "--help"}
+EVERYWHERE = {"--zookeeper", "--secret-file", "--json", "--help"}
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,6 @@ from edl.cli.common import (
 )
 from edl.cli.hosting import guest
 from edl.coordination.paths import check_name
-from edl.coordination.secrets import read_file
 
 
 def join(
@@ -52,15 +50,6 @@ def join(
     host: HostOption = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--secret-file",
-            help="The job's secret, copied from the host of `edl run`. Default: EDL_SECRET, or "
-            "what this user's state directory has.",
-            show_default=False,
-        ),
-    ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
     """Offer this host's slots to a job. `edl scale` then uses them, or -np at once.
@@ -72,8 +61,7 @@ def join(
     )
     check_name("host", settings.host)
     check_own_name()
-    given = None if secret_file is None else read_file(secret_file)
     with connected(zookeeper) as session:
-        store = choose_job(session, job, secret=given)
+        store = choose_job(session, job)
         code = guest(store, settings, slots, np).run()
     raise typer.Exit(code)

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from edl import config
+from edl.coordination.secrets import read_file
 from edl.errors import ConfigError, EdlError, UsageError
 
 # typer brings its own copy of click since 0.26; this is the base of its usage errors in any case.
@@ -67,7 +69,33 @@ def verb(name: str) -> Any:
         found = one
     command: Any = typer.main.get_command(found)
     command.name = name
+    _let_know_secret(command)
     return command
+
+
+def _let_know_secret(command: Any) -> None:
+    """Give each verb that opens a job the option that says by which secret."""
+    for one in getattr(command, "commands", {}).values():
+        _let_know_secret(one)
+    if not any("--zookeeper" in parameter.opts for parameter in command.params):
+        return
+    text = (
+        "The job's secret, copied from the host of `edl run`. Default: EDL_SECRET, or what this "
+        "user's state directory has."
+    )
+    option = TyperOption(
+        param_decls=["--secret-file"],
+        metavar="PATH",
+        help=text,
+        expose_value=False,
+        callback=_know_secret,
+    )
+    command.params.append(option)
+
+
+def _know_secret(_context: Any, _option: Any, path: str | None) -> None:
+    if path is not None:
+        config.set_environment({"EDL_SECRET": read_file(Path(path))})
 
 
 app = typer.Typer(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -28,6 +30,7 @@ from edl.core.status import JobStatus, job_status
 from edl.errors import CoordinationError
 
 GIVEN_UP_SHOWN = 3  # workers; the newest
+QUIET_S = 2.0  # without a step, and five usual steps: then it is said
 
 
 def status(
@@ -45,7 +48,13 @@ def status(
             _show(job_status(store.snapshot(), session.hosts), as_json)
             return
         now: JobStatus | None = None
-        with Live(console=console(), auto_refresh=False) as live:
+        screen = console()
+        with (
+            Live(console=screen, auto_refresh=False)
+            if screen.is_terminal
+            else nullcontext() as live
+        ):
+            said = ""
             while now is None or not now.state.over:
                 if now is not None:
                     time.sleep(FOLLOW_S)
@@ -57,8 +66,11 @@ def status(
                     now = replace(now, away=str(error))  # the rest is as it was last known
                 if as_json:
                     _show(now, as_json)
-                else:
+                elif live is not None:
                     live.update(table(now), refresh=True)
+                elif (text := line(now)) != said:
+                    said = text
+                    typer.echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {text}")
 
 
 def _show(now: JobStatus, as_json: bool) -> None:
@@ -74,15 +86,6 @@ def table(now: JobStatus) -> RenderableType:
     head.add_column(style="bold")
     head.add_column()
     state = now.state + (f": {now.reason}" if now.reason else "")
-    total = now.epoch_total
-    # A script that keeps its own place in its data has no epochs that are known here.
-    epoch = (
-        f"epoch {now.epoch}: {now.epoch_done} of {total} samples ({now.epoch_done / total:.0%}), "
-        if total
-        else f"epoch {now.epoch}: {now.epoch_done} samples, "  # of a stream
-        if now.epoch_done
-        else ""
-    )
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
@@ -92,9 +95,16 @@ def table(now: JobStatus) -> RenderableType:
         "leader": f"{now.leader or 'nobody'}, term {now.term}",
         "workers": f"{now.world_size} of {sum(wanted.values())} wanted "
         f"({where}){assigned}; {now.sizes}; generation {now.generation}",
-        "progress": f"{epoch}step {now.step}, {now.samples_per_s:.0f} samples/s",
+        "progress": _progress(now),
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }
+    if now.slowest is not None:
+        own, others = 1000.0 * now.slowest_s, 1000.0 * now.others_s
+        rows["slowest"] = (
+            f"{now.slowest} computes {own:.0f} ms in a step, the others {others:.0f} ms"
+        )
+    if free := _free(now):
+        rows["free slots"] = ", ".join(f"{host}: {n}" for host, n in free.items())
     for worker, reason in list(now.given_up.items())[-GIVEN_UP_SHOWN:]:
         rows[f"{worker} given up"] = reason
     for slot, reason in now.slots_given_up.items():
@@ -103,13 +113,46 @@ def table(now: JobStatus) -> RenderableType:
         head.add_row(name, Text(str(value)))
     if not now.members:
         return head
-    members = Table("worker", "rank", "stage", "host", "pid", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = ("worker", "rank", "stage", "host", "pid", "port")
+    members = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
     for member in by_rank:
         mark = " (leads)" if member.id == now.leader else ""
         rank = "-" if member.rank is None else str(member.rank)
-        members.add_row(member.id + mark, rank, member.stage, member.host, str(member.pid))
+        process = str(member.pid), str(member.port)
+        members.add_row(member.id + mark, rank, member.stage, member.host, *process)
     return Group(head, members)
+
+
+def line(now: JobStatus) -> str:
+    """The same in one line, for a file."""
+    wanted = sum((now.desired or now.assigned).values())
+    away = f"; ZooKeeper is away: {now.away}" if now.away else ""
+    state = now.state + (f": {now.reason}" if now.reason else "")
+    leads = now.leader or "nobody"
+    return f"{_progress(now)}; {now.world_size} of {wanted} workers; {leads} leads; {state}{away}"
+
+
+def _progress(now: JobStatus) -> str:
+    total = now.epoch_total
+    # A script that keeps its own place in its data has no epochs that are known here.
+    epoch = (
+        f"epoch {now.epoch}: {now.epoch_done} of {total} samples ({now.epoch_done / total:.0%}), "
+        if total
+        else f"epoch {now.epoch}: {now.epoch_done} samples, "  # of a stream
+        if now.epoch_done
+        else ""
+    )
+    quiet = now.quiet_s >= max(QUIET_S, 5 * now.median_step_s) and not now.state.over and now.step
+    last = f", the last one {now.quiet_s:.0f} s ago" if quiet else ""
+    return f"{epoch}step {now.step}{last}, {now.samples_per_s:.0f} samples/s"
+
+
+def _free(now: JobStatus) -> dict[str, int]:
+    """Slots of hosts for which no worker is wanted."""
+    wanted = now.desired or now.assigned
+    room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
+    return {host: n for host, n in room.items() if n > 0}
 
 
 def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.events import Event, EventKind, SwitchDetails
+from edl.core.events import Event, EventKind, SwitchDetails, SwitchParts
 
 
 def describe(event: Event) -> str:
@@ -17,25 +17,33 @@ def describe(event: Event) -> str:
 
 
 def cost(event: Event) -> str:
-    """How long a switch held each worker up; of a repair, also the parts of the longest stall.
+    """How long a switch held each worker up; of a repair, how long no step was complete at most,
+    and the parts of the longest of that.
 
     Empty for other events.
     """
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
     by_number = sorted(event.details.workers.items(), key=lambda item: (len(item[0]), item[0]))
-    text = "stall " + ", ".join(f"{name} {_ms(parts.stall_s)} ms" for name, parts in by_number)
-    slowest, parts = max(by_number, key=lambda item: item[1].stall_s)
-    if parts.roll_call_s == 0.0:
-        return text
+    stalls = "stall " + ", ".join(f"{name} {_ms(parts.stall_s)} ms" for name, parts in by_number)
+    if all(parts.roll_call_s == 0.0 for _, parts in by_number):
+        return stalls
+    name, parts = max(by_number, key=lambda item: _without_step_s(item[1]))
     recovery = {
         "detect": parts.detect_s,
         "election": parts.election_s,
         "roll-call": parts.roll_call_s,
         "init": parts.init_s,
         "broadcast": parts.broadcast_s,
+        "first step": parts.first_step_s,
     }
-    return f"{text}; {slowest}: {', '.join(f'{n} {_ms(s)}' for n, s in recovery.items() if s)} ms"
+    each = ", ".join(f"{part} {_ms(seconds)}" for part, seconds in recovery.items() if seconds)
+    return f"no step for {_ms(_without_step_s(parts))} ms: {name} {each}; {stalls}"
+
+
+def _without_step_s(parts: SwitchParts) -> float:
+    """From when a worker began to wait in the step that failed until it had completed one again."""
+    return parts.detect_s + parts.stall_s + parts.first_step_s
 
 
 def _ms(seconds: float) -> str:

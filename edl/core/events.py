@@ -34,6 +34,8 @@ class EventKind(StrEnum):
     WORKER_EXITED = "worker_exited"
     WORKER_FROZEN = "worker_frozen"
     LOG_FAILED = "log_failed"
+    SLOW_WORKER = "slow_worker"
+    ZOOKEEPER_BACK = "zookeeper_back"
     SLOT_GIVEN_UP = "slot_given_up"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -277,6 +279,24 @@ class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
     worker: Annotated[str, "whose log it is"]
     host: Annotated[str, "its host"]
     path: Annotated[str, "of its log"]
+
+
+@dataclass(frozen=True)
+class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
+    """A worker has computed at least twice as long as the others in the last 50 steps, so they wait
+    for it in each; once a ring and worker.
+    """
+
+    worker: Annotated[str, "the slow one"]
+    compute_s: Annotated[float, "its median in a step"]
+    others_s: Annotated[float, "that of the others"]
+
+
+@dataclass(frozen=True)
+class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 0"):
+    """ZooKeeper was away for at least a second, and is back; the ring trained on meanwhile."""
+
+    away_s: Annotated[float, "how long"]
 
 
 @dataclass(frozen=True)

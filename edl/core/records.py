@@ -321,6 +321,12 @@ class TrainingStatus(Record):
     ] = 0
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
     median_step_s: Annotated[float, "of the last 50 steps of one worker"] = 0.0
+    quiet_s: Annotated[float, "since the last complete step, at `updated_at_s`"] = 0.0
+    slowest: Annotated[
+        str | None, "worker that computes at least twice as long in a step as the others do"
+    ] = None
+    slowest_s: Annotated[float, "what it computes in a step, the median of its last ones"] = 0.0
+    others_s: Annotated[float, "what the others do, the median of theirs"] = 0.0
     reading: Annotated[
         Reading | None, "what `edl profile` measures with; null: no worker of a ring has answered"
     ] = None

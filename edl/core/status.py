@@ -20,6 +20,7 @@ class MemberStatus(Record):
     id: Annotated[str, "as `w3`"]
     host: Annotated[str, "its host"]
     pid: Annotated[int, "its process there"]
+    port: Annotated[int, "where it answers `/health`"]
     rank: Annotated[int | None, "null: it has no seat in the generation"]
     stage: Annotated[Stage, "`preparing`, `ready`, `active`, `leaving` or `finished`"]
 
@@ -94,6 +95,7 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
                 id=member.name,
                 host=member.host,
                 pid=member.pid,
+                port=member.port,
                 rank=generation.rank_of(member.id) if generation else None,
                 stage=member.stage,
             )

@@ -21,7 +21,7 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election, Leadership
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.core.events import Event, LogFailedDetails
+from edl.core.events import Event, LogFailedDetails, ZookeeperBackDetails
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobEnd, JobState, Leader, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
@@ -38,6 +38,8 @@ from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
+
+AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its leader
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Daemon:
             try:
                 self._turn()
                 if away_since is not None:
-                    logger.info("ZooKeeper is back after %.1f s", time.monotonic() - away_since)
+                    self._say_back(time.monotonic() - away_since)
                     away_since = None
             except CoordinationError as error:
                 if away_since is None:
@@ -262,6 +264,15 @@ class Daemon:
             self._conclude_stop()
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
+
+    def _say_back(self, away_s: float) -> None:
+        reason = f"ZooKeeper is back after {away_s:.1f} s"
+        logger.info("%s", reason)
+        progress = self._mailbox.progress
+        if away_s >= AWAY_S and progress.generation and self._ring.place.rank == 0:
+            details = ZookeeperBackDetails(round(away_s, 3))
+            event = Event(time.time(), progress.generation, progress.step, reason, details)
+            self._mailbox.log(event)
 
     def _look_after_log(self) -> None:
         if self._log is None:

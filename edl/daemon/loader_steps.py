@@ -21,11 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edl import failpoints
+from edl.core.events import Event, SlowWorkerDetails
 from edl.core.step.ledger import Ledger
+from edl.core.step.slowest import Slow
 from edl.core.step.step_record import StepRecord, Stop, counts
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.loader_progress import LoaderProgress
@@ -181,6 +184,9 @@ class LoaderSteps(Steps):
             return
         failpoints.reached("applied")
         progress.complete(self.records())
+        slow = self.slowest.look(self.records())
+        if slow is not None and self.ring.place.rank == 0:
+            self._mailbox.log(_slow_event(slow, self.generation, progress.step))
         if reason := self._completed():
             logger.info("after step %d: %s", progress.step, reason)
         self._pace.end()
@@ -240,7 +246,6 @@ class LoaderSteps(Steps):
 
     def _begin_step(self) -> None:
         self.begun += 1
-        self._pace.begin()
         if not self.warming_up:
             self._check.begin_step()
             self._records = self._pending = None  # of a step that others may have completed
@@ -252,3 +257,10 @@ class LoaderSteps(Steps):
         step = self.open_step
         record = self._record(step.samples, state=self._check.state)
         self._send(replace(record, **self.sampler.row(self.ledger, step.untrained)))
+
+
+def _slow_event(slow: Slow, generation: int, step: int) -> Event:
+    name = f"w{slow.worker}"
+    details = SlowWorkerDetails(name, round(slow.own_s, 6), round(slow.others_s, 6))
+    reason = f"the others wait for {name} in each step: {slow}"
+    return Event(time.time(), generation, step, reason, details)

@@ -21,7 +21,7 @@ class Pace:
         self._now_s = now_s
         self.steps_here = 0  # completed in this generation
         self.entered_at = 0  # the step after which it began
-        self.waiting_since = self.ended = self._began = self._entered = self._now_s()
+        self.waiting_since = self.ended = self._entered = self._now_s()
         self.compute_us = self.first_step_us = 0
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
 
@@ -29,14 +29,10 @@ class Pace:
         """A new ring stands, after ``step``."""
         self.steps_here, self.entered_at, self._entered = 0, step, self._now_s()
 
-    def begin(self) -> None:
-        """A batch is handed out."""
-        self._began = self._now_s()
-
     def wait(self) -> None:
         """This worker waits for the others."""
         self.waiting_since = self._now_s()
-        self.compute_us = us(self.waiting_since - self._began)
+        self.compute_us = us(self.waiting_since - max(self.ended, self._entered))
 
     def end(self) -> None:
         """A step has ended."""

@@ -15,6 +15,7 @@ from typing import Any
 from edl import failpoints
 from edl.core.events import Event, SwitchDetails
 from edl.core.records import Generation
+from edl.core.step.slowest import Slowest
 from edl.core.step.step_record import StepRecord, Stop, agreed_generation, check, switch_parts
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
@@ -30,6 +31,7 @@ class Steps(ABC):
     Attributes:
         begun: how many batches were handed out here, or updates made; warm-ups included.
         target: the generation that all agreed to switch to.
+        slowest: the worker that the others wait for, if there is one.
         wants_to_stop: the script: all stop after the next step in whose record it is.
     """
 
@@ -41,6 +43,7 @@ class Steps(ABC):
         self._mailbox = mailbox
         self._switching = switching
         self._pace = Pace(mailbox.clock.now_s)
+        self.slowest = Slowest()
         self._pending: Any = None  # the step record on its way
         self._records: tuple[StepRecord, ...] | None = None
 
@@ -119,6 +122,7 @@ class Steps(ABC):
     def entered(self) -> None:
         """A new ring stands."""
         self._pace.enter(self.progress.step)
+        self.slowest.restart()
         self.target = None
 
     def log_switch_if_due(self) -> None:
@@ -155,6 +159,10 @@ class Steps(ABC):
     def _report(self) -> None:
         size, now_s = self.ring.place.size, self._mailbox.clock.now_s()
         report = self.progress.report(self.generation, size, self._pace.median_step_s, now_s)
+        if (slow := self.slowest.found) is not None:
+            report = replace(
+                report, slowest=slow.worker, slowest_s=slow.own_s, others_s=slow.others_s
+            )
         self._mailbox.report(report)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:

@@ -197,6 +197,10 @@ class LeaderTerm:
             epoch_total=progress.epoch_total,
             samples_per_s=round(self._rate.of(told_by, progress.samples_total, now), 1),
             median_step_s=round(progress.median_step_s, 6),
+            quiet_s=round(max(0.0, now - progress.updated_at), 3),
+            slowest=f"w{progress.slowest}" if progress.slowest >= 0 else None,
+            slowest_s=round(progress.slowest_s, 6),
+            others_s=round(progress.others_s, 6),
             reading=Reading(
                 worker=told_by,
                 generation=progress.generation,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import psutil
@@ -314,16 +314,14 @@ def test_edl_run_starts_a_local_zookeeper_that_the_others_find(shell: Shell) -> 
 def test_watch_and_follow_end_with_the_job(shell: Shell) -> None:
     job = start(shell, "--until", "enough")
     shell.until_size(2)
-    outputs: dict[str, str] = {}
-    threads = [
-        threading.Thread(target=lambda w=words: outputs.update({w[0]: shell.edl(*w).stdout}))
-        for words in (("status", "j", "--watch", "--json"), ("events", "j", "--follow"))
-    ]
-    for thread in threads:
-        thread.start()
+    verbs = "status j --watch --json", "status j --watch", "events j --follow"
+    watching = [shell.start(*verb.split()) for verb in verbs]
+    watching[1].expect("2 of 2 workers; w")
     (shell.directory / "enough").touch()
-    for thread in threads:
-        thread.join(WAIT_S)
     assert job.wait() == 0
-    assert '"state": "finished"' in outputs["status"].splitlines()[-1]
-    assert "the job starts with 2 of 2 workers" in outputs["events"]
+    assert [one.wait() for one in watching] == [0, 0, 0]
+    objects, lines, events = (one.output.splitlines() for one in watching)
+    assert '"state": "finished"' in objects[-1]
+    assert len({text.partition("; ")[2] for text in lines}) > 1, lines
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d .*; finished: .*", lines[-1]), lines
+    assert "the job starts with 2 of 2 workers" in "".join(events)

@@ -59,7 +59,11 @@ def test_a_standalone_server_restarts(tmp_path: Path) -> None:
         server.start()
         nothing_changed(job, before)
         job.until(lambda: "ZooKeeper is back" in job.output(), "word of its return")
+        job.until(lambda: job.events("zookeeper_back"), "an event")
         job.prove(workers=2)
+        [event] = job.events("zookeeper_back")
+        assert event["away_s"] >= 1.0
+        assert event["reason"] == f"ZooKeeper is back after {event['away_s']:.1f} s"
 
 
 def test_one_of_three_servers_dies(tmp_path: Path) -> None:

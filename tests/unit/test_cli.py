@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from edl.cli.common import check_own_name, worker_number
 from edl.cli.events import aligned
 from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
-from edl.cli.status import table
+from edl.cli.status import line, table
 from edl.cli.worker import _reachable
 from edl.client.events import flat
 from edl.config import Config, HorovodSlot
@@ -295,6 +296,7 @@ def test_status_as_json() -> None:
         "id": "w0",
         "host": "a",
         "pid": 100,
+        "port": 1,
         "rank": 1,
         "stage": "active",
     }
@@ -345,6 +347,23 @@ def test_status_tells_what_horovodrun_has_not_assigned_yet() -> None:
     assert "2 of 2 wanted (a: 2); 1 to 4 workers" in shown(table(other))
 
 
+def test_status_says_what_is_slow_and_what_is_free() -> None:
+    now = job_status(snapshot(), "zk")
+    assert "slowest" not in shown(table(now))
+    slow = replace(now, slowest="w1", slowest_s=0.21, others_s=0.0152, hosts={"a": 4, "b": 2})
+    text = shown(table(slow))
+    assert "w1 computes 210 ms in a step, the others 15 ms" in text
+    assert re.search(r"free slots +a: 1, b: 2 ", text)
+    quiet = replace(now, quiet_s=6.4, median_step_s=0.1)
+    assert "step 7, the last one 6 s ago, 100 samples/s" in shown(table(quiet))
+    usual = replace(quiet, median_step_s=2.0)
+    assert "step 7, 100 samples/s" in shown(table(usual))
+    assert line(quiet) == (
+        "epoch 2: 64 of 128 samples (50%), step 7, the last one 6 s ago, 100 samples/s; "
+        "2 of 3 workers; w1 leads; running: w2 is preparing; 2 of 3 train"
+    )
+
+
 def test_the_live_line() -> None:
     line = LiveLine("digits")
     assert "starting, 0 workers ready" in line.render().plain
@@ -368,8 +387,8 @@ def test_events() -> None:
         "(stall w2 125 ms, w10 250 ms)"
     )
     assert cost(REPAIR) == (
-        "stall w1 90 ms, w2 120 ms; "
-        "w2: detect 15, election 40, roll-call 20, init 50, broadcast 10 ms"
+        "no step for 135 ms: w2 detect 15, election 40, roll-call 20, init 50, broadcast 10; "
+        "stall w1 90 ms, w2 120 ms"
     )
     plain = Event(0.0, 0, 0, "w0 leads in term 1", LeaderDetails("w0"))
     assert describe(plain) == "generation 0 step 0: leader: w0 leads in term 1"

@@ -20,6 +20,9 @@ class Progress(Record):
     epoch_total: int = 0
     samples_total: int = 0  # over all workers, since this worker joined
     median_step_s: float = 0.0
+    slowest: int = -1  # worker that computes far longer in a step than the others; -1: none does
+    slowest_s: float = 0.0
+    others_s: float = 0.0
     counted_at: float = 0.0  # when step and samples were as above, by the clock of that worker
     updated_at: float = 0.0  # on the monotonic clock of that worker's process
 
