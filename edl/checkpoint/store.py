@@ -227,7 +227,7 @@ class Checkpoints:
                 self._due_at = now
                 files.remove_leftovers(self._config.directory)
             else:
-                self._due_at = now + self._config.every_s - self._age_of_newest()
+                self._due_at = now + (self._config.every_s - self._age_of_newest())
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
         self._due_at = now + self._config.every_s

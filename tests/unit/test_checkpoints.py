@@ -271,7 +271,11 @@ def test_a_new_rank_0_saves_when_the_newest_is_old_enough(
     assert successor.saved == [11] * due
 
 
-def test_a_new_rank_0_of_a_job_that_was_never_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("now_s", [0.1, 0.3])  # 0.1 + 1000 - 1000 is not 0.1
+def test_a_new_rank_0_of_a_job_that_was_never_saved(
+    now_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     start = Start(tmp_path)
     start.progress.step = 3
     start.checkpoints.save_if_due(*start.at, start.replica)
