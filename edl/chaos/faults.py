@@ -92,7 +92,7 @@ class Chaos:
         """
         snapshot = self._snapshot()
         if snapshot.job.state is not JobState.RUNNING:
-            raise UsageError(f"job {snapshot.job.name} is {snapshot.job.state}")
+            raise UsageError(f"job {snapshot.job.name} {snapshot.job.state.phrase}")
         doors = [order for order in self._plan.orders if order.action in DOORS]
         if doors and not snapshot.job.spec.settings.chaos:
             raise UsageError(

@@ -45,7 +45,7 @@ def guest(
     """
     record = store.snapshot().job
     if record.state.over:
-        raise UsageError(f"job {record.name} is {record.state}; nothing can join it")
+        raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")
     if record.driver:
         raise UsageError(
             f"job {record.name} was started by horovodrun, which places its workers; let its "

@@ -14,7 +14,7 @@ def leader(job: JobArgument = None, zookeeper: ZooKeeperOption = None) -> None:
         snapshot = choose_job(session, job).snapshot()
     name = snapshot.job.name
     if snapshot.job.state.over:
-        raise EdlError(f"nobody leads job {name}: it is {snapshot.job.state}")
+        raise EdlError(f"nobody leads job {name}: it {snapshot.job.state.phrase}")
     leads = snapshot.leader
     member = next((m for m in snapshot.members if leads and m.id == leads.worker), None)
     if leads is None or member is None:

@@ -70,7 +70,30 @@ def verb(name: str) -> Any:
     command: Any = typer.main.get_command(found)
     command.name = name
     _let_know_secret(command)
+    _take_job_by_option(command)
     return command
+
+
+def _take_job_by_option(command: Any) -> None:
+    """Let ``--job JOB``, which `edl run` and `edl join` have, mean the same as ``JOB``."""
+    if not any("JOB" in (one.metavar or "") for one in command.params if one.opts[0][:1] != "-"):
+        return
+    parse = command.parse_args
+
+    def parse_args(context: Any, words: list[str]) -> list[str]:
+        for at, word in enumerate(words):
+            if word == "--":
+                break
+            if word == "--job" and at + 1 < len(words):
+                words = [words[at + 1], *words[:at], *words[at + 2 :]]
+                break
+            if word.startswith("--job="):
+                words = [word.partition("=")[2], *words[:at], *words[at + 1 :]]
+                break
+        parsed: list[str] = parse(context, words)
+        return parsed
+
+    command.parse_args = parse_args
 
 
 def _let_know_secret(command: Any) -> None:

@@ -44,7 +44,7 @@ def stop(
     except ZooKeeperUnreachable as error:
         _stop_here(job, timeout_s, error)
     else:
-        typer.echo(f"job {record.name} is {record.state}: {record.reason}")
+        typer.echo(f"job {record.name} {record.state.phrase}: {record.reason}")
 
 
 def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreachable) -> None:

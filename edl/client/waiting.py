@@ -56,7 +56,7 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
     while True:
         now = store.snapshot()
         if now.job.state is not JobState.RUNNING:
-            raise UsageError(f"cannot {what}: it is {now.job.state}")
+            raise UsageError(f"cannot {what}: it {now.job.state.phrase}")
         if now.desired.hosts or time.monotonic() >= deadline:
             return now
         time.sleep(limits.poll_s)
@@ -104,8 +104,8 @@ def looks(
         else:
             yield now
             if now.job.state.over:
-                state = f"{now.job.state}: {now.job.reason}"
-                raise JobEnded(store.name, f"{what} is not done: job {store.name} is {state}")
+                state = f"{now.job.state.phrase}: {now.job.reason}"
+                raise JobEnded(store.name, f"{what} is not done: job {store.name} {state}")
         if time.monotonic() >= deadline:
             parts = filter(None, (away or messages.last, late))
             message = f"{what} is not done after {timeout_s:g} s"

@@ -57,6 +57,16 @@ class EventNodes:
                     found.append((sequence(path), Event.from_json(decode(path, answer[0]))))
         return found
 
+    def newest_step(self) -> int:
+        """The step of the newest event; 0 without one. Raises as :meth:`read`."""
+        session, paths = self._nodes.session, self._nodes.paths
+        names = session.read_all("read the newest event", [children(paths.events)])[0]
+        if not names:
+            return 0
+        path = paths.event(max(map(sequence, names)))
+        answer = session.read_all("read the newest event", [get(path)])[0]
+        return Event.from_json(decode(path, answer[0])).step if answer is not None else 0
+
     def trim(self, keep: int) -> int:
         """Remove all but the newest ``keep`` events; returns how many were removed.
 

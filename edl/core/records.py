@@ -41,6 +41,12 @@ class JobState(StrEnum):
     def over(self) -> bool:
         return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED)
 
+    @property
+    def phrase(self) -> str:
+        """As "is running", "has failed": what follows the job in a sentence."""
+        ended_itself = self in (JobState.FINISHED, JobState.FAILED)
+        return f"{'has' if ended_itself else 'is'} {self}"
+
 
 @dataclass(frozen=True)
 class Job(Record):

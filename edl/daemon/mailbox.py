@@ -112,7 +112,7 @@ class Mailbox:
     def job_end(self) -> str:
         """How the job ended, and why."""
         with self._lock:
-            return f"{self._job_state}: {self._job_reason}"
+            return f"{self._job_state.phrase}: {self._job_reason}"
 
     def wait_for_generation(
         self,

@@ -134,7 +134,7 @@ class Switching:
         if first is None:
             state = self._mailbox.job_state
             raise JobFailed(
-                f"the job ended before it began: it is {state}"
+                f"the job ended before it began: it {state.phrase}"
                 if state.over
                 else f"the job did not start within {limit:g} s; `edl status` says who is missing"
             )
@@ -465,7 +465,7 @@ class Switching:
 
     def _over(self) -> JobFailed:
         """What to raise when others have ended the job."""
-        return JobFailed(f"the job is {self._mailbox.job_end}")
+        return JobFailed(f"the job {self._mailbox.job_end}")
 
     def _leave(self, generation: Generation) -> NoReturn:
         # After a break nobody knows who else is left: then everybody saves.

@@ -71,7 +71,22 @@ class Steps:
         self._warmed_up = False
         self._came_to_end = False  # the script was told that the epoch is over
         self._padding = 0  # batches of the open step that count for nothing
-        self.in_epoch = False
+        self._in_epoch = False
+
+    def check_may_iterate(self, outside: str) -> None:
+        """The script begins to iterate its batches.
+
+        Raises:
+            UsageError: with the sentence ``outside``, if it is in no epoch; or all samples of the
+                epoch are trained.
+        """
+        if not self._in_epoch:
+            raise UsageError(outside)
+        if self._came_to_end:
+            raise UsageError(
+                "all samples of this epoch are trained, so a second loop over them would see none; "
+                "edl's loader is for training: evaluate with one of the framework's own"
+            )
 
     def epochs(self, count: int) -> Iterator[int]:
         """See :meth:`edl.torch.DataLoader.epochs`."""
@@ -150,10 +165,10 @@ class Steps:
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
-        self.in_epoch, self._came_to_end = True, False
+        self._in_epoch, self._came_to_end = True, False
         self._feed.restart()
         yield epoch
         self._settle()  # the script may have left its loop in the middle
         if not self._worker.loader.open and not self._came_to_end:
             end_batch(self._worker)
-        self.in_epoch = False
+        self._in_epoch = False

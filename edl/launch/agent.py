@@ -17,10 +17,10 @@ from pathlib import Path
 
 from edl.coordination.job_store import JobStore
 from edl.core.event_text import describe
-from edl.core.events import EventKind
+from edl.core.events import EndedDetails, Event, EventKind
 from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.job_end import failed_late
-from edl.core.host.process import Process, exit_status, how
+from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT, Process, exit_status, how
 from edl.core.host.supervision import Decision, Ending, GiveUp, Start
 from edl.core.host.upkeep import lingers
 from edl.core.job.host_join import arrive, is_last, withdrawn
@@ -194,7 +194,16 @@ class Agent(Supervisor[AgentState]):
         for event in self._new_events():
             # The last line says how the job has ended; that workers end as they should is usual.
             if event.kind not in NOT_SHOWN:
-                self._say(describe(event))
+                self._say(describe(self._shortened(event)))
+
+    def _shortened(self, event: Event) -> Event:
+        """Without the last line of a worker's output that is shown here, whole, just before."""
+        ended = event.details
+        if not isinstance(ended, EndedDetails) or ended.host != self._host.name:
+            return event
+        if ended.exit_code == UNSTARTED_EXIT:  # its last line is of no output
+            return event
+        return replace(event, reason=event.reason.partition(LAST_LINE)[0])
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
         if self._written is not self._host:

@@ -71,4 +71,6 @@ def worker_frozen(
 
 def _add(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -> None:
     generation = snapshot.generation.number if snapshot.generation else 0
-    store.events.add(Event(time.time(), generation, snapshot.status.step, reason, details))
+    # The status is up to a second old, and a worker may have told of a later step meanwhile.
+    step = max(snapshot.status.step, store.events.newest_step())
+    store.events.add(Event(time.time(), generation, step, reason, details))

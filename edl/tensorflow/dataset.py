@@ -68,13 +68,11 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
             raw: Iterator[Any] = super().__iter__()
             now.feed.watch(raw)
             return raw
-        if not now.steps.in_epoch:
-            raise UsageError(
-                "an edl.Dataset is only trained on; to evaluate or predict, use arrays or a "
-                "tf.data.Dataset. To train, iterate it inside `for epoch in dataset.epochs(n):`, "
-                "or give callbacks=[edl.KerasCallback()] to model.fit, so that a newcomer can "
-                "start in the job's current epoch"
-            )
+        now.steps.check_may_iterate(
+            "an edl.Dataset is for training: give callbacks=[edl.KerasCallback()] to model.fit, so "
+            "that a newcomer can start in the job's current epoch, or iterate it inside `for epoch "
+            "in dataset.epochs(n):`. To evaluate or predict, use arrays or a tf.data.Dataset"
+        )
         return self._batches(now)
 
     def _batches(self, now: training.Training) -> Iterator[Any]:

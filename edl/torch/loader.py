@@ -125,11 +125,10 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the current epoch."""
-        if not self._steps.in_epoch:
-            raise UsageError(
-                "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer "
-                "can start in the job's current epoch"
-            )
+        self._steps.check_may_iterate(
+            "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer can "
+            "start in the job's current epoch"
+        )
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:

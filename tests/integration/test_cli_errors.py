@@ -55,6 +55,11 @@ def test_unknown_job(shell: Shell, words: tuple[str, ...]) -> None:
     assert "there is no job named 'nosuch'" in sentence(shell.edl(*words), 2)
 
 
+@pytest.mark.parametrize("words", ["status --job nosuch", "scale --np 2 --job=nosuch"])
+def test_a_job_by_option(shell: Shell, words: str) -> None:
+    assert "there is no job named 'nosuch'" in sentence(shell.edl(*words.split()), 2)
+
+
 def test_no_job_at_all(shell: Shell) -> None:
     assert "no job is running" in sentence(shell.edl("status"), 2)
 

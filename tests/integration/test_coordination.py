@@ -249,8 +249,10 @@ class TestLifecycle:
     def test_of_many_that_replace_the_same_job_one_succeeds(
         self, zk_hosts: str, store: JobStore
     ) -> None:
+        assert store.events.newest_step() == 0
         for number in range(20):
             store.events.add(Event(0.0, 0, number, "", EvictedDetails("w1")))
+        assert store.events.newest_step() == 19
         store.set_job_state(JobState.FAILED, "no more")
         outcomes: list[str] = []
         start = threading.Barrier(5)

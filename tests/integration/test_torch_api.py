@@ -369,6 +369,10 @@ for _ in loader.epochs(1):
         LOOP + "for n in (1, 2):\n for _ in loader.epochs(n):\n  for _ in loader: train()",
         "this job's training is over",
     ),
+    "epoch twice": (
+        LOOP + "for _ in loader.epochs(1):\n for _ in loader: train()\n for _ in loader: pass",
+        "all samples of this epoch are trained, so a second loop over them would see none",
+    ),
     "mean before its time": (
         LOOP + "edl.mean(1.0)",
         "the loop over the epochs: training has not begun",

@@ -183,7 +183,7 @@ def test_after_the_end_the_driver_is_waited_for_and_that_is_said() -> None:
     assert last_round(job, 1, False, "", late=False).exit_code is None
     waits = last_round(job, 1, True, "slot 0 on b", late=True)
     assert waits.exit_code is None
-    assert "digits is finished, but horovodrun waits for slot 0 on b" in waits.reason
+    assert "digits has finished, but horovodrun waits for slot 0 on b" in waits.reason
     assert (
         "waits for an edl-worker that does not ask"
         in last_round(job, 1, True, "", late=True).reason

@@ -89,6 +89,19 @@ def test_the_end_of_a_traceback_is_the_best_line() -> None:
     assert best(CHAINED.splitlines()) == "RuntimeError: Error(s) in loading state_dict for Net:"
 
 
+def test_the_error_of_a_loaders_process_is_the_one_in_it() -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 9, in <module>',
+        "ValueError: Caught ValueError in DataLoader worker process 1.",
+        "Original Traceback (most recent call last):",
+        '  File "data.py", line 3, in __getitem__',
+        "ValueError: bad sample 137",
+        "",
+    )
+    assert best(lines) == "ValueError: bad sample 137"
+
+
 def test_after_an_error_that_was_only_logged_the_script_went_on() -> None:
     later = [f"step {number}" for number in range(AFTER + 1)]
     assert best([*TRACEBACK.splitlines(), *later]) == later[-1]

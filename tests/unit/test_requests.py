@@ -216,6 +216,9 @@ class Events(EventNodes):
         self.store.log.append(event)
         return len(self.store.log) - 1
 
+    def newest_step(self) -> int:
+        return 0
+
     def read(self, after: int = -1) -> list[tuple[int, Any]]:
         self.store._call()
         return list(enumerate(self.store.log))[after + 1 :]
@@ -255,9 +258,11 @@ def test_a_time_out_names_zookeeper_when_that_is_away() -> None:
 
 def test_nobody_waits_for_a_job_that_has_ended() -> None:
     store = Store(state=JobState.FAILED, reason="w0 died")
-    with pytest.raises(JobEnded, match="scaling job digits to 3 is not done: job digits is failed"):
+    with pytest.raises(
+        JobEnded, match="scaling job digits to 3 is not done: job digits has failed"
+    ):
         wait_for_size(store, 3, 5.0, limits=LIMITS)
-    with pytest.raises(UsageError, match="cannot scale job digits: it is failed"):
+    with pytest.raises(UsageError, match="cannot scale job digits: it has failed"):
         resize(store, lambda now: now + 1, limits=LIMITS)
 
 

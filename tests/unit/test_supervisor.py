@@ -31,7 +31,7 @@ class Store:
         self.written: list[Event] = []
         self.states: list[JobState] = []
         self.fails: Exception | None = None
-        self.events = SimpleNamespace(add=self._add, read=self._read)
+        self.events = SimpleNamespace(add=self._add, read=self._read, newest_step=lambda: 0)
 
     def snapshot(self, wake: Callable[[], None]) -> Snapshot:
         self._fail()

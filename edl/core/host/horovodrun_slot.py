@@ -309,7 +309,7 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Dec
         lost: the slots whose edl-workers have died, in words.
         late: this has been so for long.
     """
-    over = f"job {job.name} is {job.state}"
+    over = f"job {job.name} {job.state.phrase}"
     if not late:
         return Decision(f"{over}, and the driver of horovodrun places the slots anew")
     if not answers:

@@ -95,7 +95,7 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision
     if not living:
         return Decision(f"the job is over: {job.reason}", exit_code=result(job, own))
     waited = now - own.state_since
-    reason = f"job {job.name} is {job.state}"
+    reason = f"job {job.name} {job.state.phrase}"
     if job.state is JobState.FAILED:
         return Decision(reason, endings=end(living, limits, now, reason))
     finished = job.state is JobState.FINISHED

@@ -49,7 +49,7 @@ def best(lines: Iterable[str]) -> str:
         text = line.strip()
         if text.startswith(_IGNORED):
             inside, ignored = False, True
-        elif text.startswith(_TRACEBACK):
+        elif text.removeprefix("Original ").startswith(_TRACEBACK):  # of a loader's process
             inside = True
         elif inside and line[:1] in ("", " ", "\t"):
             continue

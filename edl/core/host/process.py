@@ -23,6 +23,7 @@ STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopp
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
+LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
 ENDED = "edl-ended"  # the name of a process whose script has ended, before ":" and its exit code
 BACKOFF_MAX_S = 30.0
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
@@ -121,7 +122,7 @@ class Process:
         what = f"{self.name} on {host} {how(self.exit_code)}"
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
-            return what + (f"; its last line: {self.last_line}" if self.last_line else "")
+            return what + (f"{LAST_LINE}{self.last_line}" if self.last_line else "")
         if self.ending_since is not None:
             return f"{what}: it was ended by its launcher: {self.why}"
         if self.evicted:
