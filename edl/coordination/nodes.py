@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from kazoo.exceptions import BadVersionError, NoNodeError
 from edl.coordination import lifecycle
 from edl.coordination.paths import JobPaths
 from edl.coordination.reads import Waker, get
-from edl.coordination.session import Refused, Session
+from edl.coordination.session import CHANCE, Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.record import Record
@@ -107,7 +106,7 @@ class JobNodes:
         """
         for attempt in range(ATTEMPTS):
             if attempt:  # two that write again and again would meet each time
-                time.sleep(random.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
+                time.sleep(CHANCE.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
             answers = zip(paths, self.read(*map(get, paths)), strict=True)
             there = {path: answer for path, answer in answers if answer is not None}
             if paths[0] not in there:

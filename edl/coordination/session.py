@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+import kazoo.protocol.connection
+import kazoo.retry
 from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.exceptions import (
     BadVersionError,
@@ -46,6 +49,15 @@ from edl.coordination.access import Access
 from edl.errors import AccessDenied, ConfigError, CoordinationError, ZooKeeperUnreachable
 
 logger = logging.getLogger(__name__)
+
+CHANCE = random.Random()
+"""For threads of ours: Python's shared generator is the script's, which may have seeded it.
+
+kazoo draws its pauses from that, in its own thread: two scripts with `keras.utils.set_random_seed`
+would begin with other weights, now and then.
+"""
+for _module in (kazoo.protocol.connection, kazoo.retry):
+    _module.random = CHANCE
 
 AWAY = (
     ConnectionLoss,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -101,6 +102,16 @@ class TestSession:
         assert not session.connected
         with pytest.raises(CoordinationError, match="closed"):
             list_jobs(session)
+
+    def test_the_random_numbers_of_a_script_are_its_own(self, zk_hosts: str) -> None:
+        """Keras' initial weights come from Python's generator, and kazoo's thread drew from it."""
+        random.seed(1)
+        before = random.getstate()
+        with Session(zk_hosts, session_timeout_s=2.0) as session:
+            for _ in range(20):
+                list_jobs(session)
+            time.sleep(1.0)  # some pings
+        assert random.getstate() == before
 
     def test_an_expired_session_is_opened_again_with_the_next_epoch(
         self, session: Session, expire: Callable[[Session], None], wait_until: Wait
