@@ -103,6 +103,8 @@ class FailureDetector:
             self._mute.clear()
             return None
         seats = [seat for seat in generation.seats if seat.id not in snapshot.evicted]
+        if not seats:  # all are dead: that is no stall
+            return None
         ports = {s.id: (s.address, s.port) for s in seats if s.id != self._worker}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         silent = {w for w, health in answers.items() if health.liveness is Liveness.SILENT}

@@ -154,6 +154,15 @@ def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
     assert stall.reason.startswith("stalled in step 41: w1 (rank 1, host h) does not answer")
 
 
+def test_a_ring_whose_workers_are_all_dead_is_not_stalled(ring: Ring) -> None:
+    """It would read "everybody waits: ", and hide why the job stands still."""
+    ring.mailbox.report(Progress(updated_at=time.monotonic() - 60.0))
+    time.sleep(0.3)
+    dead = replace(ring.snapshot(), evicted=dict.fromkeys(ring.generation.members, "it died"))
+    ring.detector.look(dead)
+    assert ring.detector.stall(dead) is None
+
+
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_newcomer_leads_a_ring_that_trains(tmp_path: Path, zk_hosts: str) -> None:

@@ -209,6 +209,28 @@ def test_a_job_whose_ring_is_dead_to_the_last_starts_again() -> None:
     assert new.reason.startswith("all 2 workers of generation 7 died, their state is lost")
 
 
+def test_a_job_that_starts_again_waits_for_no_host_that_died_with_its_workers() -> None:
+    c, d = worker(2, "b"), worker(3, "b")
+    now = job_of(A, c, d, newcomers=(newcomer(4),), hosts=(Host("a", 2, "::1"),))
+    early = decided(now, ages(leading_s=1.0), dead=(0, 2, 3))  # b's session may be opened again
+    assert early.generation is None
+    assert early.reason == "all 3 workers of generation 7 died; 1 of 3 workers are ready to start"
+    new = made(decided(now, ages(leading_s=10.0), dead=(0, 2, 3)))
+    assert new.members == (4,)
+    assert new.reason.endswith(
+        "the job starts with 1 of 1 worker; nobody waits for b, where no agent is"
+    )
+    there = replace(now, hosts=(*now.hosts, Host("b", 2, "::1")))
+    assert decided(there, ages(leading_s=10.0), dead=(0, 2, 3)).generation is None
+    few = replace(now, job=changed(now.job, min_np=2))
+    assert decided(few, ages(leading_s=10.0), dead=(0, 2, 3)).generation is None
+
+
+def test_the_death_of_one_that_was_left_alone_is_told_so() -> None:
+    new = made(decided(job_of(A, newcomers=(newcomer(1),)), dead=(0,)))
+    assert new.reason.startswith("w0, the last worker of generation 7 died, their state is lost")
+
+
 def test_a_ring_that_is_only_absent_may_be_training() -> None:
     """ZooKeeper forgot everybody for a moment; the newcomers must not start a second job."""
     now = job_of(A, B, newcomers=(newcomer(2), newcomer(3)))

@@ -179,15 +179,17 @@ def _restart(
             f"all of {names([seat.id for seat in ring])} left ZooKeeper and {names(absent)} "
             "may be training; no change until they come back or are proven dead"
         )
-    wanted = now.job.sizes.fit(now.assigned.np)
+    wanted, gone = _wanted_after_death(now, ages, limits)
     hosts = [seat.host for seat in ring]
     start = _start(now, wanted, alive, term, ages, limits, before=hosts)
-    lost = f"all {len(ring)} workers of generation {current.number} died"
+    who = f"all {len(ring)} workers" if len(ring) > 1 else f"w{ring[0].id}, the last worker"
+    lost = f"{who} of generation {current.number} died"
+    without = f"; nobody waits for {', '.join(gone)}, where no agent is" if gone else ""
     if start.generation is None:
-        return replace(start, reason=f"{lost}; {start.reason}")
+        return replace(start, reason=f"{lost}; {start.reason}{without}")
     saved = now.job.saved_step
     kept = f"the checkpoint of step {saved} is left" if saved >= 0 else "their state is lost"
-    reason = f"{lost}, {kept}; {start.generation.reason}"
+    reason = f"{lost}, {kept}; {start.generation.reason}{without}"
     # A newcomer that had a seat may just have received the state: let it be the root.
     seated = [w for w in start.generation.members if w in current.members]
     generation = replace(
@@ -198,6 +200,21 @@ def _restart(
         reason=reason,
     )
     return replace(start, reason=reason, generation=generation)
+
+
+def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int, tuple[str, ...]]:
+    """How many workers a job starts again with, and the hosts that are not waited for.
+
+    A host may have died with its workers: where no agent is, after a moment in which one that lost
+    its session opens it again, nobody starts any. Under horovodrun the driver knows better.
+    """
+    agents = {host.name for host in now.hosts}
+    gone = tuple(host for host, n in now.assigned.hosts.items() if n and host not in agents)
+    there = sum(n for host, n in now.assigned.hosts.items() if host in agents)
+    sizes = now.job.sizes
+    if not gone or ages.leading_s < limits.gather_s or not sizes.enough(there):
+        return sizes.fit(now.assigned.np), ()
+    return sizes.fit(there), gone
 
 
 def _recover(
