@@ -66,8 +66,8 @@ churn: setup ## workers spawned and killed all the time, 2,000 kills; ARGS="--ki
 elections: setup ## forty deaths of a leader that is the only old worker; ARGS="--kills 5"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/elections.py $(ARGS)
 
-bench: setup ## edl beside stock Horovod, on this machine, in one run
-	$(PYTHON_BIN) -m benchmarks
+bench: setup ## edl beside stock Horovod (and torchrun), on this machine, in one run; ARGS="--only goodput"
+	$(PYTHON_BIN) -m benchmarks $(ARGS)
 
 scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: the table of docs/horovod.md
 	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)

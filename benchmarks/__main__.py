@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import crash, report, resize, step_time
+from benchmarks import crash, goodput, report, resize, step_time
 from benchmarks.jobs import (
     ROOT,
     BenchmarkError,
@@ -37,12 +37,15 @@ CHANGED_SYSTEM: System = (report.CHANGED, ChangedImportJob, "stock")
 BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-PARTS = ["resize", "crash", "step-time", "horovod"]
+PARTS = ["resize", "crash", "step-time", "horovod", "goodput"]
 parser.add_argument("--only", choices=PARTS, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
 parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks of the step time")
 parser.add_argument("--block", type=int, default=40, help="steps in a block")
+parser.add_argument("--minutes", type=float, default=20.0, help="of goodput, for each system")
+parser.add_argument("--every", type=float, default=60.0, help="seconds between its failures")
+parser.add_argument("--seed", type=int, default=1, help="of its victims")
 parser.add_argument("--no-control", action="store_true", help="leave out plain beside plain")
 parser.add_argument("--no-stock-crash", action="store_true", help="leave out stock's crashes")
 parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
@@ -84,7 +87,27 @@ class Bench:
             results["tensorflow"] = self.tensorflow(args)
         if args.only in (None, "horovod"):
             results["horovod"] = self.horovod(args)
+        if args.only in (None, "goodput") and args.framework != "tensorflow":
+            results["goodput"] = self.goodputs(args.minutes, args.every, args.seed)
         return {name: found for name, found in results.items() if found}
+
+    def goodputs(self, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
+        """Each system after the other, with failures at the same seconds."""
+        found: dict[str, goodput.Goodput] = {}
+        systems: tuple[tuple[str, type[goodput.AnyGoodputJob], str], ...] = (
+            (report.EDL, goodput.GoodputEdlJob, "edl"),
+            (report.STOCK, goodput.GoodputStockJob, "stock"),
+            ("torchrun", goodput.TorchrunJob, "torchrun"),
+        )
+        for name, kind, script in systems:
+            job = self._job(kind, {"EDL_BACKOFF_MAX_S": "1"})
+            one = goodput.measure(job, f"benchmarks.torch.{script}", minutes, every_s, seed)
+            found[name] = one
+            say(
+                f"goodput, {name}: {one.ratio:.1%} ({one.useful:.0f} of {one.pace:.0f} samples/s), "
+                f"stood still for {one.stopped_s:.1f} s, {one.redone} steps redone"
+            )
+        return {"minutes": minutes, "every_s": every_s, "seed": seed, "systems": found}
 
     def torch(self, args: argparse.Namespace) -> dict[str, Any]:
         results: dict[str, Any] = {}
@@ -214,6 +237,12 @@ def write(out: Path, results: dict[str, Any]) -> None:
             {"machine": results["machine"], **mine}, default=dataclasses.asdict, indent=1
         )
         (out / f"{page}.json").write_text(raw + "\n")
+        print(text)
+    if "goodput" in results:
+        mine = results["goodput"]
+        conditions = mine["minutes"], mine["every_s"], mine["seed"]
+        text = goodput.markdown(mine["systems"], *conditions)
+        (out / "goodput.md").write_text(text)
         print(text)
     print(f"written to {out}")
 

@@ -123,6 +123,12 @@ class Job:
         except subprocess.TimeoutExpired:
             return None
 
+    @property
+    def ended(self) -> int | None:
+        """The exit code of the launcher, if it has ended."""
+        assert self._process is not None
+        return self._process.poll()
+
     def stop(self) -> None:
         """End every process of the job, the gentle way first."""
         if self._process is None:

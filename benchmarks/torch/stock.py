@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from benchmarks.script import BATCH_SIZE, EPOCHS, arguments
+from benchmarks.torch.stock_intervals import CHECK_EVERY, COMMIT_EVERY
 from benchmarks.torch.workload import Synthetic, build_model, build_sgd
-
-CHECK_EVERY, COMMIT_EVERY = 10, 100
 
 progress, _ = arguments()
 hvd.init()
