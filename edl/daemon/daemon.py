@@ -21,7 +21,7 @@ from edl.coordination.access import Access
 from edl.coordination.election import Election, Leadership
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
-from edl.core.events import Event, LogFailedDetails, ZookeeperBackDetails
+from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobEnd, JobState, Leader, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
@@ -243,12 +243,22 @@ class Daemon:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
             self._wake.clear()
-            self._look_after_log()
+            failure = self._log.look(self._config.log_mb * 10**6) if self._log else None
+            if failure and self._log and (member := self._unwritten.member) is not None:
+                details = LogFailedDetails(member.name, member.host, self._log.path)
+                self._tell(details, f"{member.name} trains on without its log: {failure}")
             try:
                 self._turn()
                 if away_since is not None:
-                    self._say_back(time.monotonic() - away_since)
-                    away_since = None
+                    away_s = time.monotonic() - away_since
+                    away_since, reason = None, f"ZooKeeper is back after {away_s:.1f} s"
+                    logger.info("%s", reason)
+                    if (
+                        away_s >= AWAY_S
+                        and self._mailbox.progress.generation
+                        and self._ring.place.rank == 0
+                    ):
+                        self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
             except CoordinationError as error:
                 if away_since is None:
                     away_since = time.monotonic()
@@ -265,25 +275,10 @@ class Daemon:
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
 
-    def _say_back(self, away_s: float) -> None:
-        reason = f"ZooKeeper is back after {away_s:.1f} s"
-        logger.info("%s", reason)
-        progress = self._mailbox.progress
-        if away_s >= AWAY_S and progress.generation and self._ring.place.rank == 0:
-            details = ZookeeperBackDetails(round(away_s, 3))
-            event = Event(time.time(), progress.generation, progress.step, reason, details)
-            self._mailbox.log(event)
-
-    def _look_after_log(self) -> None:
-        if self._log is None:
-            return
-        self._log.rotate(self._config.log_mb * 10**6)
-        failure, member = self._log.take_failure(), self._unwritten.member
-        if failure is not None and member is not None:
-            reason = f"{member.name} trains on without its log: {failure}"
-            details = LogFailedDetails(member.name, member.host, self._log.path)
-            at = self._newest, self._mailbox.progress.step
-            self._mailbox.log(Event(time.time(), *at, reason, details))
+    def _tell(self, details: Details, reason: str) -> None:
+        """Log an event of this worker."""
+        at = self._newest, self._mailbox.progress.step
+        self._mailbox.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
         """Say that the job has stopped, when this was its last worker and no agent is left."""

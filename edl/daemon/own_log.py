@@ -63,6 +63,11 @@ class OwnLog:
                 setattr(sys, name, guarded)
                 setattr(sys, f"__{name}__", guarded)
 
+    def look(self, most_bytes: int) -> str | None:
+        """Begin a new file if it is time to; why lines are left out, if that is news."""
+        self.rotate(most_bytes)
+        return self.take_failure()
+
     def rotate(self, most_bytes: int) -> None:
         """Begin a new file if this one has ``most_bytes``; the one before it is removed.
 

@@ -10,7 +10,7 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +28,9 @@ from edl.core.job.placement import Placement, drain_host
 from edl.core.plural import workers
 from edl.core.records import Asker, Host, Job, JobState, Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
-from edl.http.client import tell_end
-from edl.http.signing import http_key
 from edl.launch.adoption import has_died
 from edl.launch.command import title
+from edl.launch.direct_end import NOT_TOLD, DirectEnd
 from edl.launch.output import Output
 from edl.launch.owner import written_down
 from edl.launch.supervisor import Supervisor
@@ -109,7 +108,7 @@ class Agent(Supervisor[AgentState]):
         self._meanwhile = meanwhile or nullcontext()
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
-        self._told_since: float | None = None  # the workers know it from here, past ZooKeeper
+        self._direct_end = DirectEnd(store, host.name, limits, self._say_once)
         self._refused: Snapshot | None = None  # in which this host could not leave
 
     @contextmanager
@@ -194,16 +193,7 @@ class Agent(Supervisor[AgentState]):
         for event in self._new_events():
             # The last line says how the job has ended; that workers end as they should is usual.
             if event.kind not in NOT_SHOWN:
-                self._say(describe(self._shortened(event)))
-
-    def _shortened(self, event: Event) -> Event:
-        """Without the last line of a worker's output that is shown here, whole, just before."""
-        ended = event.details
-        if not isinstance(ended, EndedDetails) or ended.host != self._host.name:
-            return event
-        if ended.exit_code == UNSTARTED_EXIT:  # its last line is of no output
-            return event
-        return replace(event, reason=event.reason.partition(LAST_LINE)[0])
+                self._say(describe(_shortened(event, self._host.name)))
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
         if self._written is not self._host:
@@ -277,7 +267,10 @@ class Agent(Supervisor[AgentState]):
             return
         cause = _SIGNALS[next(iter(self._signals))]
         if snapshot is None:
-            self._end_past_zookeeper(cause, now)
+            if self._guest:
+                self._say_once(NOT_TOLD)
+            else:
+                self._direct_end.begin(self._snapshot, self._own.living, cause, now)
             return
         if snapshot is self._refused:
             return
@@ -291,53 +284,19 @@ class Agent(Supervisor[AgentState]):
         else:
             self._say(f"{cause}: the job ends after this step; again kills its workers")
             reason = f"{cause} in edl run"
-            self._store.set_job_state(JobState.STOPPING, reason, self._signal_exit)
+            self._store.set_job_state(JobState.STOPPING, reason, exit_after(self._signals))
             self._changed.set()
         self._asked = True
 
-    def _end_past_zookeeper(self, cause: str, now: float) -> None:
-        """End the job although ZooKeeper is away: its workers are told on their own ports.
-
-        In the records nothing has happened then. They are written when ZooKeeper is back: by this
-        agent, if it has to wait for that.
-        """
-        if self._told_since is not None:
-            return
-        last, access = self._snapshot, self._store.session.access
-        seats = last.generation.seats if last is not None and last.generation is not None else ()
-        mine = [seat for seat in seats if seat.id in {p.worker for p in self._own.living}]
-        assert access is not None
-        key = http_key(access.secret, self._store.name)
-        if self._guest or not mine or not tell_end(key, mine, f"{cause} in edl run"):
-            self._say_once("ZooKeeper is away, so the job cannot be told; again kills its workers")
-            return
-        self._told_since = now
-        self._say(
-            f"{cause}: ZooKeeper is away, so its workers are told directly: the job ends after "
-            "this step; again kills them"
-        )
-
     def _give_up_alone(self, away_s: float) -> int | None:
-        if self._told_since is None:
+        if not self._direct_end.begun:
             return super()._give_up_alone(away_s)
-        assert self._snapshot is not None
-        since, limits, now = self._told_since, self._own.limits, time.monotonic()
-        if living := self._own.living:
-            late = now - since >= limits.stop_limit_s(self._snapshot.job)
-            for process in living if late else ():
-                self._end(Ending(process.launch, True, "the ring did not end in time"), now)
+        now, living = time.monotonic(), self._own.living
+        for process in living if self._direct_end.is_late(now) else ():
+            self._end(Ending(process.launch, True, "the ring did not end in time"), now)
+        if living or not self._direct_end.is_done(now):
             return None
-        if self._snapshot.present - {self._host.name} and now - since < limits.away_s:
-            self._say_once(
-                "the workers on this host have ended; waiting for ZooKeeper, lest other hosts "
-                "start theirs again"
-            )
-            return None
-        self._say(
-            f"job {self._store.name} has ended; ZooKeeper is away, and has it as running until "
-            "another one takes its name"
-        )
-        return self._signal_exit
+        return exit_after(self._signals)
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
         """Leave the job if somebody asks this host to."""
@@ -395,7 +354,7 @@ class Agent(Supervisor[AgentState]):
         """A second signal."""
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
-        name, code = self._host.name, self._signal_exit
+        name, code = self._host.name, exit_after(self._signals)
         try:
             if not self._store.session.connected:
                 return code
@@ -413,11 +372,6 @@ class Agent(Supervisor[AgentState]):
         except (CoordinationError, UnknownJob) as error:
             self._say(str(error))
         return code
-
-    @property
-    def _signal_exit(self) -> int:
-        """The exit code after the first signal, as a shell has it: 130 after Ctrl-C."""
-        return exit_status(-next(iter(self._signals)))
 
     # --- what people see
 
@@ -438,3 +392,18 @@ class Agent(Supervisor[AgentState]):
 
     def _last_line(self, launch: str) -> str:
         return self._output.finish(launch)
+
+
+def exit_after(signals: Iterable[signal.Signals]) -> int:
+    """The exit code after the first signal, as a shell has it: 130 after Ctrl-C."""
+    return exit_status(-next(iter(signals)))
+
+
+def _shortened(event: Event, host: str) -> Event:
+    """Without the last line of a worker's output that ``host`` shows, whole, just before."""
+    ended = event.details
+    if not isinstance(ended, EndedDetails) or ended.host != host:
+        return event
+    if ended.exit_code == UNSTARTED_EXIT:  # its last line is of no output
+        return event
+    return replace(event, reason=event.reason.partition(LAST_LINE)[0])
