@@ -344,7 +344,12 @@ class Checkpoints:
         self._log(CheckpointDetails(str(path), size, capture_s, write_s), step, reason)
 
 
-_OTHER = {"total": "dataset of other size", "fingerprint": "dataset of other files"}
+_OTHER = {
+    "total": "a dataset of other size",
+    "fingerprint": "a dataset of other files",
+    "seed": "another seed",
+    "shuffle": "another shuffle",
+}
 
 
 def _check_source(found: Checkpoint, source: Source) -> None:
@@ -357,12 +362,12 @@ def _check_source(found: Checkpoint, source: Source) -> None:
     ):
         theirs = found.manifest.source.get(name, "")
         if theirs != mine:
-            what = _OTHER.get(name, f"other {name}")
+            what = _OTHER[name]
             if name == "total" and isinstance(theirs, int):
                 theirs, mine = source.told(theirs), source.told(source.total)
             theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
             raise CheckpointError(
-                f"{found.path} was trained on a {what}: {theirs} there, {mine} in this script; "
+                f"{found.path} was trained with {what}: {theirs} there, {mine} in this script; "
                 "a checkpoint continues with the same samples in the same order only"
             )
 

@@ -33,9 +33,10 @@ NO_OPTIMIZER = (
     "optimizer = edl.Optimizer(optimizer, model) before the loop"
 )
 UNFINISHED = (
-    "the loop body took a batch without calling backward() and optimizer.step(); every worker must "
-    "train each batch, or call edl.notify_batch_end() for one that all leave out; to accumulate "
-    "gradients over several batches, use edl.no_sync()"
+    "the loop body took a batch without calling optimizer.step(); every worker must call it for "
+    "each batch, without backward() for one that only this worker leaves out; for one that all "
+    "leave out call edl.notify_batch_end(); to accumulate gradients over several batches, use "
+    "edl.no_sync()"
 )
 
 

@@ -7,12 +7,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from edl.errors import UsageError
+from edl.errors import UsageError, first
 from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
 from edl.torch.reduction import GradientReduction
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
+
+# Modules of PyTorch that exchange gradients among processes by themselves.
+_EXCHANGING = {"DistributedDataParallel", "FullyShardedDataParallel"}
 
 
 def Optimizer(
@@ -36,8 +39,9 @@ def Optimizer(
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
-            wants a closure; ``backward_passes_per_step`` is less than 1; training has begun; a
-            parameter has another optimizer.
+            wants a closure; the model is PyTorch's DistributedDataParallel or FSDP, or another
+            process group exchanges gradients; ``backward_passes_per_step`` is less than 1;
+            training has begun; a parameter has another optimizer.
     """
     current_worker()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -48,6 +52,7 @@ def Optimizer(
         raise UsageError(
             "gradients are dense after their reduction, which SparseAdam refuses; use Adam"
         )
+    _refuse_other_exchange(model)
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
     if backward_passes_per_step < 1:
@@ -60,6 +65,23 @@ def Optimizer(
     optimizer.synchronize = reduction.synchronize  # type: ignore[attr-defined]
     optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
     return optimizer
+
+
+def _refuse_other_exchange(model: torch.nn.Module) -> None:
+    """Gradients that DDP has averaged already would be averaged again, with other weights."""
+    others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
+    if others:
+        raise UsageError(
+            f"edl exchanges the gradients, and so does {first(sorted(others))}: give edl.Optimizer "
+            "the bare module, and leave that wrapper out (docs/from-ddp.md)"
+        )
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+        raise UsageError(
+            "this script has a process group of torch.distributed with "
+            f"{group.get_world_size()} processes, which does not follow the job's workers; leave "
+            "out init_process_group and what uses it (docs/from-ddp.md)"
+        )
 
 
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:

@@ -40,9 +40,9 @@ from edl.torch.gradient import Gradient
 from edl.torch.optimizers import Optimizers
 
 NO_BATCH = (
-    "optimizer.step() was called without a batch from the edl loader; take each training batch "
-    "from edl.DataLoader, and call optimizer.step() once for it (with several optimizers, before "
-    "edl.mean() if its gradients were computed before)"
+    "optimizer.step() was called without a batch from the edl loader, or again for the same one; "
+    "take each training batch from edl.DataLoader, and call optimizer.step() once for it (with "
+    "several optimizers, before edl.mean() if its gradients were computed before)"
 )
 TWICE = (
     "optimizer.step() was called twice for the gradients of one backward(); call backward() again "

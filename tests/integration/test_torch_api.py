@@ -301,13 +301,25 @@ WRONG_USES = {
         "edl.init(); edl.Optimizer(sgd, model).step(lambda: 0.0)",
         "evaluate a closure",
     ),
+    "DDP": (
+        """
+import sys
+hook = sys.excepthook  # init_process_group puts "[rank0]: " before what is said
+edl.init()
+dist = torch.distributed
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+sys.excepthook = hook
+edl.Optimizer(sgd, torch.nn.parallel.DistributedDataParallel(model))
+""",
+        "so does DistributedDataParallel: give edl.Optimizer the bare module",
+    ),
     "step without a batch": (
         "edl.init(); edl.Optimizer(sgd, model).step()",
         "without a batch from the edl loader",
     ),
     "batch without a step": (
         LOOP + "for _ in loader.epochs(1): list(loader)",
-        "took a batch without calling backward() and optimizer.step()",
+        "took a batch without calling optimizer.step()",
     ),
     "a plain optimizer": (
         """

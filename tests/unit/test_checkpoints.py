@@ -188,7 +188,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
             "a dataset of other size: 100 samples there, 101 samples in this script",
         ),
         (Source(100, 4, True, 8, 0), "other seed: 7 there, 8 in this script"),
-        (Source(100, 4, False, 7, 0), "other shuffle: True there, False in this script"),
+        (Source(100, 4, False, 7, 0), "with another shuffle: True there, False in this script"),
         (
             Source(100, 4, True, 7, 0, "100 lines"),
             "other files: data of unknown files there, 100 lines in",
