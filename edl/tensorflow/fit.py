@@ -259,7 +259,8 @@ def _check_compiled(model: Any, now: training.Training) -> None:
     if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
         inner = getattr(optimizer, "inner_optimizer", None)
         what = (
-            "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...))"
+            "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...)), which "
+            "Keras puts around the optimizer by itself under mixed_float16"
             if is_elastic(inner)
             else f"compile(optimizer=edl.Optimizer({type(optimizer).__name__}(...)))"
         )
@@ -270,8 +271,15 @@ def _check_compiled(model: Any, now: training.Training) -> None:
 
 
 def _build(model: Any, dataset: Any) -> None:
-    """Create the variables of a model that would create them in its first step."""
-    if not model.built:
+    """Create the variables of a model that would create some in its first step.
+
+    A subclassed model may have layers without any after ``model.build()``, as Keras warns.
+    """
+    if _lacks_variables(model):
         spec = dataset.element_spec
         features = spec[0] if isinstance(spec, tuple) else spec
         model(tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape[1:]), s.dtype), features))
+
+
+def _lacks_variables(layer: Any) -> bool:
+    return not layer.built or any(map(_lacks_variables, getattr(layer, "layers", ())))

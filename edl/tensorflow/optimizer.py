@@ -9,7 +9,7 @@ Keras looks at, and writes into the files of a saved model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import keras
 import tensorflow as tf
@@ -24,9 +24,19 @@ Wrapped = TypeVar("Wrapped")
 _elastic: set[int] = set()  # ids of wrapped optimizers, which live as long as the training
 
 
+@overload
+def Optimizer(
+    optimizer: str | dict[str, Any], model: Any = None, *, backward_passes_per_step: int = 1
+) -> Any: ...
+
+
+@overload
 def Optimizer(
     optimizer: Wrapped, model: Any = None, *, backward_passes_per_step: int = 1
-) -> Wrapped:
+) -> Wrapped: ...
+
+
+def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: int = 1) -> Any:
     """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
 
     The same object is returned. A step is applied as a whole or not at all. Keras' own clipping
@@ -38,7 +48,8 @@ def Optimizer(
     each batch any of them may apply gradients, in an order that is equal on all workers.
 
     Args:
-        optimizer: one of ``tf.keras.optimizers``, or, in a graph, of ``tf.compat.v1.train``.
+        optimizer: one of ``tf.keras.optimizers``, its name or its configuration, or, in a graph,
+            one of ``tf.compat.v1.train``.
         model: whose variables reach every newcomer: a Keras model, a ``tf.Module``, or a list of
             variables. Not needed for ``model.fit``, nor in a graph. Without it, all variables
             are taken that were created since ``edl.init()``.
@@ -50,6 +61,11 @@ def Optimizer(
             after the first batch.
     """
     now = training.current()
+    if isinstance(optimizer, str | dict):  # as Keras' compile() takes them
+        try:
+            optimizer = keras.optimizers.get(optimizer)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"Keras knows no optimizer {optimizer!r}") from error
     kind: Any = type(optimizer)
     if backward_passes_per_step != 1:
         raise UsageError(

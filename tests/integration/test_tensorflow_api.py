@@ -121,6 +121,10 @@ WRONG_USES = {
     "optimizer before init": ("edl.Optimizer(sgd)", "call edl.init() first"),
     "dataset before init": ("edl.Dataset(data)", "call edl.init() first"),
     "no optimizer": ("edl.init(); edl.Optimizer(network())", "wraps an optimizer of tf.keras"),
+    "no such optimizer": (
+        "edl.init(); edl.Optimizer('adamm')",
+        "Keras knows no optimizer 'adamm'",
+    ),
     "wrapped twice": (
         "edl.init(); edl.Optimizer(edl.Optimizer(sgd))",
         "was wrapped by edl.Optimizer already",
@@ -401,6 +405,24 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "a model that build() leaves without variables, an optimizer by its name": (
+        """
+class Half(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+    def call(self, x): return self.dense(x)
+edl.init(); ds = edl.Dataset(data, 4); model = Half(); model.build((None, 1))
+assert not model.variables
+model.compile(optimizer=edl.Optimizer("sgd"), loss="mse")
+before = []
+look = keras.callbacks.LambdaCallback(
+    on_train_batch_begin=lambda batch, logs: before.append(len(model.trainable_variables)))
+model.fit(ds, callbacks=[edl.KerasCallback(), look], shuffle=False, verbose=0)
+assert before[0] == 2, before
+""",
+        "",
+    ),
     "two optimizers with clipped gradients of the job": (
         TWO
         + """

@@ -268,9 +268,8 @@ def _recover(
         root = next(seat.id for seat in survivors if progress[seat.id] == most)
         behind = tuple(worker for worker, (step, _) in progress.items() if step < newest)
     lost = f"{names(gone)} went" if gone else "nobody died"
-    reason = (
-        f"generation {current.number} broke and {lost}; {len(survivors)} of {len(ring)} "
-        f"go on from step {newest} of w{root}"
+    reason = f"generation {current.number} broke and {lost}; {len(survivors)} of {len(ring)} " + (
+        f"go on from step {newest} of w{root}" if newest >= 0 else "begin"
     )
     return Decision(
         reason,
