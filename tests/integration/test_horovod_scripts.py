@@ -81,7 +81,8 @@ def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
 
 def test_a_death_at_each_place(tmp_path: Path, zk_hosts: str) -> None:
     """In a step, just before a commit, before the epoch's commit, after the last one of all."""
-    with trial(tmp_path, zk_hosts, np=3, kind=HorovodTrial) as job:
+    long = {"samples": 1920}  # on a very busy machine two replacements take their time to come up
+    with trial(tmp_path, zk_hosts, np=3, kind=HorovodTrial, **long) as job:
         job.wait_for_size(3)
         for place in ("step", "commit"):
             job.wait_for_progress()
