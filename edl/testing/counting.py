@@ -266,7 +266,7 @@ class Counting:
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 assert feed.batch is not None
-                one.compute(self.step_s)
+                one.compute(self.cost_s(one))
                 together = self.accumulated if worker.step >= self.single else 1
                 gradient = model.gradient(feed.batch) / together
                 batches += 1
@@ -282,6 +282,10 @@ class Counting:
                 if due and not worker.warming_up:
                     exchanged[worker.step] = worker.exchange([worker.id, worker.step])
         one.result = Counted(model, worker.step, exchanged, sizes)
+
+    def cost_s(self, one: LoopbackWorker) -> float:
+        """How long the next batch takes this worker, in virtual seconds."""
+        return self.step_s
 
     def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
         """No sample was counted more often than once an epoch, on all who stopped alike.

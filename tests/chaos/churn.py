@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 from ordeal import START_S, Ordeal, even, ordeal
-from soak import FRAMEWORKS, stalls_of
+from soak import FRAMEWORKS, keep, stalls_of
 
 from edl.chaos.faults import health, is_process_of, send
 from edl.chaos.orders import LEADER, NEWCOMER, WORKER, Action, Order, Worker, choose
@@ -208,9 +208,7 @@ def main() -> None:
         result = churn(job, server, args.kills, args.seed) | {"framework": args.framework}
     shutil.rmtree(directory)
     print(json.dumps(result, indent=2))
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    keep(result, args.json)
     print(
         f"churn: {result['kills']} kills and {result['spawns']} spawns in {result['minutes']} "
         f"minutes, each of {result['samples_counted']} samples counted once"

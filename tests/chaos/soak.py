@@ -211,6 +211,13 @@ def table(series: Sequence[Series]) -> str:
     return "\n".join(lines)
 
 
+def keep(result: dict[str, Any], path: Path | None) -> None:
+    """Write the figures to ``path``, if there is one."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -244,9 +251,7 @@ def main() -> None:
     shutil.rmtree(directory)
     print(json.dumps({k: v for k, v in result.items() if k != "series"}, indent=2))
     result["framework"] = args.framework
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    keep(result, args.json)
     print(
         f"soak: {result['faults']} faults in {result['minutes']} minutes, "
         f"each of {result['samples_counted']} samples counted once; nothing grew"

@@ -23,18 +23,10 @@ class Uneven(Counting):
     factor: float = 1.0
     rarely: bool = False  # it is slow in one step of ten: it evaluates, say
 
-    def __call__(self, one: LoopbackWorker) -> None:
-        begun = 0
-        usual = one.compute
-
-        def compute(seconds: float) -> None:
-            nonlocal begun
-            begun += 1
-            is_slow = one.worker.id == self.slow_worker and (not self.rarely or begun % 10 == 0)
-            usual(seconds * (self.factor if is_slow else 1.0))
-
-        one.compute = compute  # type: ignore[method-assign]
-        super().__call__(one)
+    def cost_s(self, one: LoopbackWorker) -> float:
+        due = not self.rarely or one.worker.step % 10 == 0
+        is_slow = due and one.worker.id == self.slow_worker
+        return self.step_s * (self.factor if is_slow else 1.0)
 
 
 def named(job: LoopbackJob) -> list[Event]:
