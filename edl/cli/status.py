@@ -27,6 +27,7 @@ from edl.cli.common import (
     console,
 )
 from edl.core.status import JobStatus, job_status
+from edl.core.step.slowest import Slow
 from edl.errors import CoordinationError
 
 GIVEN_UP_SHOWN = 3  # workers; the newest
@@ -99,10 +100,8 @@ def table(now: JobStatus) -> RenderableType:
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }
     if now.slowest is not None:
-        own, others = 1000.0 * now.slowest_s, 1000.0 * now.others_s
-        rows["slowest"] = (
-            f"{now.slowest} computes {own:.0f} ms in a step, the others {others:.0f} ms"
-        )
+        slow = Slow(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
+        rows["slowest"] = str(slow)
     if free := _free(now):
         rows["free slots"] = ", ".join(f"{host}: {n}" for host, n in free.items())
     for worker, reason in list(now.given_up.items())[-GIVEN_UP_SHOWN:]:

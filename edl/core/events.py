@@ -294,7 +294,7 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
 
 @dataclass(frozen=True)
 class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 0"):
-    """ZooKeeper was away for at least a second, and is back; the ring trained on meanwhile."""
+    """ZooKeeper was away for at least a second, and is back."""
 
     away_s: Annotated[float, "how long"]
 
