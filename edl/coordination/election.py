@@ -56,7 +56,8 @@ class Election:
         self.session = session
         self.paths = JobPaths(job)
         self.worker = worker
-        self._node: str | None = None
+        self._watched: tuple[str, ...] = ()  # our node, and the one before it
+        self._wake: Waker = None
         self._epoch = 0
         self._token = ""
         self._leadership: Leadership | None = None
@@ -72,12 +73,15 @@ class Election:
             # The nodes of an earlier session are gone or going. A new token, so that we never
             # take one of them for ours.
             self._epoch, self._token = self.session.epoch, uuid.uuid4().hex
-            self._node = self._leadership = None
+            self._watched, self._leadership = (), None
+        if self._watched and self._are_there(self._watched[:1]):
+            return
+        self._watched = ()
         candidates = self._candidates()
         self._withdraw_others(candidates)
         if self._mine(candidates) is not None:
             return
-        self._node = self._leadership = None
+        self._leadership = None
         prefix = f"{self.paths.election}/w{self.worker}-{self._token}-"
         data = encode({"worker": self.worker})
 
@@ -85,7 +89,7 @@ class Election:
             return client.create_async(prefix, data, ephemeral=True, sequence=True)
 
         try:
-            self._node = str(self.session.call("stand for election", issue)).rsplit("/", 1)[1]
+            self.session.call("stand for election", issue)
         except NoNodeError:
             raise unknown_job(self.session, self.paths) from None
 
@@ -98,26 +102,29 @@ class Election:
         Raises:
             CoordinationError: ZooKeeper is away.
         """
+        self._wake = wake
         for _ in range(ATTEMPTS):
-            candidates = self._candidates()
-            mine = self._mine(candidates)
-            if mine is None or self._epoch != self.session.epoch:
+            if not self._watched:
+                candidates = self._candidates()
+                mine = self._mine(candidates)
+                if mine is not None:
+                    place = candidates.index(mine)
+                    self._watched = (mine, *candidates[max(0, place - 1) : place])
+            if not self._watched or self._epoch != self.session.epoch:
                 self._leadership = None
                 return None
-            place = candidates.index(mine)
-            watched = [mine] if place == 0 else [mine, candidates[place - 1]]
-            there = self.session.read_all(
-                "watch the election", [exists(f"{self.paths.election}/{n}", wake) for n in watched]
-            )
-            if None in there:
-                continue  # somebody left between the listing and the watch
-            if place > 0:
+            if not self._are_there(self._watched):
+                self._watched = ()
+                continue  # somebody has left
+            if len(self._watched) > 1:  # numbers only grow: nobody else comes before us
                 return None
+            mine = self._watched[0]
             if self._leadership is not None and self._leadership.node.endswith(mine):
                 return self._leadership
             self._leadership = self._begin_term(mine)
             if self._leadership is not None:
                 return self._leadership
+            self._watched = ()
         raise CoordinationError(
             f"the election of job {self.paths.name} changed {ATTEMPTS} times while it was read"
         )
@@ -128,11 +135,10 @@ class Election:
         Raises:
             CoordinationError: ZooKeeper is away; the candidacy ends with the session.
         """
-        self._leadership = None
+        self._watched, self._leadership = (), None
         mine = self._mine(self._candidates())
         if mine is not None:
             self.session.read_all("leave the election", [delete(f"{self.paths.election}/{mine}")])
-        self._node = None
 
     def ahead(self) -> list[int]:
         """The workers whose candidacy comes before ours, the leader's first; all without one.
@@ -163,6 +169,11 @@ class Election:
         if names is None:
             raise unknown_job(self.session, self.paths)
         return sorted(names, key=sequence)
+
+    def _are_there(self, names: Sequence[str]) -> bool:
+        """Whether all of these candidates stand; ZooKeeper is asked once until one goes."""
+        nodes = [exists(f"{self.paths.election}/{name}", self._wake) for name in names]
+        return None not in self.session.read_all("watch the election", nodes)
 
     def _withdraw_others(self, candidates: Sequence[str]) -> None:
         """Remove our nodes of earlier sessions; the fence makes it safe.

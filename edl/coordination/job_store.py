@@ -8,13 +8,13 @@ Writes of the leader are not here but in ``election``, where they are fenced.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from edl.coordination import desired, lifecycle
 from edl.coordination.events import EventNodes
-from edl.coordination.nodes import JobNodes, content, record_or_none
+from edl.coordination.nodes import JobNodes, Node, content, record, record_or_none
 from edl.coordination.paths import sequence
 from edl.coordination.profile import ProfileNode
 from edl.coordination.reads import Waker, children, get
@@ -84,47 +84,39 @@ class JobStore:
 
         ``wake`` is called when something of it changes, except status, events, what is discovered
         and what is desired but not assigned: once for each change of a node that was read, from
-        kazoo's watch thread, so it must not block. All watches are gone after they fired and after
-        a loss of the connection (which fires them): read again then.
+        kazoo's connection thread, so it must not block. A loss of the connection calls it, too:
+        read again then. With it only those are read that are new or have changed since.
         """
         p = self.paths
+        parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
         listed = self.nodes.read(
             # Before what is assigned, which wakes: so a leader that read only the latter anew may
             # not write (see Leadership.carry_out).
             get(p.desired),
             *(get(path, wake) for path in (p.job, p.assigned, p.generation, p.leader)),
             *(get(path) for path in (p.discovered, p.status)),
-            *(
-                children(path, wake)
-                for path in (p.hosts, p.members, p.requests, p.evicted, p.slots)
-            ),
+            *(children(path, wake) for path in parents),
         )
         wanted, job, assigned, generation, leader, discovered, status = listed[:7]
-        hosts, members, requests, evicted, slots = listed[7:]
-        groups: list[list[tuple[str, Waker]]] = [
-            [(f"{p.hosts}/{name}", None) for name in hosts or ()],
-            [(f"{p.members}/{name}", wake) for name in members or ()],
-            [(f"{p.requests}/{name}", None) for name in requests or ()],
-            [(f"{p.evicted}/{name}", None) for name in evicted or ()],
-            [(f"{p.slots}/{name}", None) for name in slots or ()],
+        groups = [
+            [f"{parent}/{name}" for name in names or ()]
+            for parent, names in zip(parents, listed[7:], strict=True)
         ]
-        found = self.nodes.read_groups(groups)
-        asked = (
-            replace(Request.from_json(values), number=sequence(path)) for path, values in found[2]
-        )
+        hosts, members, requests, evicted, slots = self.nodes.read_groups(*groups, wake=wake)
+        asked = (replace(record(Request, node), number=sequence(node[0])) for node in requests)
         return Snapshot(
             job=self._job(job),
-            hosts=tuple(sorted((Host.from_json(v) for _, v in found[0]), key=lambda h: h.name)),
-            members=tuple(sorted((Member.from_json(v) for _, v in found[1]), key=lambda m: m.id)),
+            hosts=tuple(sorted((record(Host, n) for n in hosts), key=lambda host: host.name)),
+            members=tuple(sorted((record(Member, n) for n in members), key=lambda m: m.id)),
             desired=Desired.from_json(content(p.desired, wanted)),
             assigned=Assigned.from_json(content(p.assigned, assigned)),
             discovered=content(p.discovered, discovered),
             generation=record_or_none(Generation, p.generation, generation),
             leader=record_or_none(Leader, p.leader, leader),
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
-            evicted=_evicted(found[3]),
+            evicted=_evicted(evicted),
             status=TrainingStatus.from_json(content(p.status, status)),
-            slots=_kept(found[4]),
+            slots=_kept(slots),
         )
 
     def watch_generation(
@@ -139,12 +131,11 @@ class JobStore:
             *(get(path, wake) for path in (p.job, p.generation, p.leader)),
             children(p.evicted, wake),
         )
-        nodes: list[tuple[str, Waker]] = [(f"{p.evicted}/{name}", None) for name in evicted or ()]
-        reasons = self.nodes.read_groups([nodes])[0]
+        nodes = [f"{p.evicted}/{name}" for name in evicted or ()]
         return (
             self._job(job),
             record_or_none(Generation, p.generation, generation),
-            _evicted(reasons),
+            _evicted(self.nodes.read_groups(nodes, wake=wake)[0]),
             record_or_none(Leader, p.leader, leader),
         )
 
@@ -228,14 +219,14 @@ class JobStore:
     def _job(self, answer: Any) -> Job:
         if answer is None:
             raise self.nodes.unknown()
-        return Job.from_json(decode(self.paths.job, answer[0]))
+        return record(Job, (self.paths.job, answer[0]))
 
 
-def _kept(found: list[tuple[str, dict[str, Any]]]) -> tuple[KeptSlot, ...]:
-    slots = (KeptSlot.from_json(values) for _, values in found)
+def _kept(found: Iterable[Node]) -> tuple[KeptSlot, ...]:
+    slots = (record(KeptSlot, node) for node in found)
     return tuple(sorted(slots, key=lambda kept: (kept.host, kept.slot)))
 
 
-def _evicted(found: list[tuple[str, dict[str, Any]]]) -> dict[int, str]:
-    reasons = {int(path.rsplit("/", 1)[1]): str(v.get("reason", "")) for path, v in found}
-    return dict(sorted(reasons.items()))
+def _evicted(found: Iterable[Node]) -> dict[int, str]:
+    values = ((int(node[0].rsplit("/", 1)[1]), decode(*node)) for node in found)
+    return {worker: str(value.get("reason", "")) for worker, value in sorted(values)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from kazoo.client import TransactionRequest
@@ -24,6 +24,8 @@ ATTEMPTS = 20  # of a compare-and-set; each is lost only to another writer
 PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # between two of them at random: up to twice as long each time
 
 Values = Mapping[str, Any]  # of one node
+Node = tuple[str, bytes]  # path and data
+PARSED = 8192  # nodes whose records are kept, so that who looks often reads only new ones
 
 R = TypeVar("R", bound=Record)
 
@@ -60,19 +62,11 @@ class JobNodes:
         """The answers to reads that are sent together; None for a node that is not there."""
         return self.session.read_all(f"read job {self.paths.name}", issues)
 
-    def read_groups(
-        self, groups: list[list[tuple[str, Waker]]]
-    ) -> list[list[tuple[str, dict[str, Any]]]]:
+    def read_groups(self, *groups: Sequence[str], wake: Waker = None) -> list[list[Node]]:
         """Read the nodes of all groups in one go; those that are gone are left out."""
-        answers = iter(self.read(*(get(path, wake) for group in groups for path, wake in group)))
-        return [
-            [
-                (path, decode(path, answer[0]))
-                for path, answer in [(path, next(answers)) for path, _ in group]
-                if answer is not None
-            ]
-            for group in groups
-        ]
+        answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
+        found = [[(path, next(answers)) for path in group] for group in groups]
+        return [[(path, answer[0]) for path, answer in group if answer] for group in found]
 
     def compare_and_set(
         self, path: str, change: Callable[[dict[str, Any]], dict[str, Any]]
@@ -193,8 +187,18 @@ def content(path: str, answer: Any) -> dict[str, Any]:
 
 def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
     """The record in an answer; None without a node, or while it is empty."""
-    found = content(path, answer)
-    return kind.from_json(found) if found else None
+    return record(kind, (path, answer[0])) if answer is not None and answer[0] else None
+
+
+def record(kind: type[R], node: Node) -> R:
+    """The record in a node. Raises as :meth:`edl.core.record.Record.from_json`."""
+    found: R = _parsed(kind.from_json, node)
+    return found
+
+
+@lru_cache(PARSED)
+def _parsed(parse: Callable[[Values], Any], node: Node) -> Any:
+    return parse(decode(*node))
 
 
 def _set(client: Any, path: str, data: bytes, version: int) -> Any:

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from kazoo.client import KazooClient
 
-from edl.coordination.session import Issue, watch
-
 Waker = Callable[[], None] | None
-"""Called once when what was read changes, or when the connection is lost; must not block."""
+"""Called once when what was read changes, or when the connection is lost; must not block.
+
+It runs on the thread that reads from the connection.
+"""
+
+Issue = Callable[[KazooClient], Any]
+"""Starts a request on a client and returns kazoo's asynchronous result."""
+
+_EXISTS = "exists_async"
 
 
-def get(path: str, wake: Waker = None) -> Issue:
+@dataclass(frozen=True)
+class Read:
+    """One read. With a ``wake`` it is sent with a watch, and its answer may be kept until then."""
+
+    method: str  # of kazoo's client
+    path: str
+    wake: Waker = None
+
+    @property
+    def watches_absent(self) -> bool:
+        """Whether ZooKeeper watches for a node that is not there."""
+        return self.method == _EXISTS
+
+    def __call__(self, client: KazooClient, watch: Callable[[object], None] | None = None) -> Any:
+        return getattr(client, self.method)(self.path, watch=watch)
+
+
+def get(path: str, wake: Waker = None) -> Read:
     """Data and stat of a node."""
-
-    def issue(client: KazooClient) -> object:
-        return client.get_async(path, watch=watch(wake))
-
-    return issue
+    return Read("get_async", path, wake)
 
 
-def children(path: str, wake: Waker = None) -> Issue:
+def children(path: str, wake: Waker = None) -> Read:
     """Names of a node's children."""
-
-    def issue(client: KazooClient) -> object:
-        return client.get_children_async(path, watch=watch(wake))
-
-    return issue
+    return Read("get_children_async", path, wake)
 
 
-def exists(path: str, wake: Waker = None) -> Issue:
+def exists(path: str, wake: Waker = None) -> Read:
     """Stat of a node, or None; the watch is set in both cases."""
-
-    def issue(client: KazooClient) -> object:
-        return client.exists_async(path, watch=watch(wake))
-
-    return issue
+    return Read(_EXISTS, path, wake)
 
 
 def acl(path: str) -> Issue:

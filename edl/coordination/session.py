@@ -20,7 +20,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -46,6 +45,8 @@ from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 
 from edl.coordination.access import Access
+from edl.coordination.reads import Issue
+from edl.coordination.watched_reads import InOrder, WatchedReads
 from edl.errors import AccessDenied, ConfigError, CoordinationError, ZooKeeperUnreachable
 
 logger = logging.getLogger(__name__)
@@ -66,11 +67,9 @@ AWAY = (
     OperationTimeoutError,
     KazooTimeoutError,
 )
+_EXPIRING_S = 1.0  # until a client learns that its session is over
 ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
 """What ZooKeeper may answer to a call that it understood; the callers in this package handle it."""
-
-Issue = Callable[[KazooClient], Any]
-"""Starts a request on a client and returns kazoo's asynchronous result."""
 
 
 class Refused(Exception):
@@ -80,21 +79,6 @@ class Refused(Exception):
         super().__init__(f"operation {index} failed: {type(error).__name__} {error}")
         self.index = index
         self.error = error
-
-
-@dataclass(frozen=True)
-class Wake:
-    """A watch that calls ``function``; two of the same function are equal, so kazoo keeps one."""
-
-    function: Callable[[], None]
-
-    def __call__(self, event: object) -> None:
-        self.function()
-
-
-def watch(wake: Callable[[], None] | None) -> Wake | None:
-    """The watch that calls ``wake``, or none."""
-    return None if wake is None else Wake(wake)
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
@@ -139,6 +123,7 @@ class Session:
         self._closing = False
         self._changed = threading.Condition()
         self._listeners: list[Callable[[str], None]] = []
+        self._watched = WatchedReads()
 
     def start(self) -> None:
         """Open the session.
@@ -155,6 +140,7 @@ class Session:
                 timeout=self.session_timeout_s,
                 connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
                 command_retry=KazooRetry(max_tries=1),
+                handler=InOrder(),
                 logger=_QuietLog(logging.getLogger("edl.coordination.kazoo"), {}),
                 auth_data=None if self.access is None else {("digest", self.access.credential)},
                 default_acl=None if self.access is None else self.access.acl,
@@ -219,12 +205,25 @@ class Session:
         identity = self.client.client_id
         if not self.connected or not identity:
             raise CoordinationError("there is no session to expire: ZooKeeper is away")
-        # Who knows a session's id and password may take it over, and close it.
-        twin = KazooClient(self.hosts, timeout=self.session_timeout_s, client_id=identity)
-        if not twin.start_async().wait(self.connect_timeout_s):
-            _shut_within(twin, 0.0)
-            raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
-        _shut_within(twin, self.request_timeout_s)
+        epoch, deadline = self._epoch, time.monotonic() + self.connect_timeout_s
+        while time.monotonic() < deadline:
+            # Who knows a session's id and password may take it over, and close it; unless its
+            # owner, whose connection that breaks, was faster in taking it back.
+            twin = KazooClient(self.hosts, timeout=self.session_timeout_s, client_id=identity)
+            if not twin.start_async().wait(self.connect_timeout_s):
+                _shut_within(twin, 0.0)
+                raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
+            _shut_within(twin, self.request_timeout_s)
+            if self._has_ended(epoch):
+                return
+        raise CoordinationError(f"the session did not end within {self.connect_timeout_s:g} s")
+
+    def _has_ended(self, epoch: int) -> bool:
+        """Whether that session is over; waits for it, briefly."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closing or self._lost or self._epoch != epoch, _EXPIRING_S
+            )
 
     def identify(self, *known: Access) -> None:
         """Prove to know the secrets of further jobs; it may read and write them from now on.
@@ -264,10 +263,13 @@ class Session:
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
         """The answers to several reads, sent together; None where the node does not exist.
 
+        A read with a ``wake`` is sent once until that is called.
+
         Raises:
             AccessDenied, CoordinationError: as in :meth:`call`.
         """
-        return self._settle(what, issues, (NoNodeError,), True)
+        ask = partial(self._settle, what, absent=(NoNodeError,), repeat=True)
+        return self._watched.answers(issues, ask)
 
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
         """As :meth:`read_all`; None also where the node is closed to this session."""
