@@ -8,7 +8,7 @@ another one in the place of each, so nothing changes in what it has assigned.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -184,9 +184,12 @@ def _unassigned(
     active: Sequence[Seat], leaving: Collection[int], assigned: Placement, by_slot: bool
 ) -> tuple[Leaver, ...]:
     """Who is more than are assigned: the highest ranks of a host, or whose slot is beyond."""
+    here_by_host: dict[str, list[Seat]] = defaultdict(list)
+    for seat in active:
+        if seat.id not in leaving:
+            here_by_host[seat.host].append(seat)
     unwanted: list[Seat] = []
-    for host in sorted({seat.host for seat in active}):
-        here = [s for s in active if s.host == host and s.id not in leaving]
+    for host, here in sorted(here_by_host.items()):
         wanted = assigned.get(host, 0)
         unwanted += [s for s in here if s.slot >= wanted] if by_slot else here[wanted:]
     return tuple(Leaver(seat.id, seat.host, Why.UNASSIGNED) for seat in unwanted)

@@ -148,7 +148,8 @@ def _enters(worker: int, now: Snapshot) -> bool:
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
-    return not any(m.id in current.members and m.generation >= current.number for m in now.members)
+    members = set(current.members)
+    return not any(m.id in members and m.generation >= current.number for m in now.members)
 
 
 def _broken(now: Snapshot) -> bool:

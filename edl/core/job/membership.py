@@ -109,7 +109,7 @@ def _decide(
         return Decision("the job has trained to its end")
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
     lost = tuple(w for w in current.joined if w in dead or w in now.evicted)
-    breaking = any(s.id not in (*alive, *absent, *lost) for s in ring)  # it will report
+    breaking = not {s.id for s in ring} <= {*alive, *absent, *lost}  # it will report
     if lost and current.previous and not breaking and not _switched(now, current):
         return _replace_newcomers(now, current, alive, lost, term)
     if waiting:
@@ -130,7 +130,8 @@ def _ring(now: Snapshot, current: Generation) -> tuple[Seat, ...]:
 
 def _switched(now: Snapshot, current: Generation) -> bool:
     """Whether a member adopted ``current``: then the ring was built, with all its members."""
-    return any(_adopted(m, current) for m in now.members if m.id in current.members)
+    members = set(current.members)
+    return any(_adopted(m, current) for m in now.members if m.id in members)
 
 
 def _start(
@@ -191,7 +192,8 @@ def _restart(
     kept = f"the checkpoint of step {saved} is left" if saved >= 0 else "their state is lost"
     reason = f"{lost}, {kept}; {start.generation.reason}{without}"
     # A newcomer that had a seat may just have received the state: let it be the root.
-    seated = [w for w in start.generation.members if w in current.members]
+    before = set(current.members)
+    seated = [w for w in start.generation.members if w in before]
     generation = replace(
         start.generation,
         number=current.number + 1,

@@ -150,25 +150,23 @@ def _newcomers(
     coming: list[int] = []
     leaving = {one.id for one in leavers}
     ready = {m.id for m in newcomers if m.stage is Stage.READY}
-    able = ready.difference(behind, silent)
-    for host in sorted({m.host for m in newcomers}):
-        staying = sum(seat.host == host and seat.id not in leaving for seat in active)
-        lacking = max(0, assigned.get(host, 0) - staying)
-        here = (m for m in newcomers if m.host == host)
-        for member in sorted(here, key=lambda m: (m.id not in able, m.id)):
-            if lacking == 0:
-                wanted = assigned.get(host, 0)
-                evict[member.id] = f"host {host} has the {workers(wanted)} wanted there"
-                continue
-            lacking -= 1
-            if is_stuck(member, ages, limits):
-                evict[member.id] = f"it was not ready after {limits.prepare_s:g} s"
-            elif member.id in ready.intersection(behind) and _asleep(member, ages, limits):
-                evict[member.id] = (
-                    f"it was ready and takes no note of what goes on for {limits.notice_s:g} s"
-                )
-            else:
-                (joining if member.id in able else coming).append(member.id)
+    unaware, able = ready & behind, ready.difference(behind, silent)
+    staying = Counter(seat.host for seat in active if seat.id not in leaving)
+    lacking = {m.host: max(0, assigned.get(m.host, 0) - staying[m.host]) for m in newcomers}
+    for member in sorted(newcomers, key=lambda m: (m.host, m.id not in able, m.id)):
+        if lacking[member.host] == 0:
+            wanted = assigned.get(member.host, 0)
+            evict[member.id] = f"host {member.host} has the {workers(wanted)} wanted there"
+            continue
+        lacking[member.host] -= 1
+        if is_stuck(member, ages, limits):
+            evict[member.id] = f"it was not ready after {limits.prepare_s:g} s"
+        elif member.id in unaware and _asleep(member, ages, limits):
+            evict[member.id] = (
+                f"it was ready and takes no note of what goes on for {limits.notice_s:g} s"
+            )
+        else:
+            (joining if member.id in able else coming).append(member.id)
     return evict, joining, coming
 
 
