@@ -6,7 +6,7 @@ all workers know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,12 @@ from edl.core.step.ledger import (
     start_epoch,
 )
 from edl.core.step.source import NO_FINGERPRINT, Source
-from edl.core.step.step_record import StepRecord, global_samples, stopping, wanting_to_stop
+from edl.core.step.step_record import (
+    StepRecords,
+    global_samples,
+    stopping,
+    wanting_to_stop,
+)
 from edl.core.step.stream import StreamSource
 from edl.core.step.turns import Schedule
 from edl.daemon.open_step import OpenStep
@@ -138,7 +143,7 @@ class LoaderProgress(TrainingProgress):
         if self._ledger is not None:
             self._ledger = end_batch(self._ledger)
 
-    def complete(self, records: Sequence[StepRecord]) -> None:
+    def complete(self, records: StepRecords) -> None:
         """The step is in the model: the ledger moves."""
         counted_by = self.open_step.updates if self.optimizers > 1 else None
         self._ledger = complete_step(self.ledger, records, self.source.policy, counted_by)
@@ -146,7 +151,7 @@ class LoaderProgress(TrainingProgress):
             self.samples_total += global_samples(records)
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
-        self.step_batches = max(self.step_batches, *(record.batches for record in records))
+        self.step_batches = max(self.step_batches, int(records.column("batches").max()))
         self.open_step.trained(self.sampler)
         self.close_step()
         self.step += 1

@@ -29,7 +29,7 @@ from edl import failpoints
 from edl.core.events import Event, SlowWorkerDetails
 from edl.core.step.ledger import Ledger
 from edl.core.step.slowest import Slow
-from edl.core.step.step_record import StepRecord, Stop, counts
+from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
@@ -142,7 +142,7 @@ class LoaderSteps(Steps):
         if self.open and self._pending is None and self._records is None:
             self._send_row()
 
-    def records(self) -> tuple[StepRecord, ...]:
+    def records(self) -> StepRecords:
         while True:
             self.announce()
             records = super().records()
@@ -192,7 +192,7 @@ class LoaderSteps(Steps):
         self._pace.end()
         self._publish()
 
-    def compare(self, records: Sequence[StepRecord]) -> None:
+    def compare(self, records: StepRecords) -> None:
         self._check.compare(records)
 
     # --- between two steps, and at the end
@@ -235,9 +235,12 @@ class LoaderSteps(Steps):
 
         while True:
             records = self._switching.finish_together(saved, self.compare)
-            if all(record.stop >= Stop.SAVED for record in records):  # who was late, repeats
+            if records is None:
+                return unsaved
+            stops = records.column("stop")
+            if (stops >= Stop.SAVED).all():  # who was late, repeats
                 break
-        if unsaved or all(record.stop == Stop.SAVED for record in records):
+        if unsaved or not (stops == Stop.UNSAVED).any():
             return unsaved
         return "its last checkpoint was not written; the output of rank 0 says why"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edl import failpoints
-from edl.core.step.step_record import StepRecord
+from edl.core.step.step_record import StepRecords
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.script_progress import ScriptProgress
 from edl.daemon.steps import Steps
@@ -102,5 +102,5 @@ class ScriptSteps(Steps):
     def last_record(self) -> None:
         return None
 
-    def compare(self, records: Sequence[StepRecord]) -> None:
+    def compare(self, records: StepRecords) -> None:
         """What the script trains is not compared."""

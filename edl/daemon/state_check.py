@@ -8,12 +8,12 @@ Every ``state_check_steps``, at the first step of each epoch, and at the end of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.step.state_check import Digests, Split, due, fold, reason, split_of
-from edl.core.step.step_record import StepRecord
+from edl.core.step.step_record import StepRecords
 from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.loader_progress import LoaderProgress
 from edl.errors import StateDiffers
@@ -64,7 +64,7 @@ class StateCheck:
         begins_epoch = progress.ledger.done == 0
         self.state = self.now() if due(progress.step, begins_epoch, self._every) else 0
 
-    def compare(self, records: Sequence[StepRecord]) -> None:
+    def compare(self, records: StepRecords) -> None:
         """All rows of a step are here.
 
         Raises:

@@ -16,7 +16,14 @@ from edl import failpoints
 from edl.core.events import Event, SwitchDetails
 from edl.core.records import Generation
 from edl.core.step.slowest import Slowest
-from edl.core.step.step_record import StepRecord, Stop, agreed_generation, check, switch_parts
+from edl.core.step.step_record import (
+    StepRecord,
+    StepRecords,
+    Stop,
+    agreed_generation,
+    check,
+    switch_parts,
+)
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
 from edl.daemon.progress import TrainingProgress
@@ -45,7 +52,7 @@ class Steps(ABC):
         self._pace = Pace(mailbox.clock.now_s)
         self.slowest = Slowest()
         self._pending: Any = None  # the step record on its way
-        self._records: tuple[StepRecord, ...] | None = None
+        self._records: StepRecords | None = None
 
     @property
     @abstractmethod
@@ -81,7 +88,7 @@ class Steps(ABC):
         return ""
 
     @abstractmethod
-    def compare(self, records: Sequence[StepRecord]) -> None:
+    def compare(self, records: StepRecords) -> None:
         """Raises StateDiffers when the workers do not hold the same state."""
 
     @property
@@ -100,7 +107,7 @@ class Steps(ABC):
         """The usual step."""
         return round(self._pace.median_step_s * 1e6)
 
-    def records(self) -> tuple[StepRecord, ...]:
+    def records(self) -> StepRecords:
         """Everybody's step records, in rank order; waits for them.
 
         Raises:
@@ -201,7 +208,7 @@ class Steps(ABC):
         if records[0].generation == generation.number and records[0].stall_us:
             self._mailbox.log(self._switch_event(generation, records))
 
-    def _switch_event(self, generation: Generation, records: Sequence[StepRecord]) -> Event:
+    def _switch_event(self, generation: Generation, records: StepRecords) -> Event:
         details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
         at, reason = self._pace.entered_at, generation.reason
         return Event(time.time(), generation.number, at, reason, details)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
@@ -29,6 +29,7 @@ from edl.core.plural import workers
 from edl.core.records import Generation, JobState, RingFailure, Seat, Stage
 from edl.core.step.step_record import (
     StepRecord,
+    StepRecords,
     SwitchTimes,
     agreed_generation,
     check_together,
@@ -291,8 +292,8 @@ class Switching:
     def finish_together(
         self,
         record: Callable[[], StepRecord | None],
-        compare: Callable[[Sequence[StepRecord]], None],
-    ) -> Sequence[StepRecord]:
+        compare: Callable[[StepRecords], None],
+    ) -> StepRecords | None:
         """Wait until all have completed the last step: who missed it needs somebody who has it.
 
         ``record`` is sent as for a step, so that who has left alone does not wait for ever for
@@ -300,7 +301,7 @@ class Switching:
         whether the states are equal. None: the script keeps its own place in its data.
 
         Returns:
-            Everybody's; none where none is sent, or when the others are through.
+            Everybody's; None where none is sent, or when the others are through.
 
         Raises:
             RingError: others train on.
@@ -312,7 +313,7 @@ class Switching:
                 row = record()
                 if row is None:
                     self._ring.barrier(IDLE)
-                    return ()
+                    return None
                 records = self._ring.finish_record(self._ring.start_record(row))
                 check_together(records)
                 compare(records)
@@ -322,7 +323,7 @@ class Switching:
                     self.repair(error, began)
                 except JobFailed:
                     if self._mailbox.job_state is JobState.FINISHED:
-                        return ()  # the others are through
+                        return None  # the others are through
                     raise
 
     # --- after a failure ---

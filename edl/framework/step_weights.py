@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.core.step.step_record import samples_for
 from edl.core.step.weighting import Averaging, Share, Weights, weigh
 from edl.daemon.worker import Worker
 
@@ -58,8 +59,8 @@ class StepWeights:
             self.agreed = ALONE
         else:
             records = worker.loader.records()
-            shares = [Share(one.samples_for(self._number), one.batches) for one in records]
-            self.agreed = weigh(shares, self.share, self._batch_size)
+            samples, batches = samples_for(records, self._number), records.column("batches")
+            self.agreed = weigh(samples, batches, self.share, self._batch_size)
         return self.agreed
 
     @property

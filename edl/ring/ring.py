@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.core.job.topology import Place, place
 from edl.core.records import Generation
-from edl.core.step.step_record import StepRecord, Table, decode
+from edl.core.step.step_record import StepRecord, StepRecords, Table
 from edl.errors import RendezvousFailed, RingBroken
 
 logger = logging.getLogger(__name__)
@@ -140,15 +140,15 @@ class Ring:
             return record
         return self._call(self._collectives.allgather_start, record.encode(), "edl.step_record")
 
-    def finish_record(self, handle: Any) -> tuple[StepRecord, ...]:
+    def finish_record(self, handle: Any) -> StepRecords:
         """Wait for the rows of all workers, in rank order.
 
         Raises:
             RingBroken: a worker is gone.
         """
         if isinstance(handle, StepRecord):
-            return (handle,)
-        return decode(self._call(self._collectives.allgather_finish, handle))
+            return StepRecords.of([handle])
+        return StepRecords(self._call(self._collectives.allgather_finish, handle))
 
     def barrier(self, record: StepRecord) -> None:
         """Return when every member has called it. ``record`` only gives the call its shape."""

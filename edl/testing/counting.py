@@ -217,8 +217,8 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
     try:
         if not worker.ring.alone and own.samples:
             handle = member.average_start(sent, "edl.gradient.w")
-        shares = [Share(record.samples, record.batches) for record in worker.loader.records()]
-        weights = weigh(shares, own, batch_size)
+        records = worker.loader.records()
+        weights = weigh(records.column("samples"), records.column("batches"), own, batch_size)
         if weights.averaging is Averaging.NONE:
             return None
         if not weights.sends:

@@ -25,7 +25,7 @@ from edl.core.step.ledger import (
     restore,
     start_epoch,
 )
-from edl.core.step.step_record import StepRecord, check
+from edl.core.step.step_record import StepRecord, StepRecords, check
 
 
 def positions(spans: tuple[Span, ...]) -> list[int]:
@@ -76,11 +76,12 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             for w in self.members
         ]
-        check(records)
+        table = StepRecords.of(records)
+        check(table)
         for r in records:
             self.trained.update(positions(before.held_by(r.worker))[: r.samples])
         self.replicas = {
-            w: complete_step(ledger, records, self.policy) for w, ledger in self.replicas.items()
+            w: complete_step(ledger, table, self.policy) for w, ledger in self.replicas.items()
         }
         self.step += 1
         self.check_grants(before, records)
@@ -218,7 +219,7 @@ def test_equal_workers_end_an_epoch_together(
             for w in range(size)
         ]
         assert sum(r.samples for r in records) > 0, "a step in which nobody trains"
-        ledger = complete_step(ledger, records, policy)
+        ledger = complete_step(ledger, StepRecords.of(records), policy)
         steps += 1
     ideal = -(-total // (batch * size))
     assert steps <= ideal + max(ahead, lease_batches)

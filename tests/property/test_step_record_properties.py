@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from edl.core.step.step_record import (
     FIELDS,
     StepRecord,
+    StepRecords,
     Stop,
     agreed_generation,
     check,
-    decode,
     global_samples,
     stopping,
     wanting_to_stop,
@@ -30,14 +30,19 @@ RECORDS = st.builds(StepRecord, **dict.fromkeys(FIELDS, INT64))
 @given(st.lists(RECORDS, min_size=1, max_size=8))
 def test_records_survive_the_allgather(records: list[StepRecord]) -> None:
     table = np.concatenate([record.encode() for record in records])
-    assert decode(table) == tuple(records)
-    assert all(type(value) is int for r in decode(table) for value in vars(r).values())
+    read = StepRecords(table)
+    assert [*read] == records
+    assert all(type(value) is int for r in read for value in vars(r).values())
+    for name in FIELDS:
+        assert read.values(name) == [getattr(record, name) for record in records]
 
 
-def records_with(current: int, known: list[int]) -> tuple[StepRecord, ...]:
-    return tuple(
-        StepRecord(current, 7, worker, 0, 1, 0, 0, newest, 99)
-        for worker, newest in enumerate(known)
+def records_with(current: int, known: list[int]) -> StepRecords:
+    return StepRecords.of(
+        [
+            StepRecord(current, 7, worker, 0, 1, 0, 0, newest, 99)
+            for worker, newest in enumerate(known)
+        ]
     )
 
 
@@ -53,7 +58,7 @@ def test_workers_switch_together_and_forward_only(current: int, known: list[int]
         assert target > current
         assert known == [target] * len(known)
     # The answer depends on what the rows say and not on who reads them, or in which order.
-    assert agreed_generation(tuple(reversed(records)))[0] == target
+    assert agreed_generation(records[::-1])[0] == target
 
 
 @given(known=st.lists(st.integers(3, 8), min_size=1, max_size=6), newest=st.integers(8, 9))
@@ -74,7 +79,7 @@ def test_rows_that_disagree_are_refused(values: list[int], name: str) -> None:
     rows = [
         {**vars(r), name: value} for r, value in zip(records_with(1, values), values, strict=True)
     ]
-    records = [StepRecord(**row) for row in rows]
+    records = StepRecords.of([StepRecord(**row) for row in rows])
     if len(set(values)) == 1:
         check(records)
     else:
@@ -85,7 +90,8 @@ def test_rows_that_disagree_are_refused(values: list[int], name: str) -> None:
 
 @given(st.lists(st.sampled_from(Stop), min_size=1, max_size=6))
 def test_all_stop_or_none_does_and_nobody_leaves_alone(stops: list[Stop]) -> None:
-    rows = [replace(r, stop=stop) for r, stop in zip(records_with(1, stops), stops, strict=True)]
+    made = zip(records_with(1, stops), stops, strict=True)
+    rows = StepRecords.of([replace(r, stop=stop) for r, stop in made])
     wanting = wanting_to_stop(rows)
     assert wanting == [w for w, stop in enumerate(stops) if stop is Stop.WANTED]
     decided, reason = stopping(wanting)
@@ -130,5 +136,5 @@ def test_the_update_is_the_mean_over_the_global_batch(
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(0, 64))
 def test_sample_counts_add_up(size: int, batch: int, samples: int) -> None:
-    rows = [StepRecord(1, 0, w, 0, samples, 0, 0, 1, 0) for w in range(size)]
+    rows = StepRecords.of([StepRecord(1, 0, w, 0, samples, 0, 0, 1, 0) for w in range(size)])
     assert global_samples(rows) == size * samples

@@ -16,7 +16,7 @@ from edl.core.events import Details, StateDiffersDetails
 from edl.core.job_spec import JobSettings
 from edl.core.step.source import Source
 from edl.core.step.state_check import due, first_difference, fold, reason, split, split_of
-from edl.core.step.step_record import StepRecord, Stop
+from edl.core.step.step_record import StepRecord, StepRecords, Stop
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.state_check import StateCheck
 from edl.daemon.switching import Switching
@@ -68,7 +68,7 @@ def test_who_differs(states: list[int], odd: tuple[int, ...] | None) -> None:
     assert (None if found is None else found.odd) == odd
     row = StepRecord(1, 7, 0, 0, 1, 0, 0, 1, 0)
     rows = [StepRecord(**{**vars(row), "worker": w, "state": s}) for w, s in enumerate(states)]
-    assert split_of(rows) == found
+    assert split_of(StepRecords.of(rows)) == found
 
 
 def test_the_first_part_that_differs() -> None:
@@ -254,6 +254,9 @@ class Job:
     def row(self, worker: int, state: int) -> StepRecord:
         return StepRecord(1, self.progress.step, worker, 0, 4, 0, 0, 1, 0, state=state)
 
+    def rows(self, *states: int) -> StepRecords:
+        return StepRecords.of([self.row(worker, state) for worker, state in enumerate(states)])
+
 
 def test_the_digest_of_a_step_is_made_once_and_only_when_it_is_due() -> None:
     job = Job(every=2)
@@ -275,14 +278,14 @@ def test_rows_that_agree_or_say_nothing_are_fine(every: int) -> None:
     job.check.begin_step()
     state = job.check.state
     assert (state == 0) is (every == 0)
-    job.check.compare([job.row(0, state), job.row(1, state), job.row(2, 0)])
+    job.check.compare(job.rows(state, state, 0))
 
 
 def test_all_end_with_the_worker_and_the_part() -> None:
     job = Job(a=1, b=3)
     job.progress.step = 2
     job.check.begin_step()
-    rows = [job.row(0, job.check.state), *(job.row(w, fold(job.others)) for w in (1, 2))]
+    rows = job.rows(job.check.state, fold(job.others), fold(job.others))
     with pytest.raises(StateDiffers, match="the state of w0 differs from that of w1, w2 after"):
         job.check.compare(rows)
     [(details, why)] = job.logged
@@ -296,7 +299,7 @@ def test_the_last_state_is_always_compared() -> None:
     state = job.check.now()
     assert state == fold(job.replica.parts)
     with pytest.raises(StateDiffers):
-        job.check.compare([job.row(0, state), job.row(1, state + 1), job.row(2, state)])
+        job.check.compare(job.rows(state, state + 1, state))
     assert Job(every=0).check.now() == 0
 
 
@@ -310,9 +313,9 @@ def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> No
             raise RingBroken(1, "w2 is gone")
         return Job.broadcast(job, mine, rank, name)
 
-    def finish_record(mine: StepRecord) -> list[StepRecord]:
+    def finish_record(mine: StepRecord) -> StepRecords:
         others = [job.row(w, fold(job.others)) for w in job.progress.members[1:]]
-        return [mine, *(replace(row, stop=Stop.FINISHED) for row in others)]
+        return StepRecords.of([mine, *(replace(row, stop=Stop.FINISHED) for row in others)])
 
     def repair(_error: Exception, _since: float) -> None:
         job.progress.adopt((0, 1))

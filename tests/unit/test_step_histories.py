@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.step_state import StepEvent, StepState
 from edl.core.step.weighting import Share, Weights
 from edl.errors import RingBroken, RingError
@@ -26,9 +27,10 @@ PRESENT = "present"
 BROKEN = RingBroken(1, "a test says so")
 
 
-def record(samples: int) -> Any:
-    """What a step record says of a worker's share."""
-    return SimpleNamespace(samples_for=lambda _: samples, batches=1)
+def records(*samples: int) -> StepRecords:
+    """Of a step in which each worker brings so many."""
+    rows = [StepRecord(1, 7, worker, 0, each, 0, 0, 1, 0) for worker, each in enumerate(samples)]
+    return StepRecords.of(rows)
 
 
 SENT, AWAITED = "sent", "awaited"
@@ -63,10 +65,10 @@ class Worker:
         self.open = True
         self.start("record")
 
-    def records(self) -> Any:
+    def records(self) -> StepRecords:
         if (AWAITED, "record") not in self.log:
             self.wait("record")
-        return [record(each) for each in (self.samples, *self.others)]
+        return records(self.samples, *self.others)
 
     def share(self, _optimizer: int) -> Share:
         return Share(self.samples)
@@ -341,7 +343,7 @@ def test_alone_nothing_is_sent(how: str, framework: Any) -> None:
     worker = framework.worker
     if how == "alone":
         worker.ring.alone = True
-        worker.loader.records = lambda: [record(BATCH)]
+        worker.loader.records = lambda: records(BATCH)
     else:
         worker.warming_up = True
     worker.loader.begin()

@@ -12,13 +12,13 @@ from edl.core.step.step_record import (
     PARTS,
     WIDTH,
     StepRecord,
+    StepRecords,
     Stop,
     SwitchTimes,
     agreed_generation,
     check,
     check_together,
     counts,
-    decode,
     global_samples,
     repair_times,
     stopping,
@@ -38,6 +38,7 @@ ROW = StepRecord(
     ledger=7,
 )
 TABLE = tuple(replace(ROW, worker=worker) for worker in (4, 0, 2))  # rank order, not id order
+of = StepRecords.of
 
 
 def test_a_row_is_one_line_of_int64() -> None:
@@ -86,26 +87,32 @@ def test_what_went_before_a_rebuild(
 
 def test_a_table_is_read_in_rank_order() -> None:
     table = np.concatenate([record.encode() for record in TABLE])
-    assert decode(table) == TABLE
-    assert [record.worker for record in decode(table)] == [4, 0, 2]
+    records = StepRecords(table)
+    assert tuple(records) == TABLE
+    assert records.values("worker") == [4, 0, 2]
+    assert records.column("worker").tolist() == [4, 0, 2]
+    assert (records[1], records[-1], len(records)) == (TABLE[1], TABLE[2], 3)
+    assert tuple(records[1:]) == TABLE[1:]
+    assert records.differ_in("worker")
+    assert not records.differ_in("step")
 
 
 @pytest.mark.parametrize("shape", [(WIDTH,), (2, WIDTH - 1), (1, 2, WIDTH)])
 def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(RingError, match=f"expected \\(size, {WIDTH}\\)"):
-        decode(np.zeros(shape, dtype=np.int64))
+        StepRecords(np.zeros(shape, dtype=np.int64))
 
 
 def test_rows_of_one_step_agree() -> None:
-    check(TABLE)
-    check(TABLE[:1])
+    check(of(TABLE))
+    check(of(TABLE[:1]))
 
 
 @pytest.mark.parametrize("name", ["generation", "step", "ledger"])
 def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
     rows = (TABLE[0], replace(TABLE[1], **{name: 99}), TABLE[2])
     with pytest.raises(RingError) as caught:
-        check(rows)
+        check(of(rows))
     own = getattr(ROW, name)
     assert f"the {name} of step 41 (w0: 99, w2: {own}, w4: {own})" in str(caught.value)
 
@@ -128,8 +135,8 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
     } | {n for n in FIELDS if n.endswith("_us")}
     assert set(FIELDS) - own == AGREED
     for name in sorted(own):
-        check((TABLE[0], replace(TABLE[1], **{name: 99})))
-    check((TABLE[0], replace(TABLE[1], stop=Stop.WANTED)))
+        check(of((TABLE[0], replace(TABLE[1], **{name: 99}))))
+    check(of((TABLE[0], replace(TABLE[1], stop=Stop.WANTED))))
 
 
 @pytest.mark.parametrize(
@@ -145,15 +152,15 @@ def test_optimizers_that_do_not_take_turns_alike_are_told(
 ) -> None:
     mine = replace(TABLE[0], updated=2)
     with pytest.raises(RingError) as caught:
-        check((mine, replace(TABLE[1], **{"updated": 2, **change})))
+        check(of((mine, replace(TABLE[1], **{"updated": 2, **change}))))
     assert f"do not take turns alike before step 41 ({told}); which of them" in str(caught.value)
 
 
 def test_records_of_which_some_were_sent_too_early_count_for_nothing() -> None:
     late = [replace(row, late=1) for row in TABLE]
-    assert counts(TABLE)
-    assert counts(late)
-    assert not counts([*late[:2], TABLE[2]])
+    assert counts(of(TABLE))
+    assert counts(of(late))
+    assert not counts(of([*late[:2], TABLE[2]]))
 
 
 @pytest.mark.parametrize(
@@ -168,19 +175,19 @@ def test_who_leaves_an_epoch_alone_is_named(change: dict[str, int], left: str) -
     rows = (TABLE[0], replace(TABLE[1], **change), TABLE[2])
     for look in (check, check_together):
         with pytest.raises(RingError, match=f"{left} before its end, after 41 steps of the job"):
-            look(rows)
+            look(of(rows))
 
 
 def test_all_may_leave_together() -> None:
-    check([replace(row, stop=Stop.FINISHED) for row in TABLE])
-    check_together([replace(row, stop=Stop.FINISHED, ledger=row.worker) for row in TABLE])
+    check(of([replace(row, stop=Stop.FINISHED) for row in TABLE]))
+    check_together(of([replace(row, stop=Stop.FINISHED, ledger=row.worker) for row in TABLE]))
 
 
 def test_one_that_wants_to_stop_stops_all() -> None:
-    assert wanting_to_stop(TABLE) == []
+    assert wanting_to_stop(of(TABLE)) == []
     rows = [replace(row, stop=Stop.WANTED) for row in TABLE]
-    assert wanting_to_stop([TABLE[0], rows[1], TABLE[2]]) == [0]
-    assert wanting_to_stop(rows) == [4, 0, 2]
+    assert wanting_to_stop(of([TABLE[0], rows[1], TABLE[2]])) == [0]
+    assert wanting_to_stop(of(rows)) == [4, 0, 2]
     assert stopping([]) == (False, "no worker wants to stop training")
     assert stopping([2]) == (True, "w2 wants to stop training")
     assert stopping([4, 0]) == (True, "w0 and w4 want to stop training")
@@ -188,16 +195,16 @@ def test_one_that_wants_to_stop_stops_all() -> None:
 
 def test_nobody_has_two_rows() -> None:
     with pytest.raises(RingError, match="appears twice in the records of step 41"):
-        check((TABLE[0], TABLE[1], TABLE[1]))
+        check(of((TABLE[0], TABLE[1], TABLE[1])))
 
 
 def test_the_global_batch_is_the_sum() -> None:
     rows = (replace(TABLE[0], samples=32), replace(TABLE[1], samples=0), TABLE[2])
-    assert global_samples(rows) == 64
+    assert global_samples(of(rows)) == 64
 
 
-def known(*generations: int) -> tuple[StepRecord, ...]:
-    return tuple(replace(ROW, worker=w, newest_generation=g) for w, g in enumerate(generations))
+def known(*generations: int) -> StepRecords:
+    return of([replace(ROW, worker=w, newest_generation=g) for w, g in enumerate(generations)])
 
 
 def test_no_switch_without_news() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from edl.core.step.ledger import Ledger, complete_step, give_back, grant, restore, start_epoch
 from edl.core.step.spans import common, joined, take, without
-from edl.core.step.step_record import StepRecord
+from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.stream import MOST_SHARDS, SHARD, ShardPolicy, StreamSource, by_shard
 from edl.errors import DataError
 
@@ -30,6 +30,11 @@ def row(worker: int, samples: int, position: int, taken: int, end: int = -1) -> 
         taken=taken,
         end=end,
     )
+
+
+def trained(ledger: Ledger, *rows: StepRecord) -> Ledger:
+    """After a step with these records."""
+    return complete_step(ledger, StepRecords.of(rows), POLICY)
 
 
 def shard(number: int, offset: int = 0) -> tuple[int, int]:
@@ -65,18 +70,18 @@ def test_shards_are_granted_whole_and_evenly() -> None:
 
 def test_the_nothing_behind_a_shard_goes_with_its_last_samples() -> None:
     ledger = grant(stream(2), [(0, 2)], POLICY)
-    ledger = complete_step(ledger, [row(0, 4, 0, taken=4)], POLICY)
+    ledger = trained(ledger, row(0, 4, 0, taken=4))
     assert (ledger.done, ledger.held_by(0)) == (4, ((4, 2 * SHARD),))
-    ledger = complete_step(ledger, [row(0, 3, 4, taken=SHARD - 4)], POLICY)
+    ledger = trained(ledger, row(0, 3, 4, taken=SHARD - 4))
     assert (ledger.done, ledger.held_by(0)) == (7, (shard(1),))
-    ledger = complete_step(ledger, [row(0, 0, SHARD, taken=SHARD)], POLICY)
+    ledger = trained(ledger, row(0, 0, SHARD, taken=SHARD))
     assert ledger.finished
     assert ledger.done == 7
 
 
 def test_what_is_left_of_a_dead_workers_shard_is_read_on_by_another() -> None:
     ledger = grant(stream(2), [(0, 1), (1, 1)], POLICY)
-    ledger = complete_step(ledger, [row(0, 4, 0, 4), row(1, 4, SHARD, 4)], POLICY)
+    ledger = trained(ledger, row(0, 4, 0, 4), row(1, 4, SHARD, 4))
     ledger = grant(give_back(ledger, [1]), [(1, 1)], POLICY)
     assert ledger.held_by(1) == (shard(1, 4), shard(0, 4))
 
@@ -86,14 +91,14 @@ def test_the_end_of_a_shared_stream_is_everybodys() -> None:
     ledger = grant(start_epoch(source.total, 0, True), [(0, 8), (1, 8)], source.policy)
     assert ledger.held_by(1) == ((32, 64),)
     records = [row(0, 4, 0, 4), row(1, 0, -1, 0, end=10)]
-    ledger = complete_step(ledger, records, source.policy)
+    ledger = complete_step(ledger, StepRecords.of(records), source.policy)
     assert (ledger.free, ledger.leases) == ((), ((0, ((4, 10),)),))
 
 
 def test_who_takes_what_it_does_not_hold_is_found() -> None:
     ledger = grant(stream(2), [(0, 1), (1, 1)], POLICY)
     with pytest.raises(DataError, match="but its leases are"):
-        complete_step(ledger, [row(0, 4, SHARD, 4)], POLICY)
+        trained(ledger, row(0, 4, SHARD, 4))
 
 
 def test_a_snapshot_knows_that_it_is_of_a_stream() -> None:

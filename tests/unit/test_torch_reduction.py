@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.weighting import Share
 from edl.daemon import activity
 from edl.errors import RingBroken, UsageError
@@ -59,12 +60,14 @@ class Worker:
         }
         self.sent = []
 
-    def records(self) -> Any:
-        def record(samples: int) -> Any:
-            return SimpleNamespace(samples_for=lambda _: samples, batches=self.batches)
-
-        mine, other = record(self.samples), record(self.other_samples)
-        return [mine] if self.ring.alone else [mine, other]
+    def records(self) -> StepRecords:
+        samples = [self.samples] if self.ring.alone else [self.samples, self.other_samples]
+        return StepRecords.of(
+            [
+                StepRecord(1, self.begun, worker, 0, brought, 0, 0, 1, 0, batches=self.batches)
+                for worker, brought in enumerate(samples)
+            ]
+        )
 
     def share(self, _optimizer: int) -> Share:
         return Share(self.samples, self.batches, self.summed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edl.core.step.weighting import (
@@ -24,8 +25,14 @@ def update(gradients: list[float], samples: list[int], batch_size: int) -> float
     return average * average_correction(batch_size, len(samples), sum(samples))
 
 
-def shares(samples: list[int]) -> list[Share]:
-    return [Share(each) for each in samples]
+def weights_of(shares: list[Share], own: Share) -> Weights:
+    samples, batches = zip(*((share.samples, share.batches) for share in shares), strict=True)
+    return weigh(np.array(samples), np.array(batches), own, batch_size=4)
+
+
+def single(samples: list[int], own: int) -> Weights:
+    """Of workers with a batch each."""
+    return weights_of([Share(each) for each in samples], Share(own))
 
 
 def test_a_full_step_is_plain_horovod_bit_for_bit() -> None:
@@ -67,7 +74,7 @@ def test_a_step_without_samples_has_no_mean() -> None:
     ],
 )
 def test_what_a_step_needs(samples: list[int], averaging: Averaging) -> None:
-    found = [weigh(shares(samples), Share(own), batch_size=4) for own in samples]
+    found = [single(samples, own) for own in samples]
     assert {weights.averaging for weights in found} == {averaging}
     assert {weights.sends for weights in found} == {
         averaging in (Averaging.PLAIN, Averaging.WEIGHTED)
@@ -75,10 +82,10 @@ def test_what_a_step_needs(samples: list[int], averaging: Averaging) -> None:
 
 
 def test_what_each_worker_multiplies_by() -> None:
-    assert weigh(shares([4, 4]), Share(4), batch_size=4) == Weights(Averaging.PLAIN, 1.0, 1.0)
-    assert weigh(shares([4, 2, 0]), Share(2), batch_size=4) == Weights(Averaging.WEIGHTED, 0.5, 2.0)
-    assert weigh(shares([4, 2, 0]), Share(0), batch_size=4) == Weights(Averaging.WEIGHTED, 0.0, 2.0)
-    assert weigh(shares([2]), Share(2), batch_size=4) == Weights(Averaging.LOCAL, 1.0, 1.0)
+    assert single([4, 4], 4) == Weights(Averaging.PLAIN, 1.0, 1.0)
+    assert single([4, 2, 0], 2) == Weights(Averaging.WEIGHTED, 0.5, 2.0)
+    assert single([4, 2, 0], 0) == Weights(Averaging.WEIGHTED, 0.0, 2.0)
+    assert single([2], 2) == Weights(Averaging.LOCAL, 1.0, 1.0)
 
 
 def test_sums_over_batches_are_the_mean_over_all_samples() -> None:
@@ -86,7 +93,7 @@ def test_sums_over_batches_are_the_mean_over_all_samples() -> None:
     held: list[list[tuple[int, float]]] = [[(4, 3.0), (4, 6.0), (2, 9.0)], [(4, 12.0), (1, 3.0)]]
     batches = [Share(sum(n for n, _ in worker), 3, summed=True) for worker in held]
     sums = [sum(Share(n).send_weight(4) * g / 3 for n, g in worker) for worker in held]
-    weights = [weigh(batches, own, batch_size=4) for own in batches]
+    weights = [weights_of(batches, own) for own in batches]
     average = sum(w.sent * s for w, s in zip(weights, sums, strict=True)) / 2
     total = sum(n * g for worker in held for n, g in worker)
     assert average * weights[0].received == pytest.approx(total / 15)
@@ -96,16 +103,16 @@ def test_sums_over_batches_are_the_mean_over_all_samples() -> None:
 def test_full_batches_need_no_weights_however_many_they_are() -> None:
     full = [Share(12, 3, summed=True), Share(4)]
     for own in full:
-        assert weigh(full, own, batch_size=4) == Weights(Averaging.PLAIN)
+        assert weights_of(full, own) == Weights(Averaging.PLAIN)
 
 
 def test_alone_only_sums_are_corrected() -> None:
-    assert weigh([Share(6, 2)], Share(6, 2, True), batch_size=4).received == pytest.approx(8 / 6)
-    assert weigh([Share(3)], Share(3), batch_size=4).received == 1.0
+    assert weights_of([Share(6, 2)], Share(6, 2, True)).received == pytest.approx(8 / 6)
+    assert weights_of([Share(3)], Share(3)).received == 1.0
 
 
 def test_who_lost_its_samples_sends_nothing_of_its_sums() -> None:
-    assert weigh([Share(0, 3), Share(12, 3)], Share(0, 3, True), batch_size=4).sent == 0.0
+    assert weights_of([Share(0, 3), Share(12, 3)], Share(0, 3, True)).sent == 0.0
 
 
 def test_who_has_a_gradient_is_decided_together() -> None:

@@ -28,8 +28,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from edl.core.step.spans import Span, joined, length, take, without
-from edl.core.step.step_record import StepRecord
+import msgspec
+
+from edl.core.step.spans import Span, joined, length, parted, take, without
+from edl.core.step.step_record import StepRecords, moves
 from edl.errors import DataError
 
 
@@ -52,7 +54,9 @@ class LeasePolicy:
             need: what it needs at least, in samples.
             asking: how many are to be served, this one included; it gets its part at most.
         """
-        left = length(free)
+        left, longest = length(free), self.lease_batches * self.batch_size
+        if need <= longest <= left // (2 * size):  # as usual; the rest would say the same
+            return take(free, longest)
         fair = self.whole_batches(-(-left // asking))
         wish = max(self.whole_batches(need), self.share(left, size))
         return take(free, min(wish, fair))
@@ -150,7 +154,7 @@ class Ledger:
     def digest(self) -> int:
         """A 32-bit fingerprint; equal ledgers have equal ones on every machine."""
         values = tuple(getattr(self, field.name) for field in fields(self))
-        return zlib.crc32(repr(values).encode())
+        return zlib.crc32(msgspec.json.encode(values))
 
     def snapshot(self) -> dict[str, Any]:
         """The ledger as JSON values."""
@@ -211,19 +215,19 @@ def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy)
     A worker with a need gets at least that (rounded up to whole batches) and at most its fair
     part of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
     """
-    free = list(ledger.free)
-    leases = dict(ledger.leases)
     asking = [(worker, need) for worker, need in needs if need > 0]
+    if not asking or not ledger.free:
+        return ledger
+    free, leases = list(ledger.free), dict(ledger.leases)
     for served, (worker, need) in enumerate(asking):
-        taken = policy.take(free, need, len(asking) - served, len(needs))
-        if taken:
+        if taken := policy.take(free, need, len(asking) - served, len(needs)):
             leases[worker] = joined(leases.get(worker, ()) + taken)
     return replace(ledger, free=tuple(free), leases=_sorted(leases))
 
 
 def complete_step(
     ledger: Ledger,
-    records: Sequence[StepRecord],
+    records: StepRecords,
     policy: LeasePolicy,
     counted_by: int | None = None,
 ) -> Ledger:
@@ -237,20 +241,22 @@ def complete_step(
         DataError: a worker trained samples other than the next ones of its leases.
     """
     leases, in_hand = dict(ledger.leases), dict(ledger.in_hand)
-    for record in records:
-        if record.moves == 0 or record.part > 0:
+    workers, moved_positions = records.values("worker"), moves(records).tolist()
+    rows = zip(workers, moved_positions, records.values("position"), strict=True)
+    for rank, (worker, count, position) in enumerate(rows):
+        if count == 0:
             continue
-        held = list(leases.get(record.worker, ()))
-        taken = take(held, record.moves)
-        if length(taken) != record.moves or taken[0][0] != record.position:
+        held = leases.get(worker, ())
+        taken, rest = parted(held, count)
+        if length(taken) != count or taken[0][0] != position:
+            wrong = records[rank]
             raise DataError(
-                f"worker w{record.worker} trained {record.samples} samples from position "
-                f"{record.position} in step {record.step}, but its leases are "
-                f"{leases.get(record.worker, ())}"
+                f"worker w{worker} trained {wrong.samples} samples from position {position} in "
+                f"step {wrong.step}, but its leases are {held}"
             )
-        leases[record.worker] = tuple(held)
+        leases[worker] = rest
         if counted_by is not None:
-            in_hand[record.worker] = taken
+            in_hand[worker] = taken
     moved = replace(
         ledger,
         leases=_sorted(leases),
@@ -258,11 +264,13 @@ def complete_step(
         counted_by=ledger.counted_by | (counted_by or 0),
     )
     if ledger.trained >= 0:
-        samples = sum(record.samples for record in records if record.part == 0)
+        first = records.column("part") == 0
+        samples = int(records.column("samples")[first].sum())
         moved = replace(moved, trained=ledger.trained + samples)
-        for end in {record.end for record in records if record.end >= 0}:
+        for end in {end for end in records.values("end") if end >= 0}:
             moved = _cut(moved, end)
-    return grant(moved, [(record.worker, record.wanted) for record in records], policy)
+    needs = list(zip(workers, records.values("wanted"), strict=True))
+    return grant(moved, needs, policy)
 
 
 def _cut(ledger: Ledger, end: int) -> Ledger:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.step.step_record import StepRecord
+from edl.core.step.step_record import StepRecords
 
 FACTOR = 2.0  # as long as the others: then a worker is slow
 LEAST_S = 0.01  # and so much longer: what is shorter is the noise of a busy host
@@ -50,13 +50,13 @@ class Slowest:
         self._seen = 0
         self._named.clear()
 
-    def look(self, records: Sequence[StepRecord]) -> Slow | None:
+    def look(self, records: StepRecords) -> Slow | None:
         """Who is found slow for the first time; ``records``: of a step, in rank order."""
-        self._rows.append(np.array([record.compute_us for record in records], np.int64))
+        self._rows.append(records.column("compute_us").copy())
         self._seen += 1
         if len(records) == 1 or self._seen < OF_STEPS or self._seen % EVERY:
             return None
-        self.found = slow([record.worker for record in records], np.stack(self._rows))
+        self.found = slow(records.values("worker"), np.stack(self._rows))
         if self.found is None or self.found.worker in self._named:
             return None
         self._named.add(self.found.worker)

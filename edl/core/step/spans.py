@@ -9,7 +9,10 @@ Span = tuple[int, int]
 
 def length(spans: Iterable[Span]) -> int:
     """How many positions ``spans`` have."""
-    return sum(stop - start for start, stop in spans)
+    total = 0
+    for start, stop in spans:
+        total += stop - start
+    return total
 
 
 def take(spans: list[Span], count: int) -> tuple[Span, ...]:
@@ -25,6 +28,15 @@ def take(spans: list[Span], count: int) -> tuple[Span, ...]:
         else:
             spans[0] = (cut, stop)
     return tuple(taken)
+
+
+def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """The first ``count`` positions of ``spans``, as far as there are so many, and the rest."""
+    if count > 0 and spans and spans[0][0] + count < spans[0][1]:  # a thousand times a step
+        start, stop = spans[0]
+        return ((start, start + count),), ((start + count, stop), *spans[1:])
+    rest = list(spans)
+    return take(rest, count), tuple(rest)
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from edl.core.plural import names
-from edl.core.step.step_record import StepRecord
+from edl.core.step.step_record import StepRecords
 
 Digests = Mapping[str, int]  # of each part of a state, by its name
 ADVICE = (
@@ -59,9 +59,11 @@ def split(states: Iterable[tuple[int, int]]) -> Split | None:
     return Split(tuple(tuple(g) for g in sorted(groups.values(), key=lambda g: -len(g))))
 
 
-def split_of(records: Iterable[StepRecord]) -> Split | None:
+def split_of(records: StepRecords) -> Split | None:
     """The same by the rows of a step."""
-    return split((record.worker, record.state) for record in records)
+    if not records.differ_in("state"):
+        return None
+    return split(zip(records.values("worker"), records.values("state"), strict=True))
 
 
 def first_difference(tables: Mapping[int, Digests]) -> str:

@@ -3,7 +3,9 @@
 Each worker contributes one row of int64 to a small allgather that starts when the batch is
 handed out and is awaited before the update is applied. All workers then hold the same table of
 shape ``(size, WIDTH)``, rows in rank order, and run the same functions on it, so they agree on
-the weights of the step, on the ledger and on when to switch, with no further message.
+the weights of the step, on the ledger and on when to switch, with no further message. What each
+step looks at is read by columns (:class:`StepRecords`): a job has a thousand rows, and a step some
+milliseconds.
 
 A row is trusted for what it says of its own worker only. Rows of one table that disagree about
 generation, step, epoch or ledger are a bug of ours or a worker that took a wrong turn;
@@ -12,17 +14,20 @@ generation, step, epoch or ledger are a bug of ours or a worker that took a wron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.core.events import SwitchParts
+from edl.core.plural import names
 from edl.errors import RingError
 
 Table = npt.NDArray[np.int64]
+Column = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +150,6 @@ class StepRecord(SwitchTimes):
     state: int = 0
     compute_us: int = 0
 
-    @property
-    def moves(self) -> int:
-        """How many positions leave its leases."""
-        return self.samples if self.taken < 0 else self.taken
-
-    def samples_for(self, optimizer: int) -> int:
-        """How many of them count for one of the optimizers."""
-        return 0 if self.counted >> optimizer & 1 else self.samples
-
     def encode(self) -> Table:
         """The row, shape ``(1, WIDTH)``."""
         return np.array([[getattr(self, name) for name in FIELDS]], dtype=np.int64)
@@ -163,14 +159,61 @@ FIELDS = (*(f.name for f in fields(StepRecord) if f.name not in PARTS), *PARTS)
 WIDTH = len(FIELDS)
 
 
-def decode(table: Table) -> tuple[StepRecord, ...]:
-    """The records of a table of shape ``(size, WIDTH)``, in rank order."""
-    if table.ndim != 2 or table.shape[1] != WIDTH:
-        raise RingError(f"a step-record table has shape {table.shape}; expected (size, {WIDTH})")
-    return tuple(StepRecord(**dict(zip(FIELDS, row, strict=True))) for row in table.tolist())
+class StepRecords(Sequence[StepRecord]):
+    """The records of all workers in one step, in rank order.
+
+    ``records.column("step")`` has shape ``(size,)``; ``records[rank]`` and a loop make objects.
+    """
+
+    def __init__(self, table: Table) -> None:
+        """Args:
+            table: of shape ``(size, WIDTH)``; it is not copied.
+
+        Raises:
+            RingError: it has another shape.
+        """
+        if table.ndim != 2 or table.shape[1] != WIDTH:
+            raise RingError(
+                f"a step-record table has shape {table.shape}; expected (size, {WIDTH})"
+            )
+        self._table = table
+
+    @classmethod
+    def of(cls, records: Sequence[StepRecord]) -> StepRecords:
+        """Those of ``records``, in this order."""
+        return cls(np.concatenate([record.encode() for record in records]))
+
+    def column(self, name: str) -> Column:
+        """A field of all records."""
+        return self._table[:, _COLUMN[name]]
+
+    def values(self, name: str) -> list[int]:
+        """The same as Python's integers, which loops are faster with."""
+        found: list[int] = self.column(name).tolist()
+        return found
+
+    def differ_in(self, name: str) -> bool:
+        """Whether not all have the same value."""
+        column = self.column(name)
+        return bool((column != column[0]).any())
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, at: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, at: slice) -> StepRecords: ...
+    def __getitem__(self, at: int | slice) -> StepRecord | StepRecords:
+        if isinstance(at, slice):
+            return StepRecords(self._table[at])
+        return StepRecord(**dict(zip(FIELDS, self._table[at].tolist(), strict=True)))
 
 
-def check(records: Sequence[StepRecord]) -> None:
+_COLUMN = {name: at for at, name in enumerate(FIELDS)}
+
+
+def check(records: StepRecords) -> None:
     """Make sure that all workers are in the same step with the same ledger.
 
     Raises:
@@ -181,30 +224,29 @@ def check(records: Sequence[StepRecord]) -> None:
     check_together(records)
     _check_same_updates(records)
     _check_equal(records, "ledger")
-    if len({record.worker for record in records}) != len(records):
+    if len({*records.values("worker")}) != len(records):
         raise RingError(f"a worker appears twice in the records of step {records[0].step}")
 
 
-def _check_equal(records: Sequence[StepRecord], name: str) -> None:
-    values = {record.worker: getattr(record, name) for record in records}
-    if len(set(values.values())) > 1:
-        text = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values.items()))
+def _check_equal(records: StepRecords, name: str) -> None:
+    if records.differ_in(name):
+        values = zip(records.values("worker"), records.values(name), strict=True)
+        text = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values))
         raise RingError(
             f"workers disagree about the {name} of step {records[0].step} ({text}); every "
             "worker must run the same script on the same data and hand out the same batches"
         )
 
 
-def _check_same_updates(records: Sequence[StepRecord]) -> None:
+def _check_same_updates(records: StepRecords) -> None:
     """Make sure that the same optimizers have made updates on all workers, in the same order."""
-    for name in ("part", "updated"):
-        if len({getattr(record, name) for record in records}) > 1:
-            step = records[0].step
-            text = ", ".join(f"w{each.worker}: {_where(each)}" for each in records)
-            raise RingError(
-                f"the workers' optimizers do not take turns alike before step {step} ({text}); "
-                "which of them make an update, and in which order, must be equal on all workers"
-            )
+    if records.differ_in("part") or records.differ_in("updated"):
+        step = records[0].step
+        text = ", ".join(f"w{each.worker}: {_where(each)}" for each in records)
+        raise RingError(
+            f"the workers' optimizers do not take turns alike before step {step} ({text}); "
+            "which of them make an update, and in which order, must be equal on all workers"
+        )
 
 
 def _where(record: StepRecord) -> str:
@@ -215,40 +257,38 @@ def _where(record: StepRecord) -> str:
     return f"{' and '.join(turns) or 'none'}, then {then}"
 
 
-def check_together(records: Sequence[StepRecord]) -> None:
+def check_together(records: StepRecords) -> None:
     """Make sure that nobody has left an epoch, or the training, in which others go on.
 
     Raises:
         RingError: naming those that have left and those that go on.
     """
-    last = max(record.epoch for record in records)
-    finished = any(record.stop >= Stop.FINISHED for record in records)
-
-    def ahead(record: StepRecord) -> bool:
-        return record.stop >= Stop.FINISHED if finished else record.epoch == last
-
-    left = [record.worker for record in records if ahead(record)]
-    others = [record for record in records if not ahead(record)]
-    if others:
+    stops, epochs = records.column("stop"), records.column("epoch")
+    left = stops >= Stop.FINISHED
+    if not left.any():
+        left = epochs == epochs.max()
+    if not left.all():
+        workers = records.column("worker")
+        behind = records[int(left.argmin())]
         raise RingError(
-            f"{_joined(left)} left epoch {others[0].epoch} before its end, after {others[0].step} "
-            f"steps of the job, and {_joined([record.worker for record in others])} did not; leave "
+            f"{_joined(workers[left])} left epoch {behind.epoch} before its end, after "
+            f"{behind.step} steps of the job, and {_joined(workers[~left])} did not; leave "
             "a loop after the same step on all workers, or on none: a `break` must not depend on "
             "what one worker sees"
         )
 
 
-def _joined(ids: Sequence[int]) -> str:
+def _joined(ids: Iterable[int]) -> str:
     return " and ".join(f"w{worker}" for worker in sorted(ids))
 
 
-def counts(records: Sequence[StepRecord]) -> bool:
+def counts(records: StepRecords) -> bool:
     """Whether these are the records of a step: all were sent at its end, or none.
 
     Else some do not know yet that gradients are accumulated, and have said less than they bring.
     All send once more.
     """
-    return len({record.late for record in records}) == 1
+    return not records.differ_in("late")
 
 
 def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
@@ -259,33 +299,46 @@ def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
     return True, f"{_joined(wanting)} {verb} to stop training"
 
 
-def wanting_to_stop(records: Sequence[StepRecord]) -> list[int]:
+def wanting_to_stop(records: StepRecords) -> list[int]:
     """The workers whose scripts want to stop after this step."""
-    return [record.worker for record in records if record.stop == Stop.WANTED]
+    found: list[int] = records.column("worker")[records.column("stop") == Stop.WANTED].tolist()
+    return found
 
 
-def global_samples(records: Sequence[StepRecord]) -> int:
+def global_samples(records: StepRecords) -> int:
     """N: how many samples enter the step, over all workers."""
-    return sum(record.samples for record in records)
+    return int(records.column("samples").sum())
 
 
-def agreed_generation(records: Sequence[StepRecord]) -> tuple[int | None, str]:
+def samples_for(records: StepRecords, optimizer: int) -> Column:
+    """How many samples of each worker count for one of the optimizers."""
+    theirs: Column = records.column("samples") * (~records.column("counted") >> optimizer & 1)
+    return theirs
+
+
+def moves(records: StepRecords) -> Column:
+    """How many positions leave the leases of each worker: with the first part of a batch."""
+    samples, taken = records.column("samples"), records.column("taken")
+    return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))
+
+
+def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
     """The generation to switch to after this step, or None; and why.
 
     All rows must know the same newer generation: then each worker knows that every other one
     switches after the same step. A switch needs no guess about how long a message takes.
     """
-    current = records[0].generation
-    target = max(record.newest_generation for record in records)
+    current, known = int(records.column("generation")[0]), records.column("newest_generation")
+    target = int(known.max())
     if target <= current:
         return None, f"no worker knows a generation after {current}"
-    behind = [f"w{record.worker}" for record in records if record.newest_generation < target]
-    if behind:
-        return None, f"generation {target} is not yet known to {', '.join(behind)}"
+    behind = records.column("worker")[known < target]
+    if behind.size:
+        return None, f"generation {target} is not yet known to {names(behind.tolist())}"
     return target, f"all {len(records)} workers know generation {target}"
 
 
-def switch_parts(records: Sequence[StepRecord], joined: Sequence[int]) -> dict[str, SwitchParts]:
+def switch_parts(records: StepRecords, joined: Sequence[int]) -> dict[str, SwitchParts]:
     """The parts of the last switch for each worker by name; ``joined`` were new in it."""
     return {
         f"w{record.worker}": record.parts("new" if record.worker in joined else "old")

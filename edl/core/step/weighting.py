@@ -18,10 +18,11 @@ all workers have m batches, padding included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from edl.core.step.step_record import Column
 from edl.errors import DataError
 
 
@@ -88,15 +89,20 @@ class Weights:
         return self.averaging in (Averaging.PLAIN, Averaging.WEIGHTED)
 
 
-def weigh(shares: Sequence[Share], own: Share, batch_size: int) -> Weights:
-    """The weights of the worker with the share ``own``, one of ``shares``."""
-    total = sum(share.samples for share in shares)
+def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weights:
+    """The weights of the worker with the share ``own``.
+
+    Args:
+        samples: what each worker of the ring brings, shape ``(size,)``, ``own`` among them.
+        batches: of how many batches, likewise.
+    """
+    total = int(samples.sum())
     if total == 0:
         return Weights(Averaging.NONE)
-    correction = average_correction(batch_size, sum(share.batches for share in shares), total)
-    if len(shares) == 1:
+    correction = average_correction(batch_size, int(batches.sum()), total)
+    if len(samples) == 1:
         return Weights(Averaging.LOCAL, received=correction if own.summed else 1.0)
-    full = all(share.samples == share.batches * batch_size for share in shares)
+    full = bool((samples == batches * batch_size).all())
     averaging = Averaging.PLAIN if full else Averaging.WEIGHTED
     return Weights(averaging, own.send_weight(batch_size), correction)
 
