@@ -54,6 +54,7 @@ class FailureDetector:
         self._outside = False  # of the ring, now and ever
         self._silent: dict[int, float] = {}  # when a worker was last asked in vain
         self._mute: dict[int, float] = {}  # since when it was, in this stall
+        self._answered: dict[int, float] = {}  # when a worker was last asked with success
 
     @property
     def heard(self) -> Heard:
@@ -78,7 +79,9 @@ class FailureDetector:
         ``generation_s``: how long ago the present generation was first seen.
         """
         idle = self._idle()
-        asked = liveness.whom_to_ask(snapshot, self._worker, generation_s, idle)
+        now = self._clock()
+        heard_s = {worker: now - at for worker, at in self._answered.items()}
+        asked = liveness.whom_to_ask(snapshot, self._worker, generation_s, idle, heard_s)
         dead: dict[int, str] = {}
         silent = set()
         for worker, health in sorted(self._ask(asked, snapshot).items()):
@@ -88,6 +91,8 @@ class FailureDetector:
                 silent.add(worker)
             if (proof := liveness.proof(worker, place, answer, snapshot, idle)) is not None:
                 dead[worker] = proof
+            elif answer.liveness is Liveness.ALIVE:
+                self._answered[worker] = self._clock()
         return dead, frozenset(silent)
 
     def stall(self, snapshot: Snapshot) -> Stall | None:

@@ -15,9 +15,11 @@ one that lets the others wait for too long is given up for that (:mod:`edl.core.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from edl.core.job.ring_failure import broke
 from edl.core.records import Generation, Member, Seat, Snapshot, Stage
@@ -34,6 +36,7 @@ class LivenessLimits:
         frozen_s: no step for this long, and for ``frozen_steps`` usual ones: the ring stands still.
         answer_s: for a worker's port to answer.
         silence_s: for this long after it did not, a worker counts as silent without being asked.
+        newcomer_s: of the leader's time, for each newcomer that is ready: so often all are asked.
     """
 
     switch_s: float = 0.5
@@ -41,6 +44,7 @@ class LivenessLimits:
     frozen_steps: int = 5
     answer_s: float = 0.5
     silence_s: float = 1.0
+    newcomer_s: float = 0.01
 
 
 USUAL = LivenessLimits()
@@ -85,7 +89,11 @@ class RingIdle:
 
 
 def whom_to_ask(
-    now: Snapshot, leader: int, announced_s: float, idle: RingIdle
+    now: Snapshot,
+    leader: int,
+    announced_s: float,
+    idle: RingIdle,
+    heard_s: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, tuple[str, int]]:
     """The workers whose word the leader waits for, with their address and port.
 
@@ -93,10 +101,14 @@ def whom_to_ask(
     whoever has left ZooKeeper. When the ring stands still, all its members, so that the session of
     a frozen one is the last proof to come, and nothing is left to wait for when it ends. Not the
     members of a switch that was announced ``announced_s`` ago, so lately that to ask them would
-    only slow it down, unless there is a doubt.
+    only slow it down, unless there is a doubt. And not newcomers that were heard ``heard_s`` ago,
+    so lately that to ask all of them so often would leave the leader no time.
     """
     members = {member.id: member for member in now.members}
-    asked = {m.id: (m.address, m.port) for m in now.members if m.stage is Stage.READY}
+    ready = [member for member in now.members if member.stage is Stage.READY]
+    lately_s = idle.limits.newcomer_s * len(ready)
+    due = (m for m in ready if heard_s.get(m.id, math.inf) >= lately_s)
+    asked = {member.id: (member.address, member.port) for member in due}
     seats = seats_of(now.generation)
     if idle.stands or not _settled(now.generation, members):
         asked |= {seat.id: (seat.address, seat.port) for seat in seats.values()}
