@@ -49,7 +49,8 @@ def _option(one: Field[Any], hint: Any) -> Any:
     about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
-    shown = "" if one.default in (None, (), "", False) else f" Default: {one.default:g}."
+    default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
+    shown = "" if one.default in (None, (), "", False) else f" Default: {default}."
     return Annotated[
         kind | None,
         typer.Option(

@@ -341,11 +341,13 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the sync root"):
 
 @dataclass(frozen=True)
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
-    """The states of the workers differ: whose, after which step, in what first. The job ends."""
+    """The states of the workers differ: whose, after which step, in what first. The job ends, or
+    they are [healed](guarantees.md#the-same-state-everywhere)."""
 
     workers: Annotated[
         tuple[str, ...], "those that differ from what most hold; none when no majority agrees"
     ]
+    healed_from: Annotated[str | None, "whose state they get; null: the job ends"] = None
 
 
 @dataclass(frozen=True)

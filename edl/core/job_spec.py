@@ -74,10 +74,18 @@ class JobSettings(Record):
         least=0,
     )
     state_check_steps: int = setting(
-        100,
-        "steps between two [comparisons of the workers' states]"
-        "(guarantees.md#the-same-state-everywhere); 0: none",
+        200,
+        "in so many steps all of the [workers' states is compared]"
+        "(guarantees.md#the-same-state-everywhere), a part after each; 0: nothing",
         least=0,
+    )
+    on_divergence: str = setting(
+        "end",
+        "when the workers' states [differ](guarantees.md#the-same-state-everywhere): `end` the "
+        "job, or `heal` those that differ from what most hold",
+        option="--on-divergence",
+        metavar="end|heal",
+        choices=("end", "heal"),
     )
     status_period_s: float = setting(0.5, "how often the leader writes the status")
     chaos: bool = setting(

@@ -14,7 +14,13 @@ from edl.errors import ConfigError
 
 
 def setting(
-    default: Any, help: str, *, option: str = "", metavar: str = "", least: float | None = None
+    default: Any,
+    help: str,
+    *,
+    option: str = "",
+    metavar: str = "",
+    least: float | None = None,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A field that is a setting.
 
@@ -22,8 +28,15 @@ def setting(
         help: what it decides; for the option and for the docs.
         option: of `edl run`, like "--stall-limit"; empty: it has none.
         least: no number below is accepted.
+        choices: no other text is accepted; empty: any is.
     """
-    about = {"help": help, "option": option, "metavar": metavar, "least": least}
+    about = {
+        "help": help,
+        "option": option,
+        "metavar": metavar,
+        "least": least,
+        "choices": choices,
+    }
     return field(default=default, metadata=about)
 
 
@@ -33,10 +46,10 @@ def variable(name: str) -> str:
 
 
 def check(values: Any) -> None:
-    """Refuse numbers that are out of range: a time must be positive.
+    """Refuse numbers that are out of range (a time must be positive), and unknown choices.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: there is one.
     """
     for one in fields(values):
         value, least = getattr(values, one.name), one.metadata.get("least")
@@ -46,6 +59,11 @@ def check(values: Any) -> None:
             )
         if least is not None and value is not None and value < least:
             raise ConfigError(one.name, f"{one.name} is {value:g}; it must be at least {least:g}")
+        choices = one.metadata.get("choices")
+        if choices and value not in choices:
+            raise ConfigError(
+                one.name, f"{one.name} is {value!r}; it must be {' or '.join(choices)}"
+            )
 
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:

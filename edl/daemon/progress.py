@@ -19,6 +19,7 @@ class Receive(Enum):
 
     NOTHING = "nothing"  # it has it already, and just takes part in the broadcast
     STEP = "step"  # it missed the last update: what that has changed, and nothing else
+    HEALED = "healed"  # its state differed: all but what is each worker's own
     ALL = "all"  # a newcomer
 
 

@@ -241,6 +241,14 @@ class Switching:
             except RingError as error:
                 self.repair(error, began)
 
+    def between_steps(self, act: Callable[[], None]) -> None:
+        """Do what all workers do together here; if the ring breaks in it, it stays undone."""
+        began = self._now_s()
+        try:
+            act()
+        except RingBroken as error:
+            self.repair(error, began)
+
     def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
         """Pause while fewer workers than min_np are left, until replacements have joined.
 

@@ -110,13 +110,18 @@ class Worker:
     def boundary(self) -> None:
         """Between two steps: switch if all agreed to, take over or send the state if it is due.
 
+        Before that, who holds another state than most is healed, if the job wants it: a newcomer
+        may get its state.
+
         Ends the process quietly (SystemExit 0) when the new generation has no seat for it.
 
         Raises:
+            StateDiffers: the states differ, and no majority holds the same.
             WorkerEvicted: it was given up, which one that is alone in its ring only sees here.
         """
         failpoints.reached("boundary")
         self._mailbox.check()
+        self._switching.between_steps(self._check.heal)
         target, self.steps.target = self.steps.target, None
         if target is not None:
             self.steps.log_switch_if_due()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edl.framework.digest import PLAIN, leaves
+from edl.framework.digest import PLAIN, places
 from edl.framework.state import Stateful, map_leaves
 
 LARGEST_BYTES = 2**20  # of a state that is copied in each step
@@ -41,6 +41,10 @@ class Between:
         """This worker missed it."""
         self._received = kept
 
+    def forget(self) -> None:
+        """What is kept was not the job's."""
+        self._kept.clear()
+
     def end_batch(self, place: Place, things: Mapping[str, Stateful]) -> None:
         """The script asks for its next batch, or has come to the end of an epoch."""
         received, self._received = self._received, {}
@@ -60,7 +64,8 @@ class Between:
 def _is_small(state: Any) -> bool:
     """Whether its values are few, and such that they can be copied."""
     size = 0
-    for count, (_, leaf) in enumerate(leaves(state)):
+    for count, (_, container, key) in enumerate(places([state])):
+        leaf = container[key]
         size += getattr(leaf, "nbytes", 0)
         is_odd = not isinstance(leaf, PLAIN) and not hasattr(leaf, "nbytes")
         if is_odd or count >= MOST_VALUES or size > LARGEST_BYTES:

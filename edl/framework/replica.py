@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from edl.core.step.state_check import WHOLE, Group
 from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.between import Between
-from edl.framework.digest import leaves
+from edl.framework.digest import Part, Parts
 from edl.framework.state import Arrays, Stateful, exchange
 from edl.ring.ring import Ring
 
@@ -49,6 +50,7 @@ class FrameworkReplica(ABC):
         self._kind = kind
         self._tracked: dict[str, Any] = {}
         self._between = Between()
+        self._parts = Parts(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
         """The script has these optimizers."""
@@ -90,15 +92,20 @@ class FrameworkReplica(ABC):
     def compared(self) -> dict[str, Any]:
         """What must be equal on all workers: no buffers, which are each worker's own."""
 
+    @staticmethod
     @abstractmethod
-    def digested(self, parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    def size_of(value: Any) -> int | None:
+        """The bytes of an array in what is compared; None: it is none."""
+
+    @abstractmethod
+    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
         """A digest of each part by name, but for those that cannot be compared."""
 
     # --- what all have in common
 
-    def digests(self) -> dict[str, int]:
+    def digests(self, group: Group = WHOLE) -> dict[str, int]:
         """See :class:`edl.daemon.state_check.Compared`."""
-        return self.digested(leaves(self.compared()))
+        return self.digested(self._parts.within(group))
 
     def track(self, objects: Mapping[str, Any]) -> None:
         """Let more objects follow the job.
@@ -118,6 +125,7 @@ class FrameworkReplica(ABC):
         """
         if ring.alone:
             return
+        self._parts.forget()  # on all, so that they go on listing what they compare alike
         sending = ring.place.rank == root
         keep = receive is not Receive.NOTHING and not sending
         mine = {**self.state(), "between": self._between.sent()} if sending else None
@@ -125,6 +133,8 @@ class FrameworkReplica(ABC):
         if keep:
             self.load(state, receive)
             self._between.receive(state["between"] if receive is Receive.STEP else {})
+        if keep and receive is Receive.HEALED:
+            self._between.forget()
 
     def end_batch(self, step: int, epoch: int) -> None:
         """See :class:`edl.daemon.switching.Replica`."""
@@ -170,8 +180,8 @@ class FrameworkReplica(ABC):
     def states_of_things(self) -> dict[str, Any]:
         return {name: thing.state_dict() for name, thing in self.things().items()}
 
-    def load_things(self, states: Mapping[str, Any]) -> None:
-        """Give the tracked objects their states.
+    def load_things(self, states: Mapping[str, Any], receive: Receive) -> None:
+        """Give the tracked objects their states; to be healed, those that are compared.
 
         Raises:
             UsageError: the states are of other objects.
@@ -179,5 +189,6 @@ class FrameworkReplica(ABC):
         things = self.things()
         if odd := sorted(things.keys() ^ states.keys()):
             raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")
-        for name, state in states.items():
-            things[name].load_state_dict(state)
+        given = self.compared_things() if receive is Receive.HEALED else things
+        for name in [name for name in states if name in given]:
+            things[name].load_state_dict(states[name])

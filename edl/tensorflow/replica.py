@@ -14,7 +14,7 @@ import tensorflow as tf
 from edl.checkpoint.safetensors import Blob
 from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
-from edl.framework.digest import of_value
+from edl.framework.digest import Part, of_value
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Stateful, few, map_leaves
 from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
@@ -106,29 +106,35 @@ class TensorFlowReplica(FrameworkReplica):
         return state
 
     def compared(self) -> dict[str, Any]:
-        groups = {"model": named(v for v in self._model() if v.trainable)}
+        groups: dict[str, Any] = {"model": named(v for v in self._model() if v.trainable)}
         groups["optimizer"] = named(self._optimizer_state())
         for name, thing in self._tracked.items():
             own = variables_of(thing) or []
             if isinstance(thing, tf.Module):
                 own = [variable for variable in own if variable.trainable]
             groups[f"tracked.{name}"] = named(own)
-        flat = [variable for group in groups.values() for variable in group.values()]
-        values = iter(self.access.read(flat))
-        state: dict[str, Any] = {
-            group: {name: next(values) for name in variables} for group, variables in groups.items()
-        }
         things = self.compared_things()
-        return {**state, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
+        return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
-    def digested(self, parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for name, value in parts:
-            array = array_of(value)
-            digest = of_value(value if array is None else array)
-            if digest is not None:
-                found[name] = digest
-        return found
+    @staticmethod
+    def size_of(value: Any) -> int | None:
+        if isinstance(value, tf.Variable):
+            elements = value.shape.num_elements()
+            return None if elements is None else elements * value.dtype.base_dtype.size
+        return value.nbytes if isinstance(value, np.ndarray) else None
+
+    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
+        variables: list[Part] = []
+        others: list[Part] = []
+        for part in parts:
+            (variables if isinstance(part.value, tf.Variable) else others).append(part)
+        values = zip(variables, self.access.read_parts(variables), strict=True)
+        found = {part.name: of_value(value) for part, value in values}
+        for part in others:
+            array = array_of(part.value)
+            value = part.value if array is None else array
+            found[part.name] = of_value(value, part.start, part.stop)
+        return {name: digest for name, digest in found.items() if digest is not None}
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         values: list[tuple[Any, Array]] = []
@@ -148,7 +154,7 @@ class TensorFlowReplica(FrameworkReplica):
                     values.append((variable, state[group][name]))
         self.access.write(values)
         if receive is not Receive.STEP:
-            self.load_things(state["tracked"])
+            self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
         return map_leaves(state, _to_blob)

@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from edl.framework.digest import Part
+
 Array = np.ndarray[Any, Any]
 
 
@@ -20,6 +22,9 @@ class Access(Protocol):
     """Reads and writes the values of variables."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]: ...
+
+    def read_parts(self, parts: Sequence[Part]) -> list[Array]:
+        """The bytes of each variable that a part names, as an array of its type."""
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None: ...
 
@@ -30,6 +35,19 @@ class EagerAccess:
     def read(self, variables: Sequence[Any]) -> list[Array]:
         with context.eager_mode():
             return [variable.numpy() for variable in variables]
+
+    def read_parts(self, parts: Sequence[Part]) -> list[Array]:
+        """Of a large variable no more is copied than the part."""
+        with context.eager_mode():
+            return [self._read_part(part) for part in parts]
+
+    def _read_part(self, part: Part) -> Array:
+        value: Any = part.value
+        if not part.is_whole:
+            size = value.dtype.base_dtype.size
+            value = tf.reshape(value, [-1])[part.start // size : part.stop // size]
+        found: Array = value.numpy()
+        return found
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
         with context.eager_mode():
@@ -45,6 +63,14 @@ class SessionAccess:
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
         return [np.asarray(value) for value in self._run(list(variables))]
+
+    def read_parts(self, parts: Sequence[Part]) -> list[Array]:
+        """No operation can be added to the graph for a part, so all of a variable is fetched."""
+        read = self.read([part.value for part in parts])
+        return [
+            value.reshape(-1)[part.start // value.itemsize : part.stop // value.itemsize]
+            for part, value in zip(parts, read, strict=True)
+        ]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
         # A variable's initializer assigns its second input; no operation is added to the graph,

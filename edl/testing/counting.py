@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.source import Source
+from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.stream import StreamSource
 from edl.core.step.weighting import Averaging, Share, weigh
 from edl.daemon.progress import Receive
@@ -28,7 +29,7 @@ from edl.daemon.sampler import Batch
 from edl.daemon.stream_sampler import Reader
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken
-from edl.framework.digest import of_array
+from edl.framework.digest import Parts, of_array
 from edl.framework.steps import Steps
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import CollectiveFailed, Ring
@@ -91,8 +92,12 @@ class CountingModel:
             sent[name] = np.frombuffer(found, dtype=np.float64).copy()
         return sent
 
-    def digests(self) -> dict[str, int]:
-        return {name: of_array(getattr(self, name)) or 0 for name in ("w", "count")}
+    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+        parts = Parts(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
+        return {
+            part.name: of_array(part.value, part.start, part.stop) or 0
+            for part in parts.within(group)
+        }
 
     def capture(self) -> dict[str, Vector]:
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}

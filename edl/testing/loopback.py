@@ -106,6 +106,8 @@ class LoopbackJob:
         seed: int = 0,
         restart_s: float = 0.0,
         elastic_timeout_s: float = 120.0,
+        state_check_steps: int = 1,
+        on_divergence: str = "end",
         most_decisions: int = MOST_DECISIONS,
     ) -> None:
         self._script = script
@@ -115,7 +117,11 @@ class LoopbackJob:
             command=("script",),
             np=np,
             sizes=Sizes(min_np, max_np or np),
-            settings=JobSettings(elastic_timeout_s=elastic_timeout_s, state_check_steps=1),
+            settings=JobSettings(
+                elastic_timeout_s=elastic_timeout_s,
+                state_check_steps=state_check_steps,
+                on_divergence=on_divergence,
+            ),
         )
         record = Job("loopback", spec)
         self.memory = MemoryJob(record, {"a": np}, self.schedule, self.network)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.weighting import Weights
 from edl.daemon.progress import Receive
 from edl.errors import RingBroken
@@ -48,11 +49,11 @@ class Models:
         if receive is not Receive.NOTHING:
             self.restore(sent)
 
-    def digests(self) -> dict[str, int]:
+    def digests(self, group: Group = WHOLE) -> dict[str, int]:
         return {
             f"{number}.{name}": digest
             for number, model in enumerate(self.all)
-            for name, digest in model.digests().items()
+            for name, digest in model.digests(group).items()
         }
 
     def capture(self) -> object:

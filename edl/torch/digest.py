@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
-from edl.framework.digest import of_bytes, of_value
+from edl.framework.digest import Part, of_bytes, of_value
 
 CHUNK = 2**22  # elements that are weighted at a time: so much memory a device can spare
 PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual random generators
 
 
-def digests(parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
+def size_of(value: Any) -> int | None:
+    """The bytes of a tensor or an array; None: it is none."""
+    return value.nbytes if isinstance(value, (torch.Tensor, np.ndarray)) else None
+
+
+def digests(parts: Iterable[Part]) -> dict[str, int]:
     """A digest of each part by name, but for those that cannot be compared.
 
     Bits count, not values: 0.0 and -0.0 differ. A device's sums come in one transfer for all.
@@ -21,16 +27,17 @@ def digests(parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}
     kinds: dict[str, str] = {}
-    for name, value in parts:
+    for part in parts:
+        name, value = part.name, part.value
         if not isinstance(value, torch.Tensor):
-            digest = of_value(value)
+            digest = of_value(value, part.start, part.stop)
         elif value.layout is not torch.strided or value.is_quantized or value.is_meta:
             digest = None
         elif value.device.type == "cpu":
-            digest = of_bytes(_kind(value), _as_bytes(value).numpy())
+            digest = of_bytes(_kind(value), _as_bytes(value, part).numpy())
         else:
             digest, kinds[name] = 0, _kind(value)
-            sums.setdefault(value.device, {})[name] = weighted_sum(_as_bytes(value))
+            sums.setdefault(value.device, {})[name] = weighted_sum(_as_bytes(value, part))
         if digest is not None:
             found[name] = digest
     for on_device in sums.values():
@@ -62,6 +69,6 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
+    return plain.contiguous().reshape(-1).view(torch.uint8)[part.start : part.stop]

@@ -12,10 +12,11 @@ import torch
 from edl.core.plural import counted
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
+from edl.framework.digest import Part
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
-from edl.torch.digest import digests
+from edl.torch.digest import digests, size_of
 from edl.torch.reduction import LastStep, optimizer_parameters
 from edl.torch.scalers import Scalers
 from edl.torch.schedulers import Schedulers
@@ -122,7 +123,9 @@ class TorchReplica(FrameworkReplica):
             "scalers": self._scalers.states(),
         }
 
-    def digested(self, parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    size_of = staticmethod(size_of)
+
+    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
         return digests(parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
@@ -150,7 +153,7 @@ class TorchReplica(FrameworkReplica):
             each.last_step.skipped = skipped
         if receive is not Receive.STEP:
             self._scalers.load(state["scalers"])
-            self.load_things(state["tracked"])
+            self.load_things(state["tracked"], receive)
             if odd := self._schedulers.load(state["schedulers"], self.things().values()):
                 logger.warning(
                     "the job has the state of a %s, and this script has made no such LR scheduler "

@@ -1,4 +1,4 @@
-"""A model that changes on one worker only ends the job, with worker, step and part named."""
+"""A model that changes on one worker only: the job ends with worker, step and part, or heals it."""
 
 from __future__ import annotations
 
@@ -51,3 +51,39 @@ def test_it_ends_with_its_sentence(
     assert [event["workers"] for event in events] == [["w1"]], story
     assert events[0]["step"] == step, story
     assert "Traceback" not in output, story
+
+
+@pytest.mark.parametrize(
+    ("framework", "last", "groups"),
+    [
+        ("torch", False, 3),
+        ("tensorflow", False, 3),
+        pytest.param("torch", True, 200, marks=pytest.mark.long),
+        pytest.param("fit", False, 200, marks=pytest.mark.long),
+        pytest.param("fit", True, 200, marks=pytest.mark.long),
+        pytest.param("graph", False, 3, marks=pytest.mark.long),
+    ],
+)
+def test_it_is_healed(
+    framework: str, last: bool, groups: int, tmp_path: Path, zk_hosts: str
+) -> None:
+    """It trains on with the weights and the moments of the others, and all end with the same."""
+    script = [SPLIT, framework, *(["--last"] if last else [])]
+    options = ["--on-divergence", "heal"]
+    environment = {"EDL_STATE_CHECK_STEPS": str(groups)}
+    with started(
+        tmp_path, zk_hosts, *script, np=3, max_np=3, options=options, environment=environment
+    ) as job:
+        code = job.end()
+        story = job.describe("it ended otherwise")
+        events = job.events("state_differs")
+        generations = job.events("generation")
+        output = job.output()
+    assert code == 0, story
+    assert [event["workers"] for event in events] == [["w1"]], story
+    assert events[0]["healed_from"] == "w0", story
+    assert f"first in {PARTS[framework]}; w1 gets the state of w0. What" in output, story
+    finals = [line.partition("final ")[2] for line in output.splitlines() if "final " in line]
+    assert len(finals) == 3, story
+    assert len({*finals}) == 1, story
+    assert len(generations) == 1, story

@@ -115,6 +115,12 @@ def test_every_time_names_its_unit_and_is_checked() -> None:
             load({}, **{name: 0.0})
 
 
+def test_a_choice_that_does_not_exist_gets_a_sentence() -> None:
+    assert load({"EDL_ON_DIVERGENCE": "heal"}).job_settings.on_divergence == "heal"
+    with pytest.raises(ConfigError, match="on_divergence is 'mend'; it must be end or heal"):
+        load({"EDL_ON_DIVERGENCE": "mend"})
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         load({}).slot = 3  # type: ignore[misc]

@@ -73,7 +73,7 @@ def test_of_many_newcomers_nobody_is_asked_all_the_time() -> None:
     """A hundred of them: each once a second; who has not been heard yet, at once."""
     now = facts(A, B, C, *(newcomer(number) for number in range(100, 200)))
     assert USUAL.newcomer_s * 100 == 1.0
-    heard_s = {number: 0.9 for number in range(100, 198)} | {198: 1.0}
+    heard_s = dict.fromkeys(range(100, 198), 0.9) | {198: 1.0}
     assert set(whom_to_ask(now, 0, 99.0, SHORT, heard_s)) == {198, 199}
     in_doubt = facts(A, B, newcomer(3), newcomer(4))
     assert set(whom_to_ask(in_doubt, 0, 0.0, SHORT, {2: 0.0, 3: 0.019})) == {1, 2, 4}

@@ -10,7 +10,7 @@ import pytest
 
 from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, RingBroken, UsageError
-from edl.framework.digest import of_bytes
+from edl.framework.digest import Part, of_bytes
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.framework.state import Reference
 from edl.ring.ring import CollectiveFailed
@@ -108,15 +108,19 @@ class Replica(FrameworkReplica):
     def compared(self) -> dict[str, Any]:
         return self.state()
 
-    def digested(self, parts: Iterable[tuple[str, Any]]) -> dict[str, int]:
-        return {name: of_bytes("test", repr(value).encode()) for name, value in parts}
+    @staticmethod
+    def size_of(value: Any) -> int | None:
+        return len(value) if isinstance(value, bytearray) else None
+
+    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
+        return {part.name: of_bytes("test", repr(part.value).encode()) for part in parts}
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         if len(state["model"]) != len(self.model):
             raise ValueError("another length")
         self.model[:] = state["model"]
         if receive is not Receive.STEP:
-            self.load_things(state["tracked"])
+            self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
         return {**state, "model": bytes(state["model"])}
@@ -237,12 +241,39 @@ def synchronised(theirs: Counter, receive: Receive) -> Replica:
 
 @pytest.mark.parametrize(
     ("receive", "model", "count"),
-    [(Receive.ALL, b"root", 5), (Receive.STEP, b"root", 1), (Receive.NOTHING, b"mine", 1)],
+    [
+        (Receive.ALL, b"root", 5),
+        (Receive.HEALED, b"root", 5),
+        (Receive.STEP, b"root", 1),
+        (Receive.NOTHING, b"mine", 1),
+    ],
 )
 def test_a_worker_takes_over_what_it_lacks(receive: Receive, model: bytes, count: int) -> None:
     counter = Counter(1)
     assert synchronised(counter, receive).model == model
     assert counter.count == count
+
+
+def test_who_is_healed_keeps_what_is_its_own() -> None:
+    """A reader's place in a stream, or what a callback remembers."""
+    own = Counter(1)
+    own.edl_compared = False  # type: ignore[attr-defined]
+    mine = synchronised(own, Receive.HEALED)
+    assert (mine.model, own.count) == (b"root", 1)
+
+
+def test_who_was_healed_hands_on_nothing_of_before() -> None:
+    """Its copies of what is tracked, for a worker that misses the next step, were not the job's."""
+    wire, again = Wire(), Wire()
+    root, mine, third = (Replica(wire, b"root", counter=Counter(n)) for n in (5, 1, 5))
+    places(mine, 4)
+    root.synchronise(wire.ring(0), 0, Receive.NOTHING)
+    mine.synchronise(wire.ring(1), 0, Receive.HEALED)
+    mine.arrays = third.arrays = Bytearrays(again)
+    mine.synchronise(again.ring(0), 0, Receive.NOTHING)
+    third.synchronise(again.ring(1), 0, Receive.STEP)
+    places(third, 4)
+    assert third.tracked_counter.count == 5
 
 
 def test_the_root_keeps_what_it_has_whatever_it_is_to_receive() -> None:

@@ -6,22 +6,39 @@ import itertools
 import json
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.job_spec import JobSettings
 from edl.core.step.source import Source
-from edl.core.step.state_check import due, first_difference, fold, reason, split, split_of
+from edl.core.step.state_check import (
+    ALIGN_BYTES,
+    WHOLE,
+    Group,
+    due,
+    extents,
+    first_difference,
+    fold,
+    healed,
+    reason,
+    split,
+    split_of,
+    undecided,
+)
 from edl.core.step.step_record import StepRecord, StepRecords, Stop
 from edl.daemon.loader_progress import LoaderProgress
+from edl.daemon.progress import Receive
 from edl.daemon.state_check import StateCheck
 from edl.daemon.switching import Switching
 from edl.errors import RingBroken, StateDiffers
-from edl.framework.digest import leaves, of_value
+from edl.framework.digest import Part, Parts, of_value, places
 from edl.torch.digest import digests, weighted_sum
 from edl.torch.replica import TorchReplica
 
@@ -29,16 +46,41 @@ from edl.torch.replica import TorchReplica
 @pytest.mark.parametrize(
     ("step", "begins_epoch", "every", "expected"),
     [
-        (0, True, 100, False),  # all have just been given it
-        (100, False, 100, True),
-        (101, False, 100, False),
-        (101, True, 100, True),
-        (7, False, 1, True),
-        (100, True, 0, False),
+        (0, True, 100, None),  # all have just been given it
+        (100, False, 100, Group(0, 100)),
+        (199, False, 100, Group(99, 100)),
+        (101, True, 100, WHOLE),
+        (7, False, 1, WHOLE),
+        (100, True, 0, None),
     ],
 )
-def test_when_it_is_due(step: int, begins_epoch: bool, every: int, expected: bool) -> None:
-    assert due(step, begins_epoch, every) is expected
+def test_what_is_due(step: int, begins_epoch: bool, every: int, expected: Group | None) -> None:
+    assert due(step, begins_epoch, every) == expected
+
+
+SIZES = st.lists(st.integers(1, 40) | st.integers(1, 20_000), max_size=30)
+
+
+@given(sizes=SIZES, count=st.integers(1, 60), first=st.integers(1, 10**6))
+def test_every_byte_has_its_turn_in_so_many_steps_on_end(
+    sizes: list[int], count: int, first: int
+) -> None:
+    ends = [*itertools.accumulate(sizes)]
+    groups = [due(step, False, count) for step in range(first, first + count)]
+    found = [extent for group in groups if group for extent in extents(ends, group)]
+    for part, size in enumerate(sizes):
+        own = sorted((e.start, e.stop) for e in found if e.part == part)
+        assert [0, *(stop for _, stop in own)] == [*(start for start, _ in own), size]
+        assert all(start % ALIGN_BYTES == 0 for start, _ in own)
+
+
+@given(sizes=SIZES, count=st.integers(1, 60))
+def test_each_step_compares_as_many_bytes(sizes: list[int], count: int) -> None:
+    """But for numbers that are not divided, and the places where a part may be cut."""
+    ends = [*itertools.accumulate(sizes)]
+    for index in range(count):
+        taken = sum(e.stop - e.start for e in extents(ends, Group(index, count)))
+        assert abs(taken - sum(sizes) / count) <= 2 * ALIGN_BYTES
 
 
 def test_a_state_is_one_number_whatever_the_order() -> None:
@@ -94,11 +136,31 @@ def test_the_reason_names_workers_step_and_part(states: list[int], expected: str
     assert why.endswith("EDL_STATE_CHECK_STEPS=0 turns this check off")
 
 
+def test_the_reason_says_who_is_healed_by_whom() -> None:
+    states = [8, 7, 9, 7, 7]
+    found = split(enumerate(states))
+    assert found is not None
+    why = healed(found, 300, {w: {"a": s} for w, s in enumerate(states)})
+    assert "of w0, w2 differs from that of w1, w3, w4 after step 300, first in a; w0, w2 get" in why
+    assert "get the state of w1. What all share may" in why
+
+
+def test_the_reason_says_that_nobody_is_healed() -> None:
+    found = split(enumerate([7, 8]))
+    assert found is not None
+    why = undecided(found, 300, {0: {"a": 7}, 1: {"a": 8}})
+    assert why.startswith("the states of w0 and w1 differ after step 300, first in a; no majority")
+
+
 # --- digests ---
 
 
 def of(tensor: Any) -> int:
-    return digests([("x", tensor)])["x"]
+    return digests([part_of(tensor)])["x"]
+
+
+def part_of(value: Any, name: str = "x") -> Part:
+    return Part(name, value, 0, 2**40, True)
 
 
 TENSORS = [
@@ -151,7 +213,8 @@ def test_equal_ones_have_the_same(tensor: torch.Tensor) -> None:
 
 def test_what_cannot_be_compared_is_left_out() -> None:
     parts = {"sparse": torch.eye(2).to_sparse(), "object": object(), "none": None, "rate": 0.1}
-    assert digests(parts.items()).keys() == {"none", "rate"}
+    listed = [part_of(value, name) for name, value in parts.items()]
+    assert digests(listed).keys() == {"none", "rate"}
     assert of_value(np.array([object()])) is None
 
 
@@ -174,7 +237,8 @@ def test_the_sum_that_a_device_makes(size: int) -> None:
 
 def test_names_say_where_a_part_is() -> None:
     state = {"model": {"0.weight": 1}, "optimizer": {"param_groups": [{"lr": 0.1}]}, "none": {}}
-    assert dict(leaves(state)) == {"model.0.weight": 1, "optimizer.param_groups.0.lr": 0.1}
+    found = {name: container[key] for name, container, key in places(state)}
+    assert found == {"model.0.weight": 1, "optimizer.param_groups.0.lr": 0.1}
 
 
 def trained(**tracked: Any) -> tuple[torch.nn.Module, TorchReplica]:
@@ -212,33 +276,114 @@ def test_what_is_tracked_is_compared() -> None:
     assert first_difference({0: one.digests(), 1: other.digests()}) == "tracked.average.weight"
 
 
+def test_a_change_is_in_the_digest_of_one_group_only() -> None:
+    """Each byte of the state is in one group, and a large tensor is in several."""
+    _, one = trained()
+    model, other = trained()
+    groups = [Group(index, 20) for index in range(20)]
+    assert [one.digests(group) for group in groups] == [other.digests(group) for group in groups]
+    with torch.no_grad():
+        model[1].bias[1] += 1.0
+    changed = [group for group in groups if one.digests(group) != other.digests(group)]
+    assert len(changed) == 1
+    tables = {0: one.digests(changed[0]), 1: other.digests(changed[0])}
+    assert first_difference(tables) == "model.1.bias"
+    assert set().union(*(one.digests(group) for group in groups)) == one.digests().keys()
+
+
+def test_a_large_tensor_is_compared_a_piece_at_a_time() -> None:
+    values = torch.arange(1000.0)
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(values)})
+    replica = TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found = {}
+    for index in range(10):
+        pieces = replica.digests(Group(index, 10))
+        found[index] = pieces.get("model.w")
+    assert len({*found.values()}) == 10
+    with torch.no_grad():
+        values[555] = -1.0
+    changed = [n for n in found if replica.digests(Group(n, 10)).get("model.w") != found[n]]
+    assert changed == [5]
+
+
+class Containers:
+    """A state, and how often it was listed."""
+
+    def __init__(self) -> None:
+        self.inner: dict[str, Any] = {"a": np.zeros(64), "b": np.ones(64), "rate": 0.1}
+        self.listed = 0
+        self.parts = Parts(self.list, lambda v: v.nbytes if isinstance(v, np.ndarray) else None)
+
+    def list(self) -> dict[str, Any]:
+        self.listed += 1
+        return {"x": self.inner, "rate": self.inner["rate"]}
+
+    def within(self, index: int, count: int = 4) -> dict[str, Any]:
+        return {part.name: part.value for part in self.parts.within(Group(index, count))}
+
+
+def test_a_state_is_listed_once_for_all_groups_and_where_there_are_numbers() -> None:
+    held = Containers()
+    seen = [held.within(index) for index in range(4)]
+    assert [name for group in seen for name in group] == [
+        "x.a",
+        "x.a",
+        "x.b",
+        "x.b",
+        "x.rate",
+        "rate",
+    ]
+    assert held.listed == 2
+    held.parts.forget()
+    held.within(1)
+    assert held.listed == 3
+
+
+def test_what_is_replaced_meanwhile_is_read_as_it_is_now() -> None:
+    held = Containers()
+    held.within(0)
+    held.inner["a"], held.inner["rate"] = np.full(64, 7.0), 0.2
+    assert held.within(1)["x.a"][0] == 7.0
+    assert held.within(3)["rate"] == 0.2
+    del held.inner["b"]
+    assert [*held.within(2)] == ["x.a"]
+
+
 # --- one worker's part ---
 
 
 class Fixed:
-    """A replica, and how often it was asked."""
+    """A replica, what it was asked for, and what it took part in."""
 
     def __init__(self, **parts: int) -> None:
-        self.parts, self.asked = parts, 0
+        self.parts = parts
+        self.asked: list[Group] = []
+        self.received: list[tuple[int, Receive]] = []
 
-    def digests(self) -> dict[str, int]:
-        self.asked += 1
+    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+        self.asked.append(group)
         return self.parts
+
+    def synchronise(self, _ring: object, root: int, receive: Receive) -> None:
+        self.received.append((root, receive))
 
 
 class Job:
     """A ring of three in which the others have what w0 has, or say what they have."""
 
     alone = False
+    generation = 1
 
-    def __init__(self, every: int = 2, **others: int) -> None:
+    def __init__(self, every: int = 2, heals: bool = False, **others: int) -> None:
         self.progress = LoaderProgress()
         self.progress.attach(Source(100, 4, False, 0, 0), 0)
         self.progress.adopt((0, 1, 2))
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts
         self.logged: list[tuple[Details, str]] = []
-        self.settings = JobSettings(state_check_steps=every)
+        self.place = SimpleNamespace(rank=0)
+        how = "heal" if heals else "end"
+        self.settings = JobSettings(state_check_steps=every, on_divergence=how)
         self.check = StateCheck(self, self.progress, self, self.log_event)  # type: ignore[arg-type]
         self.check.replica = self.replica
 
@@ -258,14 +403,16 @@ class Job:
         return StepRecords.of([self.row(worker, state) for worker, state in enumerate(states)])
 
 
-def test_the_digest_of_a_step_is_made_once_and_only_when_it_is_due() -> None:
-    job = Job(every=2)
-    job.progress._ledger = replace(job.progress.ledger, free=())  # in the midst of an epoch
+def test_each_step_makes_the_digest_of_another_group_once() -> None:
+    job = Job(every=3)
+    first = job.progress.ledger
     for step in range(5):
         job.progress.step = step
+        middle = replace(first, leases=((0, ((8, 100),)),), free=())
+        job.progress._ledger = first if step == 3 else middle  # an epoch begins after step 3
         job.check.begin_step()
-        assert (job.check.state != 0) is (step in (2, 4))
-    assert job.replica.asked == 2
+        assert (job.check.state != 0) is (step > 0)
+    assert job.replica.asked == [Group(1, 3), Group(2, 3), WHOLE, Group(1, 3)]
     job.alone = True
     job.check.begin_step()
     assert job.check.state == 0
@@ -332,3 +479,81 @@ def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> No
         switching.finish_together(
             lambda: replace(job.row(0, job.check.now()), stop=Stop.FINISHED), job.check.compare
         )
+
+
+# --- healing ---
+
+
+def split_rows(job: Job, stop: Stop = Stop.NO) -> StepRecords:
+    """The rows of a step in which w0 has another digest than w1 and w2."""
+    rows = job.rows(fold(job.replica.parts), fold(job.others), fold(job.others))
+    return StepRecords.of([replace(row, stop=stop) for row in rows])
+
+
+def test_who_differs_gets_the_state_of_the_majority_between_two_steps() -> None:
+    job = Job(heals=True, a=1, b=3)
+    job.progress.step = 2
+    job.check.compare(split_rows(job))
+    assert not job.replica.received
+    job.progress.step = 3
+    job.check.heal()
+    job.check.heal()  # it is done
+    assert job.replica.received == [(1, Receive.HEALED)]
+    assert job.replica.asked == [WHOLE]  # who is right shows in the whole state only
+    [(details, why)] = job.logged
+    assert details == StateDiffersDetails(("w0",), healed_from="w1")
+    assert why.startswith(
+        "the state of w0 differs from that of w1, w2 after step 3, first in b; w0 "
+    )
+
+
+def test_who_is_right_takes_part_and_keeps_what_it_has() -> None:
+    job = Job(heals=True, a=1, b=3)
+    job.progress.adopt((1, 2, 0))
+
+    def broadcast(mine: bytes, rank: int, _name: str) -> bytes:
+        return json.dumps(job.others).encode() if rank == 2 else mine
+
+    job.broadcast = broadcast  # type: ignore[method-assign]
+    job.check.compare(split_rows(job))
+    job.check.heal()
+    assert job.replica.received == [(0, Receive.NOTHING)]
+    assert job.logged[0][0] == StateDiffersDetails(("w0",), healed_from="w1")
+
+
+def test_at_the_end_of_the_training_it_is_healed_at_once() -> None:
+    job = Job(heals=True, a=1, b=3)
+    job.check.compare(split_rows(job, Stop.FINISHED))
+    assert job.replica.received == [(1, Receive.HEALED)]
+
+
+def test_without_a_majority_of_whole_states_the_job_ends_and_says_so() -> None:
+    """In the group that was compared two of three agree; in another one they do not."""
+    job = Job(heals=True)
+    parts = iter([{"a": 1, "b": 2}, {"a": 9, "b": 2}, {"a": 8, "b": 3}])
+    job.broadcast = lambda *_: json.dumps(next(parts)).encode()  # type: ignore[method-assign]
+    job.check.compare(job.rows(5, 5, 6))
+    with pytest.raises(StateDiffers, match="first in a; no majority agrees, so nobody is healed"):
+        job.check.heal()
+    assert job.logged[0][0] == StateDiffersDetails((), healed_from=None)
+    assert not job.replica.received
+
+
+def test_states_that_are_equal_again_are_left_alone() -> None:
+    job = Job(heals=True)
+    job.check.compare(job.rows(5, 5, 6))
+    job.check.heal()
+    assert not job.replica.received
+    assert not job.logged
+
+
+def test_nobody_is_healed_in_a_ring_that_has_not_found_it() -> None:
+    """A new member would not know of it, and not take part."""
+    job = Job(heals=True, a=1, b=3)
+    job.check.compare(split_rows(job))
+    job.generation = 2
+    job.check.heal()
+    assert not job.replica.received
+    job.check.compare(split_rows(job))
+    job.check.heal()
+    assert job.replica.received == [(1, Receive.HEALED)]

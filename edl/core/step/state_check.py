@@ -1,15 +1,20 @@
-"""Whether all workers hold the same state, and where it differs first.
+"""Whether all workers hold the same state, where it differs first, and who is right.
 
 Each worker makes a digest of every part of what all must hold alike, and folds them into one
 number that rides on its step record. All then see from the same table whether they agree. Only
 if they do not, they exchange the digests of the parts.
+
+A digest of the whole state costs too much for every step. So a state is cut by bytes into as many
+groups as there are steps between two comparisons, and after each step one of them is compared: the
+cost is the same in each step, and every bit has its turn.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.core.plural import names
@@ -24,9 +29,62 @@ ADVICE = (
 )
 
 
-def due(step: int, begins_epoch: bool, every: int) -> bool:
-    """Whether the state is compared that follows ``step``; 0 for ``every``: never."""
-    return every > 0 and step > 0 and (begins_epoch or step % every == 0)
+ALIGN_BYTES = 64  # a cut within a part: a whole number of elements of any type
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ``index``-th of ``count`` groups of equal size of the bytes of a state."""
+
+    index: int
+    count: int
+
+
+WHOLE = Group(0, 1)
+
+
+def due(step: int, begins_epoch: bool, every: int) -> Group | None:
+    """What of the state that follows ``step`` is compared; 0 for ``every``: never anything.
+
+    All of it at the beginning of an epoch, and a group after each other step: of any ``every``
+    steps on end, each group has one.
+    """
+    if every == 0 or step == 0:  # all have just been given it
+        return None
+    return WHOLE if begins_epoch else Group(step % every, every)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The bytes from ``start`` to ``stop`` of the ``part``-th part of a state."""
+
+    part: int
+    start: int
+    stop: int
+
+
+def extents(ends: Sequence[int], group: Group) -> list[Extent]:
+    """What belongs to a group; the groups of a state share it out without gap or overlap.
+
+    Args:
+        ends: the sizes of the state's parts in bytes, each at least 1, added up: shape (parts,).
+            A part is cut at multiples of :data:`ALIGN_BYTES` from its beginning only.
+    """
+    total = ends[-1] if ends else 0
+    begin = total * group.index // group.count
+    end = total * (group.index + 1) // group.count
+    found = []
+    for part in range(bisect_right(ends, begin), min(len(ends), bisect_left(ends, end) + 1)):
+        first = ends[part - 1] if part else 0
+        start, stop = (_cut(bound - first, ends[part] - first) for bound in (begin, end))
+        if start < stop:
+            found.append(Extent(part, start, stop))
+    return found
+
+
+def _cut(at: int, size: int) -> int:
+    """The cut nearest before ``at`` in a part."""
+    return size if at >= size else max(0, at) // ALIGN_BYTES * ALIGN_BYTES
 
 
 def fold(digests: Digests) -> int:
@@ -46,6 +104,11 @@ class Split:
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()
+
+    @property
+    def source(self) -> int:
+        """Who gives the odd ones its state."""
+        return self.groups[0][0]
 
 
 def split(states: Iterable[tuple[int, int]]) -> Split | None:
@@ -77,8 +140,24 @@ def first_difference(tables: Mapping[int, Digests]) -> str:
 
 def reason(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     """What differs, on whom, since when, what causes such, and what to do: for people."""
+    return f"{_difference(found, step, tables)}. {ADVICE}"
+
+
+def healed(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
+    """The same where the odd ones are given the state that most hold."""
+    verb = "gets" if len(found.odd) == 1 else "get"
+    how = f"{names(found.odd)} {verb} the state of w{found.source}"
+    return f"{_difference(found, step, tables)}; {how}. {ADVICE}"
+
+
+def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
+    """The same where nobody can be healed."""
+    return f"{_difference(found, step, tables)}; no majority agrees, so nobody is healed. {ADVICE}"
+
+
+def _difference(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     if found.odd:
         who = f"the state of {names(found.odd)} differs from that of {names(found.groups[0])}"
     else:
         who = f"the states of {' and '.join(names(group) for group in found.groups)} differ"
-    return f"{who} after step {step}, first in {first_difference(tables)}. {ADVICE}"
+    return f"{who} after step {step}, first in {first_difference(tables)}"

@@ -1,4 +1,7 @@
-"""A script that changes the model on one worker only, outside of the update, in its 2nd epoch."""
+"""A script that changes the model on one worker only, outside of the update, in its 2nd epoch.
+
+It prints what the optimizer trains, as it is at the end.
+"""
 
 import argparse
 import os
@@ -40,6 +43,8 @@ if args.framework == "torch":
         if strays(epoch):
             with torch.no_grad():
                 model[1].weight[1] = -model[1].weight[1]
+    moments = [adam.state[each]["exp_avg"].tolist() for each in model.parameters()]
+    print("final", [each.tolist() for each in model.parameters()], moments, scheduler.get_last_lr())
 elif args.framework == "graph":
     import numpy as np
     import tensorflow as tf
@@ -63,6 +68,7 @@ elif args.framework == "graph":
             if not done and not edl.is_warming_up() and strays(edl.current_worker().loader.epoch):
                 done = True
                 s.run(stray)
+        print("final", s.run(v1.trainable_variables()))
 else:
     import numpy as np
     import tensorflow as tf
@@ -99,3 +105,4 @@ else:
             for batch in dataset:
                 train(*batch)
             stray(epoch)
+    print("final", [each.numpy().tolist() for each in model.trainable_variables])
