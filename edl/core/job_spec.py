@@ -74,7 +74,7 @@ class JobSettings(Record):
         least=0,
     )
     state_check_steps: int = setting(
-        200,
+        500,
         "in so many steps all of the [workers' states is compared]"
         "(guarantees.md#the-same-state-everywhere), a part after each; 0: nothing",
         least=0,

@@ -864,3 +864,13 @@ def test_habits_of_keras(tmp_path: Path) -> None:
     assert "jit_compile is turned off" in done.stderr
     assert "shuffle=True" not in done.stderr
     assert list((tmp_path / "board" / "train").glob("events.*"))
+
+
+@pytest.mark.parametrize("access", ["eager", "session"])
+def test_a_changed_value_is_in_the_digest_of_one_group(access: str) -> None:
+    """Of each type of variable, bfloat16 too, which is in no buffer that numpy knows."""
+    script = Path(__file__).parent / "scripts" / "tf_digests.py"
+    done = subprocess.run(
+        [sys.executable, script, access], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr

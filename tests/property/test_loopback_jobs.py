@@ -13,6 +13,7 @@ from ordeals import SEEDS, Change, Fault, Trial, faults, scales, scripts, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
+from edl.testing.loopback import LoopbackJob
 
 EXCHANGING = Counting(24, exchange_every=1)
 ACCUMULATING = {
@@ -233,3 +234,21 @@ def test_everything_at_once(
     restart_s: float,
 ) -> None:
     Trial(seed, np, min_np, 5, script, faults, changes, restart_s).run()
+
+
+@pytest.mark.parametrize("worker", range(3))
+def test_who_comes_back_with_the_state_of_the_job_receives_no_bytes(worker: int) -> None:
+    """A ring breaks, and nobody has missed a step: the next one begins without an exchange."""
+
+    def exchanged(job: LoopbackJob) -> int:
+        return sum(point.name.startswith("edl.state") for point in job.passed)
+
+    whole = exchanged(Trial(script=FEW).run())
+    unchanged = 0
+    for point in range(1, 41):
+        job = Trial(script=FEW, faults=(Fault(worker, point, "cut"),)).run()
+        repairs = job.memory.generations[1:]
+        if repairs and not any(generation.joined for generation in repairs):
+            unchanged += 1
+            assert exchanged(job) == whole
+    assert unchanged >= 5

@@ -1,0 +1,62 @@
+"""The groups of a TensorFlow state, eagerly or in a session: which digests a changed value changes.
+
+It ends with 0 if that is exactly one piece of the variable, wherever the value is.
+"""
+
+import os
+import sys
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+import numpy as np
+import tensorflow as tf
+
+from edl.core.step.state_check import Group
+from edl.tensorflow.replica import TensorFlowReplica
+from edl.tensorflow.variables import SessionAccess
+
+GROUPS = 10
+in_session = sys.argv[1] == "session"
+if in_session:
+    tf.compat.v1.disable_eager_execution()
+variables = {
+    kind: tf.compat.v1.get_variable(kind, initializer=tf.zeros(1000, kind), use_resource=True)
+    for kind in ("float32", "bfloat16", "int64")
+}
+access = None
+if in_session:
+    session = tf.compat.v1.Session()
+    session.run(tf.compat.v1.global_variables_initializer())
+    access = SessionAccess(session)
+replica = TensorFlowReplica(
+    "SGD", lambda: [*variables.values()], list, list, lambda: [*variables.values()]
+)
+if access is not None:
+    replica.access = access
+
+
+def digests():
+    found = {}
+    for index in range(GROUPS):
+        pieces = replica.digests(Group(index, GROUPS))
+        found |= {(index, name): digest for name, digest in pieces.items()}
+    return found
+
+
+before, whole = digests(), replica.digests()
+assert len(before) > GROUPS, before
+assert len(whole) == 3, whole
+for kind, variable in variables.items():
+    for place in (0, 517, 999):
+        value = np.zeros(1000, np.float32)
+        value[place] = 1
+        replica.access.write([(variable, value.astype(variable.dtype.base_dtype.as_numpy_dtype))])
+        after = digests()
+        changed = [key for key in before if after[key] != before[key]]
+        assert len(changed) == 1, (kind, place, changed)
+        assert kind in changed[0][1], (kind, place, changed)
+        assert [name for name in whole if replica.digests()[name] != whole[name]] == [changed[0][1]]
+        replica.access.write(
+            [(variable, np.zeros_like(value, variable.dtype.base_dtype.as_numpy_dtype))]
+        )
+    assert digests() == before
