@@ -10,5 +10,7 @@ tensorflow/      the same in TensorFlow, in each way to train
 jobs.py          starting, resizing and ending a job of either kind
 resize.py        stalls of a resize      step_time.py   step times, interleaved
 crash.py         what a death costs      parts.py       where edl says that the time went
+goodput.py       what is useful, when something fails again and again
+thousand/        what a thousand workers cost: stand-ins in place of workers
 report.py        figures -> table and picture
 """

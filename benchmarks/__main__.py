@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import crash, goodput, report, resize, step_time
+from benchmarks import crash, goodput, report, resize, step_time, thousand
 from benchmarks.jobs import (
     ROOT,
     BenchmarkError,
@@ -26,6 +26,7 @@ from benchmarks.jobs import (
     TwoHostsStockJob,
 )
 from benchmarks.tensorflow import MODES
+from benchmarks.thousand import page as thousand_page
 from edl.coordination.local_server import start_local, stop_local
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -37,7 +38,7 @@ CHANGED_SYSTEM: System = (report.CHANGED, ChangedImportJob, "stock")
 BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-PARTS = ["resize", "crash", "step-time", "horovod", "goodput"]
+PARTS = ["resize", "crash", "step-time", "horovod", "goodput", "thousand"]
 parser.add_argument("--only", choices=PARTS, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
@@ -89,6 +90,10 @@ class Bench:
             results["horovod"] = self.horovod(args)
         if args.only in (None, "goodput") and args.framework != "tensorflow":
             results["goodput"] = self.goodputs(args.minutes, args.every, args.seed)
+        if args.only in (None, "thousand") and args.framework is None:
+            results["thousand"] = {
+                name: measure(say) for name, (measure, _) in thousand.MEASUREMENTS.items()
+            }
         return {name: found for name, found in results.items() if found}
 
     def goodputs(self, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
@@ -243,6 +248,12 @@ def write(out: Path, results: dict[str, Any]) -> None:
         conditions = mine["minutes"], mine["every_s"], mine["seed"]
         text = goodput.markdown(mine["systems"], *conditions)
         (out / "goodput.md").write_text(text)
+        print(text)
+    if "thousand" in results:
+        mine = results["thousand"]
+        sections = [make(mine[name]) for name, (_, make) in thousand.MEASUREMENTS.items()]
+        text = thousand_page.markdown(sections, results["machine"])
+        (out / "thousand.md").write_text(text)
         print(text)
     print(f"written to {out}")
 

@@ -1,0 +1,21 @@
+"""What a thousand workers cost, measured with stand-ins.
+
+They do what a worker does to the part that is measured, and nothing else: one machine is enough.
+
+``python -m benchmarks --only thousand`` writes docs/benchmarks/thousand.md, a section from each
+module of this package. A further one is a module with ``measure``, and ``section``, which makes a
+:class:`~benchmarks.thousand.page.Section` of what was found; both stand in MEASUREMENTS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.thousand import step_record, zookeeper
+from benchmarks.thousand.page import Section
+
+MEASUREMENTS: dict[str, tuple[Callable[[Callable[[str], None]], Any], Callable[[Any], Section]]] = {
+    "zookeeper": (zookeeper.measure, zookeeper.section),
+    "step_record": (step_record.measure, step_record.section),
+}
