@@ -43,7 +43,7 @@ SPAWN, KILL = 0.6, 0.4
 # Of the kills: most are of any worker.
 AGENT, ZOOKEEPER = "agent", "ZooKeeper"
 VICTIMS = {WORKER: 0.75, LEADER: 0.1, NEWCOMER: 0.1, AGENT: 0.03, ZOOKEEPER: 0.02}
-EPOCHS_A_KILL = 0.3
+EPOCHS_A_KILL = 0.2  # two cores train half as many meanwhile
 END_S = 1800.0
 QUIET_S = 120.0  # without a step: nothing that this driver does takes as long
 
