@@ -181,7 +181,10 @@ def test_with_horovodrun_what_is_desired_moves(tmp_path: Path, zk_hosts: str) ->
         text = job.edl("migrate", "--from", here, "--to", there, "--np", "1")
         assert text.startswith(f"moved 1 worker of {job.name} from {here} to {there} in one switch")
         assert min(len(e["members"]) for e in job.events("generation")) == 2
-        now = job.wait(lambda now: now["assigned"] == {here: 1, there: 1}, "the driver's word")
-        assert sorted(m["host"] for m in now["members"]) == [here, there]
+        job.wait(lambda now: now["assigned"] == {here: 1, there: 1}, "the driver's word")
+        job.wait(
+            lambda now: sorted(m["host"] for m in now["members"]) == [here, there],
+            "the end of the worker that has left",
+        )
         job.edl("stop")
         assert job.end() == 0
