@@ -26,6 +26,7 @@ _PHRASES = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
     410: "Gone",
     413: "Content Too Large",
     414: "URI Too Long",

@@ -17,7 +17,7 @@ from edl.core.job.topology import Place
 from edl.core.records import Generation
 from edl.errors import RendezvousFailed, RingError
 from edl.http import client
-from edl.ring.rendezvous import rendezvous_environment
+from edl.ring.rendezvous import BULK, rendezvous_environment
 from edl.ring.ring import CollectiveFailed, Collectives, Ring
 from edl.ring.sockets import RingSockets
 
@@ -72,6 +72,7 @@ class GlooConnection:
                 "HOROVOD_ELASTIC": "0",
                 "HOROVOD_GLOO_RENDEZVOUS_ADDR": None,
                 "HOROVOD_GLOO_RENDEZVOUS_PORT": None,
+                BULK: None,
                 **rendezvous,
             }
         )

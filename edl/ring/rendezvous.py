@@ -2,14 +2,17 @@
 
 Horovod's C++ client asks over plain HTTP, one connection a request: PUT, GET and DELETE of
 ``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held* until it arrives, so
-nobody polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004).
+nobody polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004). Our patched client asks once for what all
+members have stored, and is held until that is complete (:mod:`edl.ring.mesh`): five requests a
+member, whatever their number.
 
 Horovod's client cannot authenticate itself. So each generation has its own unguessable *scope* in
 front of that path, which only those learn who may read the generation, and a daemon serves no
 scope but that of the newest generation that it knows. It needs no change to Horovod: that builds
 its URL as ``http://ADDR:PORT/<horovod scope>/<key>`` and takes the host to end at the first slash.
 So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks 127.0.0.1:4711 for
-``/SCOPE:4711/<horovod scope>/<key>``.
+``/SCOPE:4711/<horovod scope>/<key>``. A third variable names the same store as one that answers
+for all members at once; Horovod may meet others, such as horovodrun's, which do not.
 
 A member may come here before this daemon has heard of its generation: then its request is held
 until that has happened. A scope that was closed, or is of an earlier generation, answers 410 for
@@ -21,22 +24,32 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from edl.errors import RingError
 from edl.http.connection import Answer
 from edl.http.server import DaemonServer, Request
 from edl.http.signing import Guard
+from edl.ring import mesh
 
-OK, NOT_FOUND, GONE, TOO_LARGE, UNAVAILABLE = 200, 404, 410, 413, 503
+logger = logging.getLogger(__name__)
+
+OK, NOT_FOUND, NO_MESH, GONE, TOO_LARGE, UNAVAILABLE = 200, 404, 409, 410, 413, 503
 
 HOLD_S = 20.0  # then 404, which makes the client ask again; below Gloo's own time-out of 30 s
-SCOPE_BYTES = 64 << 20  # an address is some 100 bytes, a rank publishes one for each other rank
+# A member's values of one mesh are deleted when all have connected; those of the next may come
+# before. All but the global mesh are smaller, and the names of hosts are small beside them.
+SCOPE_BYTES = 2 * mesh.MESH_BYTES
+BULK = "HOROVOD_EDL_BULK_RENDEZVOUS"  # names the store that answers in bulk, to our patched client
 EARLY = 1024  # requests held for a generation that this daemon does not know yet
+
+Answered = TypeVar("Answered")
 
 _PATH = re.compile(r"/([^/:]+):\d+/(.+)")
 _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
@@ -49,10 +62,20 @@ def new_scope(generation: int) -> str:
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
     """The variables that make Horovod's next init use ``scope`` of the daemon at that port."""
+    store = f"{seat_address}:{port}/{scope}"
     return {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{seat_address}:{port}/{scope}",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": store,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        BULK: store,
     }
+
+
+@dataclass
+class _Gathering:
+    """Requests that wait until no key is ``missing``."""
+
+    missing: set[str]
+    held: set[asyncio.Future[None]] = field(default_factory=set)
 
 
 @dataclass
@@ -60,6 +83,7 @@ class _Scope:
     values: dict[str, bytes] = field(default_factory=dict)
     size: int = 0
     held: dict[str, set[asyncio.Future[bytes | None]]] = field(default_factory=dict)
+    gatherings: dict[tuple[str, ...], _Gathering] = field(default_factory=dict)  # by their keys
 
 
 class RendezvousStore:
@@ -71,6 +95,8 @@ class RendezvousStore:
         self._scope = ""
         self._room: _Scope | None = None  # None: closed
         self._early: set[asyncio.Future[None]] = set()
+        self._turn = asyncio.Lock()  # to answer for a whole mesh
+        self._refused: set[str] = set()  # why, of this scope: each is logged once
 
     def announce(self, scope: str) -> None:
         """Serve ``scope`` from now on, and none of an earlier generation any more."""
@@ -79,6 +105,7 @@ class RendezvousStore:
             return
         self.close(self._scope)
         self._newest, self._scope, self._room = number, scope, _Scope()
+        self._refused.clear()
         self._look_again()
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
@@ -97,21 +124,34 @@ class RendezvousStore:
         if size > SCOPE_BYTES:
             return TOO_LARGE
         room.values[key], room.size = value, size
-        for future in room.held.pop(key, ()):
-            if not future.done():
-                future.set_result(value)
+        _answer_all(room.held.pop(key, ()), value)
+        for keys, gathering in list(room.gatherings.items()):
+            gathering.missing.discard(key)
+            if not gathering.missing:
+                _answer_all(room.gatherings.pop(keys).held, None)
         return OK
 
     async def get(self, scope: str, key: str) -> tuple[int, bytes]:
-        """200 and the value, waiting for it up to ``hold_s``, then 404; 410 once closed."""
+        """200 and the value, waiting for it up to ``hold_s``, then 404; 410 once closed.
+
+        Of a question to a mesh (:mod:`edl.ring.mesh`) 200 and the answer, as soon as all values
+        are there; 409 when there can be no such mesh, or the values are not those of one.
+        """
         try:
             async with asyncio.timeout(self.hold_s):
                 room = await self._enter(scope)
                 if isinstance(room, int):
                     return room, b""
+                if (asked := mesh.question(key)) is not None:
+                    return await self._ask_mesh(room, asked)
                 value = room.values[key] if key in room.values else await _arrival(room, key)
         except TimeoutError:
             return NOT_FOUND, b""
+        except RingError as error:
+            if str(error) not in self._refused:
+                self._refused.add(str(error))
+                logger.warning("the rendezvous refused a ring: %s", error)
+            return NO_MESH, b""
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
@@ -129,9 +169,10 @@ class RendezvousStore:
         if scope != self._scope or self._room is None:
             return
         room, self._room = self._room, None
-        for future in [future for held in room.held.values() for future in held]:
-            if not future.done():
-                future.set_result(None)
+        for held in room.held.values():
+            _answer_all(held, None)
+        for gathering in room.gatherings.values():
+            _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
         """Give all scopes up, those to come too."""
@@ -141,9 +182,10 @@ class RendezvousStore:
 
     @property
     def held(self) -> int:
-        """How many requests wait for a key, or for a generation to be announced."""
-        waiting = self._room.held.values() if self._room is not None else ()
-        return len(self._early) + sum(map(len, waiting))
+        """How many requests wait for a key or for several, or for a generation to be announced."""
+        room = self._room or _Scope()
+        gathering = sum(len(each.held) for each in room.gatherings.values())
+        return len(self._early) + gathering + sum(map(len, room.held.values()))
 
     def _find(self, scope: str) -> _Scope | int | None:
         """The scope, or how to answer; None when its generation is not known yet."""
@@ -170,9 +212,44 @@ class RendezvousStore:
         return room
 
     def _look_again(self) -> None:
-        for future in self._early:
-            if not future.done():
-                future.set_result(None)
+        _answer_all(self._early, None)
+
+    async def _ask_mesh(self, room: _Scope, asked: mesh.Question) -> tuple[int, bytes]:
+        """The answer, from values that are waited for. Between two answers the loop sees to others.
+
+        The last value lets all members go: 1,024 answers at once would hold it up for half a
+        second.
+        """
+        await _gather(room, asked.keys)
+        async with self._turn:
+            await asyncio.sleep(0)
+            if room is not self._room:
+                return GONE, b""
+            if not all(key in room.values for key in asked.keys):  # deleted meanwhile
+                return NOT_FOUND, b""
+            return OK, asked.answer([room.values[key] for key in asked.keys])
+
+
+def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(value)
+
+
+async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
+    """Wait until all ``keys`` are there, or the scope is closed."""
+    missing = {key for key in keys if key not in room.values}
+    if not missing:
+        return
+    gathering = room.gatherings.setdefault(keys, _Gathering(missing))
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gathering.held.add(future)
+    try:
+        await future
+    finally:
+        gathering.held.discard(future)
+        if not gathering.held and room.gatherings.get(keys) is gathering:
+            del room.gatherings[keys]
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:

@@ -21,6 +21,7 @@ from edl.http.connection import BODY_BYTES
 from edl.http.server import Request
 from edl.http.signing import Guard, authorization, http_key
 from edl.ring.rendezvous import (
+    BULK,
     EARLY,
     RendezvousServer,
     RendezvousStore,
@@ -221,6 +222,7 @@ class TestStore:
         variables = rendezvous_environment(HERE, server.port, "s3cret")
         address = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
         url = f"{address}:{variables['HOROVOD_GLOO_RENDEZVOUS_PORT']}/global/0"
+        assert variables[BULK] == address  # Horovod compares the two
         domain, _, path = url.partition("/")
         assert domain == f"{HERE}:{server.port}"
         assert f"/{path}" == rendezvous_path(server.port, "s3cret", "global/0")

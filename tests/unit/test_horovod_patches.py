@@ -10,6 +10,7 @@ from edl.horovod_build import ADDRESS, EDL_CALLS, MARKER
 from edl.install import horovod_patches, horovod_wheel
 from edl.install.horovod_patches import NO_XLA_OPS, Patch, patches
 from edl.install.horovod_wheel import Recipe
+from edl.ring.rendezvous import BULK
 
 RECIPE = Recipe("cpython-311", "x86_64", "2.13.0", "2.21.0", ())
 NAMES = [patch.name for patch in patches()]
@@ -113,6 +114,7 @@ def test_the_patches_and_edl_agree() -> None:
     assert f"'{EDL_CALLS}'" in text["own-init-is-an-error"]
     assert f"SystemExit({REFUSED_EXIT})" in text["own-init-is-an-error"]
     assert ADDRESS in text
+    assert f'std::getenv("{BULK}")' in text["bulk-rendezvous"]
 
 
 def test_the_fingerprint_is_of_names_and_bytes(tmp_path: Path) -> None:

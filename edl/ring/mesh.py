@@ -1,0 +1,89 @@
+"""What all members of a mesh have stored, in one answer for each member.
+
+Horovod's client asks for each key by itself, and for the addresses that each member has published
+for all others. With the patch bulk-rendezvous it asks once each for
+
+- ``<horovod scope>/edl-hosts/<size>``: the values of ``rank_0`` to ``rank_<size - 1>``;
+- ``<horovod scope>/edl-addresses/<size>/<rank>``: of the values of ``0`` to ``<size - 1>`` the part
+  that is meant for ``rank``. Gloo's value of rank i holds one address for each other rank, in the
+  order of ranks and all equally long; none for i itself, so ``rank``'s own part is empty.
+
+An answer is the length of each of the ``size`` parts (32 bits, the high byte first), then the
+parts: 4 + 136 bytes a member. All is computed from values; :mod:`edl.ring.rendezvous` waits.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from edl.errors import RingError
+
+MOST_MEMBERS = 1024
+ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
+MESH_BYTES = MOST_MEMBERS * (MOST_MEMBERS - 1) * ADDRESS_BYTES  # of all values of a mesh, 142 MB
+
+_QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9})/([0-9]{1,9}))")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What ``rank`` asks of a mesh: where each other one awaits it; rank -1: the hosts of all."""
+
+    scope: str  # Horovod's, within the generation's own
+    size: int
+    rank: int
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key of each member, by rank."""
+        return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
+
+    def answer(self, values: Sequence[bytes]) -> bytes:
+        """The answer, from the values of :attr:`keys`.
+
+        Raises:
+            RingError: a value does not hold one address for each other member.
+        """
+        parts = values if self.rank < 0 else [*map(self._part, range(self.size), values)]
+        return struct.pack(f"!{self.size}I", *map(len, parts)) + b"".join(parts)
+
+    def _part(self, other: int, value: bytes) -> bytes:
+        """Of what rank ``other`` has stored, the address where it awaits this rank."""
+        if other == self.rank:
+            return b""
+        width, rest = divmod(len(value), self.size - 1)
+        if rest or not width:
+            raise RingError(
+                f"rank {other} stored {len(value)} bytes of addresses in {self.scope}, which is "
+                f"not {self.size - 1} equal parts, one for each other member of {self.size}"
+            )
+        place = (self.rank - 1 if self.rank > other else self.rank) * width
+        return value[place : place + width]
+
+
+def question(key: str) -> Question | None:
+    """What ``key`` asks of a mesh; None: it is the key of one value.
+
+    Raises:
+        RingError: there is no such mesh, or it has no such rank.
+    """
+    match = _QUESTION.fullmatch(key)
+    if match is None:
+        return None
+    scope, hosts, addresses, rank = match.groups()
+    asked = Question(scope, int(hosts or addresses), int(rank or -1))
+    if not 2 <= asked.size <= MOST_MEMBERS or asked.rank >= asked.size:
+        raise RingError(
+            f"{key}: a ring has 2 to {MOST_MEMBERS} members here, and their ranks begin with 0; "
+            "if the job is larger, lower --max-np"
+        )
+    return asked
+
+
+@lru_cache(maxsize=8)
+def _keys(start: str, size: int) -> tuple[str, ...]:
+    return tuple(f"{start}{rank}" for rank in range(size))
