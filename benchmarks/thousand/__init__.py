@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.thousand import step_record, zookeeper
+from benchmarks.thousand import rendezvous, step_record, zookeeper
 from benchmarks.thousand.page import Section
 
 MEASUREMENTS: dict[str, tuple[Callable[[Callable[[str], None]], Any], Callable[[Any], Section]]] = {
+    "rendezvous": (rendezvous.measure, rendezvous.section),
     "zookeeper": (zookeeper.measure, zookeeper.section),
     "step_record": (step_record.measure, step_record.section),
 }

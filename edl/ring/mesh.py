@@ -46,23 +46,23 @@ class Question:
         """The answer, from the values of :attr:`keys`.
 
         Raises:
-            RingError: a value does not hold one address for each other member.
+            RingError: the values do not hold one address for each other member.
         """
-        parts = values if self.rank < 0 else [*map(self._part, range(self.size), values)]
-        return struct.pack(f"!{self.size}I", *map(len, parts)) + b"".join(parts)
-
-    def _part(self, other: int, value: bytes) -> bytes:
-        """Of what rank ``other`` has stored, the address where it awaits this rank."""
-        if other == self.rank:
-            return b""
-        width, rest = divmod(len(value), self.size - 1)
-        if rest or not width:
+        if self.rank < 0:
+            return struct.pack(f"!{self.size}I", *map(len, values)) + b"".join(values)
+        stored = sorted(set(map(len, values)))
+        width, rest = divmod(stored[0], self.size - 1)
+        if len(stored) > 1 or rest or not width:
             raise RingError(
-                f"rank {other} stored {len(value)} bytes of addresses in {self.scope}, which is "
-                f"not {self.size - 1} equal parts, one for each other member of {self.size}"
+                f"the {self.size} members of {self.scope} stored {' or '.join(map(str, stored))} "
+                f"bytes of addresses each, which is not {self.size - 1} equal parts for all"
             )
-        place = (self.rank - 1 if self.rank > other else self.rank) * width
-        return value[place : place + width]
+        # No value has a part for its owner, so this rank's is one place earlier in those below it.
+        end, own = self.rank * width, self.rank
+        below = [value[end - width : end] for value in values[:own]]
+        above = [value[end : end + width] for value in values[own + 1 :]]
+        lengths = [width] * len(below) + [0] + [width] * len(above)
+        return struct.pack(f"!{self.size}I", *lengths) + b"".join(below + above)
 
 
 def question(key: str) -> Question | None:

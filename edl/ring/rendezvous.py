@@ -217,17 +217,18 @@ class RendezvousStore:
     async def _ask_mesh(self, room: _Scope, asked: mesh.Question) -> tuple[int, bytes]:
         """The answer, from values that are waited for. Between two answers the loop sees to others.
 
-        The last value lets all members go: 1,024 answers at once would hold it up for half a
-        second.
+        The last value lets all members go; 1,024 answers at once would hold the loop up.
         """
         await _gather(room, asked.keys)
         async with self._turn:
             await asyncio.sleep(0)
             if room is not self._room:
                 return GONE, b""
-            if not all(key in room.values for key in asked.keys):  # deleted meanwhile
+            try:
+                values = [*map(room.values.__getitem__, asked.keys)]
+            except KeyError:  # deleted meanwhile
                 return NOT_FOUND, b""
-            return OK, asked.answer([room.values[key] for key in asked.keys])
+            return OK, asked.answer(values)
 
 
 def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
@@ -238,10 +239,12 @@ def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) ->
 
 async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
     """Wait until all ``keys`` are there, or the scope is closed."""
-    missing = {key for key in keys if key not in room.values}
-    if not missing:
-        return
-    gathering = room.gatherings.setdefault(keys, _Gathering(missing))
+    gathering = room.gatherings.get(keys)
+    if gathering is None:
+        missing = set(keys) - room.values.keys()
+        if not missing:
+            return
+        gathering = room.gatherings[keys] = _Gathering(missing)
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     gathering.held.add(future)
     try:

@@ -73,12 +73,21 @@ def test_a_mesh_that_cannot_be_is_refused(key: str) -> None:
         question(key)
 
 
-@pytest.mark.parametrize("stored", [b"", bytes(3), bytes(1)])
-def test_a_value_that_holds_no_address_for_each_other_member_is_named(stored: bytes) -> None:
-    values = [published(0, 3), stored, published(2, 3)]
-    for rank in (0, 2):
-        with pytest.raises(RingError, match=rf"rank 1 stored {len(stored)} bytes .* not 2 equal"):
-            Question("global", 3, rank).answer(values)
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ([6, 6, 3], "3 or 6 bytes"),
+        ([6, 4, 6], "4 or 6 bytes"),
+        ([3, 3, 3], "3 bytes"),
+        ([0, 0, 0], "0 bytes"),
+    ],
+)
+def test_values_that_hold_no_address_for_each_other_member_are_refused(
+    stored: list[int], said: str
+) -> None:
+    for rank in range(3):
+        with pytest.raises(RingError, match=f"3 members of global stored {said} of addresses"):
+            Question("global", 3, rank).answer([bytes(length) for length in stored])
 
 
 def test_the_limit_is_that_of_a_full_mesh() -> None:

@@ -136,7 +136,7 @@ def test_values_of_a_wrong_size_are_refused_and_logged_once(
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "the rendezvous refused a ring"
     ] * 2
-    assert "rank 0 stored 3 bytes" in caplog.records[0].message
+    assert "3 members of global stored 3 bytes" in caplog.records[0].message
     assert "global/edl-addresses/3/5: a ring has" in caplog.records[1].message
 
 
