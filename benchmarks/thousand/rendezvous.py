@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import resource
 import socket
 import statistics
@@ -106,7 +107,8 @@ def section(found: Found) -> Section:
     notes = [
         (
             f"The run with the median of {ROUNDS} processor times. The wall time is that of server "
-            "and stand-ins together, beside whatever else the machine does."
+            "and stand-ins together, beside whatever else the machine did: at the end "
+            f"{os.getloadavg()[0]:.0f} processes wanted to compute."
         ),
         (
             "*One by one* is Horovod without the patch `bulk-rendezvous`: for each member the "

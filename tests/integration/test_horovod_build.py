@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -99,8 +99,21 @@ def serve() -> Iterator[Callable[[Store], Store]]:
         store.server_close()
 
 
+def at(store: Store) -> dict[str, str]:
+    """Where Horovod finds this store."""
+    port = str(store.server_port)
+    return {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+    }
+
+
 def start_worker(
-    rank: int, size: int, store: Store, *argv: str, gloo_timeout_s: int = GLOO_TIMEOUT_S
+    rank: int,
+    size: int,
+    store: Store | Mapping[str, str],
+    *argv: str,
+    gloo_timeout_s: int = GLOO_TIMEOUT_S,
 ) -> subprocess.Popen[str]:
     settings = {
         "RANK": rank,
@@ -109,14 +122,13 @@ def start_worker(
         "LOCAL_SIZE": size,
         "CROSS_RANK": 0,
         "CROSS_SIZE": 1,
-        "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "GLOO_RENDEZVOUS_PORT": store.server_port,
         "GLOO_TIMEOUT_SECONDS": gloo_timeout_s,
         "GLOO_IFACE": "lo",
         "HOSTNAME": "localhost",
     }
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
     env |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
+    env |= at(store) if isinstance(store, Store) else store
     return subprocess.Popen(
         [sys.executable, str(WORKER), *argv],
         env=env,

@@ -42,6 +42,12 @@ def step_time(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.step_time")
 
 
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.thousand.rendezvous")
+
+
 def steps(resize: ModuleType, worker: int, gaps: list[float], sizes: list[int]) -> object:
     count = len(gaps)
     return resize.Steps(worker, np.cumsum(gaps), np.arange(count), np.array(sizes))
@@ -179,3 +185,20 @@ def test_horovods_launcher_is_held_to_what_was_asked_and_its_scripts_to_nothing(
 
 def stalls(resize: ModuleType, gap_s: float) -> list[dict[str, object]]:
     return [{"scale-out 2 → 3": resize.Stall(gap_s, 0.1, {}, (), {})}]
+
+
+def test_a_rendezvous_is_told_by_its_median_run_and_for_each_member(
+    rendezvous: ModuleType,
+) -> None:
+    cost = rendezvous.Cost
+    runs = [
+        cost(9.0, 0.5, 0.09, 99 << 20, 1400, 30_000_000),
+        cost(1.0, 0.4, 0.03, 75 << 20, 1279, 20_179_200),
+        cost(2.0, 0.3, 0.01, 70 << 20, 1279, 20_179_200),
+    ]
+    other = [cost(1.0, 0.1, 0.001, 75 << 20, 648, 1_142_400)]
+    found = {rendezvous.IN_BULK: {256: runs}, rendezvous.ONE_BY_ONE: {16: other}}
+    assert rendezvous.section(found).rows == [
+        ["256 members, in bulk", "1.00", "0.40", "3", "5.0", "78.8", "30", "75"],
+        ["16 members, one by one", "1.00", "0.10", "", "40.5", "71.4", "1", "75"],
+    ]
