@@ -4,5 +4,6 @@
 keeps a job's secret on this machine, ``paths`` is the layout, ``nodes`` reads and writes a job's
 nodes, ``job_store`` what concerns the job as a whole, ``registrations``, ``requests``, ``events``
 and ``profile`` the rest of it, ``election`` decides who leads and refuses the writes of a deposed
-leader, ``local_server`` runs a ZooKeeper of our own on this machine.
+leader, ``job_copy`` and ``lost_job`` write a job again that ZooKeeper has lost, ``local_server``
+runs a ZooKeeper of our own on this machine.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kazoo.exceptions import NoNodeError
 
-from edl.coordination.nodes import JobNodes
+from edl.coordination.nodes import JobNodes, first_of
 from edl.coordination.paths import sequence
-from edl.coordination.reads import children, delete, get
+from edl.coordination.reads import Read, children, delete, get, unheard
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 
@@ -14,7 +14,7 @@ _AT_ONCE = 500  # nodes read or removed in one go
 
 
 class EventNodes:
-    """The events of a job, numbered from 0."""
+    """The events of a job, numbered from 0; from a later number in a job that was written again."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -33,7 +33,7 @@ class EventNodes:
             )
         except NoNodeError:
             raise self._nodes.unknown() from None
-        return sequence(path)
+        return self._first() + sequence(path)
 
     def read(self, after: int = -1) -> list[tuple[int, Event]]:
         """The events with a number above ``after``, in order.
@@ -43,19 +43,27 @@ class EventNodes:
             CoordinationError: ZooKeeper is away.
         """
         session, paths = self._nodes.session, self._nodes.paths
-        names = session.read_all("read events", [children(paths.events)])[0]
+        names, counted = session.read_all("read events", [children(paths.events), self._counter])
         if names is None:
             raise self._nodes.unknown()
-        numbers = [number for number in sorted(map(sequence, names)) if number > after]
-        nodes = [paths.event(number) for number in numbers]
+        first = first_of(paths.events, counted)
+        nodes = [paths.event(n) for n in sorted(map(sequence, names)) if first + n > after]
         found: list[tuple[int, Event]] = []
         for start in range(0, len(nodes), _AT_ONCE):
             part = nodes[start : start + _AT_ONCE]
             answers = session.read_all("read events", [get(path) for path in part])
             for path, answer in zip(part, answers, strict=True):
                 if answer is not None:
-                    found.append((sequence(path), Event.from_json(decode(path, answer[0]))))
+                    found.append((first + sequence(path), Event.from_json(decode(path, answer[0]))))
         return found
+
+    @property
+    def _counter(self) -> Read:
+        return get(self._nodes.paths.events, unheard)
+
+    def _first(self) -> int:
+        paths = self._nodes.paths
+        return first_of(paths.events, self._nodes.read(self._counter)[0])
 
     def newest_step(self) -> int:
         """The step of the newest event; 0 without one. Raises as :meth:`read`."""

@@ -14,14 +14,16 @@ from typing import Any
 
 from edl.coordination import desired, lifecycle
 from edl.coordination.events import EventNodes
+from edl.coordination.job_copy import JobCopy
 from edl.coordination.nodes import JobNodes, Node, content, record, record_or_none
 from edl.coordination.paths import sequence
 from edl.coordination.profile import ProfileNode
-from edl.coordination.reads import Waker, children, get
+from edl.coordination.reads import Waker, children, get, unheard
 from edl.coordination.registrations import HostNodes, MemberNodes, SlotNodes
 from edl.coordination.requests import RequestNodes
 from edl.coordination.session import Session
 from edl.coordination.wire import decode
+from edl.core.events import Event
 from edl.core.excerpt import excerpt
 from edl.core.job.desired import Change
 from edl.core.job.placement import Placement
@@ -40,6 +42,7 @@ from edl.core.records import (
     Snapshot,
     TrainingStatus,
 )
+from edl.errors import AccessDenied, UnknownJob
 
 
 class JobStore:
@@ -54,12 +57,18 @@ class JobStore:
         self.name = job_name
         self.nodes = JobNodes(session, job_name)
         self.paths = self.nodes.paths
+        self.copy = JobCopy(self.paths)
         self.members = MemberNodes(self.nodes)
         self.hosts = HostNodes(self.nodes)
         self.slots = SlotNodes(self.nodes)
         self.requests = RequestNodes(self.nodes)
         self.events = EventNodes(self.nodes)
         self.profile = ProfileNode(self.nodes)
+
+    @property
+    def incarnation(self) -> tuple[int, int]:
+        """Changes whenever ZooKeeper may have lost the nodes that this process has written."""
+        return self.session.epoch, self.copy.written_again
 
     def create(self, job: Job, hosts: Mapping[str, int], by_slot: bool = False) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
@@ -89,33 +98,36 @@ class JobStore:
         """
         p = self.paths
         parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
+        # What is desired comes before what is assigned, which wakes: so a leader that read only
+        # the latter anew may not write (see Leadership.carry_out).
+        quiet = (p.desired, p.discovered, p.status)
+        watched = tuple(path for path in p.told if path not in quiet)
+        single = (*quiet, *watched)
         listed = self.nodes.read(
-            # Before what is assigned, which wakes: so a leader that read only the latter anew may
-            # not write (see Leadership.carry_out).
-            get(p.desired),
-            *(get(path, wake) for path in (p.job, p.assigned, p.generation, p.leader)),
-            *(get(path) for path in (p.discovered, p.status)),
+            *map(get, quiet),
+            *(get(path, wake) for path in watched),
             *(children(path, wake) for path in parents),
         )
-        wanted, job, assigned, generation, leader, discovered, status = listed[:7]
+        found = dict(zip(single, listed, strict=False))
         groups = [
             [f"{parent}/{name}" for name in names or ()]
-            for parent, names in zip(parents, listed[7:], strict=True)
+            for parent, names in zip(parents, listed[len(single) :], strict=True)
         ]
         hosts, members, requests, evicted, slots = self.nodes.read_groups(*groups, wake=wake)
+        self.copy.keep({path: found[path] for path in p.told}, evicted)
         asked = (replace(record(Request, node), number=sequence(node[0])) for node in requests)
         return Snapshot(
-            job=self._job(job),
+            job=self._job(found[p.job]),
             hosts=tuple(sorted((record(Host, n) for n in hosts), key=lambda host: host.name)),
             members=tuple(sorted((record(Member, n) for n in members), key=lambda m: m.id)),
-            desired=Desired.from_json(content(p.desired, wanted)),
-            assigned=Assigned.from_json(content(p.assigned, assigned)),
-            discovered=content(p.discovered, discovered),
-            generation=record_or_none(Generation, p.generation, generation),
-            leader=record_or_none(Leader, p.leader, leader),
+            desired=Desired.from_json(content(p.desired, found[p.desired])),
+            assigned=Assigned.from_json(content(p.assigned, found[p.assigned])),
+            discovered=content(p.discovered, found[p.discovered]),
+            generation=record_or_none(Generation, p.generation, found[p.generation]),
+            leader=record_or_none(Leader, p.leader, found[p.leader]),
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
             evicted=_evicted(evicted),
-            status=TrainingStatus.from_json(content(p.status, status)),
+            status=TrainingStatus.from_json(content(p.status, found[p.status])),
             slots=_kept(slots),
         )
 
@@ -124,20 +136,40 @@ class JobStore:
     ) -> tuple[Job, Generation | None, Mapping[int, str], Leader | None]:
         """What a worker that does not lead needs: job, generation, the evicted, the leader.
 
-        ``wake``: as in :meth:`snapshot`.
+        ``wake``: as in :meth:`snapshot`, for those.
         """
         p = self.paths
-        job, generation, leader, evicted = self.nodes.read(
-            *(get(path, wake) for path in (p.job, p.generation, p.leader)),
-            children(p.evicted, wake),
+        news = (p.job, p.generation, p.leader)
+        wakers = {path: wake if path in news else unheard for path in p.told}
+        *answers, names = self.nodes.read(
+            *(get(path, waker) for path, waker in wakers.items()), children(p.evicted, wake)
         )
-        nodes = [f"{p.evicted}/{name}" for name in evicted or ()]
+        [evicted] = self.nodes.read_groups([f"{p.evicted}/{n}" for n in names or ()], wake=wake)
+        told = dict(zip(p.told, answers, strict=True))
+        self.copy.keep(told, evicted)
         return (
-            self._job(job),
-            record_or_none(Generation, p.generation, generation),
-            _evicted(self.nodes.read_groups(nodes, wake=wake)[0]),
-            record_or_none(Leader, p.leader, leader),
+            self._job(told[p.job]),
+            record_or_none(Generation, p.generation, told[p.generation]),
+            _evicted(evicted),
+            record_or_none(Leader, p.leader, told[p.leader]),
         )
+
+    def was_lost(self, error: UnknownJob) -> bool:
+        """Whether ZooKeeper has lost the job, or has it again: it was not removed nor replaced.
+
+        Nobody removes a job that has not ended, as far as this process has read it.
+        """
+        job = self.copy.job
+        if job is None or job.state.over or isinstance(error, AccessDenied):
+            return False
+        return lifecycle.current_run(self.session, self.paths) in (None, self.nodes.run)
+
+    def write_again(self, event: Event) -> bool:
+        """Write a job that ZooKeeper has lost, as this process has read it last, with ``event``.
+
+        False: somebody else has written a job of its name, this one perhaps.
+        """
+        return self.copy.write(self.session, self.nodes.run, event)
 
     def set_job_state(
         self,

@@ -249,29 +249,21 @@ def _replace(
 ) -> None:
     _delete(transaction, old)
     contents = {
-        paths.root: b"",
         paths.job: encode(job.to_json()),
         paths.desired: encode(desired.to_json()),
         paths.assigned: encode(assigned.to_json()),
-        paths.discovered: b"",
-        paths.generation: b"",
-        paths.leader: b"",
-        paths.status: b"",
-        paths.profile: b"",
-        paths.hosts: b"",
-        paths.slots: b"",
-        paths.members: b"",
-        paths.election: b"",
-        paths.requests: b"",
-        paths.evicted: b"",
-        paths.events: b"",
-        paths.ids: b"",
-        paths.run: b"",
-        f"{paths.run}/{token}": b"",
     }
-    for path, data in contents.items():
-        transaction.create(path, data)
+    create_nodes(transaction, paths, token, contents)
     transaction.create(paths.creator, b"", ephemeral=True)
+
+
+def create_nodes(
+    transaction: TransactionRequest, paths: JobPaths, token: str, contents: Mapping[str, bytes]
+) -> None:
+    """Add the creation of all fixed nodes, those without ``contents`` empty, and of the start."""
+    for path in paths.fixed:
+        transaction.create(path, contents.get(path, b""))
+    transaction.create(f"{paths.run}/{token}", b"")
 
 
 def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:

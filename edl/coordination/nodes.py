@@ -185,6 +185,11 @@ def content(path: str, answer: Any) -> dict[str, Any]:
     return {} if answer is None else decode(path, answer[0])
 
 
+def first_of(path: str, answer: Any) -> int:
+    """The number that the sequence in a node begins with: not 0 in a job that was written again."""
+    return int(content(path, answer).get("first", 0))
+
+
 def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
     """The record in an answer; None without a node, or while it is empty."""
     return record(kind, (path, answer[0])) if answer is not None and answer[0] else None

@@ -18,8 +18,8 @@
         election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
         requests/r-<sequence>   Request; the leader writes the outcome into it
         evicted/<id>   why the leader has given that worker up
-        events/e-<sequence>     Event
-        ids/           the counter of worker ids; empty but for a moment
+        events/e-<sequence>     Event; they count from the ``first`` in the value of events on
+        ids/           the counter of worker ids, from the ``first`` in its value on
         run/<token>    identity of this start of the job; run/creator is ephemeral, its creator's
 
 All fixed nodes exist from the creation of the job on, so a watch can be set on each of them. All
@@ -83,6 +83,19 @@ class JobPaths:
         self.ids = f"{self.root}/ids"
         self.run = f"{self.root}/run"
         self.creator = f"{self.run}/creator"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Of the fixed nodes those whose values are the job: what it is, and what is decided."""
+        sizes = (self.desired, self.assigned, self.discovered)
+        return (self.job, *sizes, self.generation, self.leader, self.profile, self.events)
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The nodes that exist from the creation of the job on, parents first."""
+        processes = (self.hosts, self.slots, self.members, self.election)
+        others = (self.status, self.requests, self.evicted, self.ids, self.run)
+        return (self.root, *self.told, *processes, *others)
 
     def host(self, name: str) -> str:
         return f"{self.hosts}/{check_name('host', name)}"

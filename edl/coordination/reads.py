@@ -17,6 +17,11 @@ It runs on the thread that reads from the connection.
 Issue = Callable[[KazooClient], Any]
 """Starts a request on a client and returns kazoo's asynchronous result."""
 
+
+def unheard() -> None:
+    """A waker for what need not be read anew until it changes, and calls nobody when it does."""
+
+
 _EXISTS = "exists_async"
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from edl.coordination.nodes import JobNodes
+from edl.coordination.nodes import JobNodes, first_of
 from edl.coordination.paths import candidacies, sequence
-from edl.coordination.reads import children, delete
+from edl.coordination.reads import children, delete, get
 from edl.core.records import Host, KeptSlot, Member
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
@@ -23,6 +23,9 @@ class MemberNodes:
     def new_id(self) -> int:
         """An id that no worker of this job had or will have; they grow from 0."""
         session, ids = self._nodes.session, self._nodes.paths.ids
+        answer = self._nodes.read(get(ids))[0]
+        if answer is None:
+            raise self._nodes.unknown()
         try:
             path: str = session.call(
                 "get a worker id",
@@ -32,7 +35,7 @@ class MemberNodes:
         except NoNodeError:
             raise self._nodes.unknown() from None
         session.read_all("get a worker id", [delete(path)])
-        return sequence(path)
+        return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
         """Write the member's node, which lives as long as this session.

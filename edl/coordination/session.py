@@ -4,6 +4,7 @@ kazoo reconnects in the background without an end. What it does not do, and this
 
 - a call never waits longer than ``request_timeout_s`` and raises CoordinationError, so no thread
   of ours hangs on a ZooKeeper that is away;
+- a ZooKeeper that has lost what it knew is found again (:class:`_Client`);
 - ``epoch`` tells one session from the next: ephemeral nodes of an earlier one are gone;
 - a session belongs to a job (``access``): all that it creates is closed to everybody else.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import random
 import threading
 import time
@@ -95,6 +97,29 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
             super().log(logging.DEBUG, msg, *shown, **kwargs)
 
 
+class _Client(KazooClient):  # type: ignore[misc]
+    """Kazoo's client, which finds a ZooKeeper again that has come back empty.
+
+    A server sends a client away that has seen more than itself, for it may only be behind. An
+    emptied one would do so for ever, and look as if it were away. So after ``forgets_s`` seconds,
+    when the session is over for all we know, the client has seen nothing.
+    """
+
+    forgets_s = math.inf
+    away_since: float | None = None
+
+    @property
+    def last_zxid(self) -> int:
+        away_since = self.away_since
+        if away_since is not None and time.monotonic() - away_since > self.forgets_s:
+            return 0
+        return self._last_zxid
+
+    @last_zxid.setter
+    def last_zxid(self, zxid: int) -> None:
+        self._last_zxid = zxid
+
+
 class Session:
     """One session at a time with the ZooKeeper at ``hosts`` ("host:port,host:port/chroot").
 
@@ -117,7 +142,7 @@ class Session:
         self.session_timeout_s = session_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.request_timeout_s = max(1.0, min(session_timeout_s, 5.0))
-        self._client: KazooClient | None = None
+        self._client: _Client | None = None
         self._epoch = 0
         self._lost = True
         self._closing = False
@@ -135,7 +160,7 @@ class Session:
         if self._client is not None:
             raise CoordinationError("this session was started before; make a new one")
         try:
-            client = KazooClient(
+            client = _Client(
                 hosts=self.hosts,
                 timeout=self.session_timeout_s,
                 connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
@@ -149,6 +174,7 @@ class Session:
             raise ConfigError(
                 "zookeeper", f"{self.hosts!r} is not a list of host:port: {error}"
             ) from error
+        client.forgets_s = self.session_timeout_s
         client.add_listener(self._on_state)
         self._client = client
         if not client.start_async().wait(self.connect_timeout_s):
@@ -174,7 +200,7 @@ class Session:
         self.close()
 
     @property
-    def client(self) -> KazooClient:
+    def client(self) -> _Client:
         """kazoo's client. Its own calls may block long and raise kazoo's errors."""
         if self._client is None:
             raise CoordinationError("the ZooKeeper session has not been started")
@@ -359,10 +385,15 @@ class Session:
         """On kazoo's connection thread."""
         if self._closing:
             return
+        connected, client = state == KazooState.CONNECTED, self.client
         with self._changed:
+            if connected:
+                client.away_since = None
+            elif client.away_since is None:
+                client.away_since = time.monotonic()
             if state == KazooState.LOST:
                 self._lost = True
-            elif state == KazooState.CONNECTED and self._lost:
+            elif connected and self._lost:
                 self._lost = False
                 self._epoch += 1
             self._changed.notify_all()

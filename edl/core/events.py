@@ -36,6 +36,7 @@ class EventKind(StrEnum):
     LOG_FAILED = "log_failed"
     SLOW_WORKER = "slow_worker"
     ZOOKEEPER_BACK = "zookeeper_back"
+    JOB_RESTORED = "job_restored"
     SLOT_GIVEN_UP = "slot_given_up"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -297,6 +298,13 @@ class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 
     """ZooKeeper was away for at least a second, and is back."""
 
     away_s: Annotated[float, "how long"]
+
+
+@dataclass(frozen=True)
+class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker, or an agent"):
+    """ZooKeeper had lost the job, with its earlier events; it was written into it again."""
+
+    process: Annotated[str, "that has written it"]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from edl.config import Config
 from edl.coordination.access import Access
 from edl.coordination.election import Election, Leadership
 from edl.coordination.job_store import JobStore
+from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
 from edl.core.job_spec import JobSettings
@@ -87,6 +88,7 @@ class Daemon:
         self._store = JobStore(self._session, config.job)
         self._unwritten = Unwritten(self._store, mailbox)
         self._candidacy = Candidacy(self._begin_term, lambda: self.run, limits.probe_timeout_s)
+        self._lost_job = WorkersLostJob(self._store, logger.warning, limits.probe_timeout_s)
         key = http_key(config.secret, config.job)
         self._guard = Guard(key)
         self._ending = Ending(key, mailbox.announce)
@@ -100,7 +102,7 @@ class Daemon:
         self._period_s = limits.period_s
         self._newest = 0
         self._scope = ""
-        self._session_epoch = 0
+        self._incarnation = (0, 0)  # of the job that has our nodes
         self.leave_requested = False  # set by a signal handler, which must take no lock
 
     @property
@@ -125,8 +127,8 @@ class Daemon:
         self._watch.start()
         self._session.start()
         self._session.add_listener(lambda _state: self._wake.set())
-        self._session_epoch = self._session.epoch
         job, generation, _evicted, leader = self._store.watch_generation(self._wake.set)
+        self._incarnation = self._store.incarnation
         self._config = replace(config, sizes=job.sizes, job_settings=job.spec.settings)
         if self.settings.chaos:
             door.open_door(self._server, self._session, self._ring)
@@ -134,7 +136,7 @@ class Daemon:
         self._mailbox.leads(leader)
         self._server.start()
         worker = self._store.members.new_id()
-        self._mailbox.worker = self._guard.worker = worker
+        self._mailbox.worker = self._guard.worker = self._lost_job.own = worker
         member = Member(
             id=worker,
             host=config.host,
@@ -249,6 +251,7 @@ class Daemon:
                 self._tell(details, f"{member.name} trains on without its log: {failure}")
             try:
                 self._turn()
+                self._lost_job.is_back()
                 if away_since is not None:
                     away_s = time.monotonic() - away_since
                     away_since, reason = None, f"ZooKeeper is back after {away_s:.1f} s"
@@ -263,7 +266,11 @@ class Daemon:
                 if away_since is None:
                     away_since = time.monotonic()
                     logger.warning("coordination is interrupted, training goes on: %s", error)
-            except UnknownJob as error:  # it was removed, or another one has its name
+            except UnknownJob as error:
+                step = self._mailbox.progress.step
+                if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
+                    continue
+                # It was removed, or another one has its name.
                 self._mailbox.evict(f"its job is gone: {error}")
                 self._ring.break_()
                 return
@@ -294,9 +301,9 @@ class Daemon:
             if self._withdrawn:
                 self._server.close()
             raise CoordinationError("not connected to ZooKeeper")
-        if self._session.epoch != self._session_epoch:
-            # The old session's nodes are gone; the worker is not. Say so again under the same id.
-            self._session_epoch = self._session.epoch
+        if self._incarnation != self._store.incarnation:
+            # Our nodes are gone; the worker is not. Say so again under the same id.
+            self._incarnation = self._store.incarnation
             self._candidacy.end_term()
             self._unwritten.change_member(lambda own: own)
         if self._withdrawn:
@@ -310,6 +317,8 @@ class Daemon:
             self.set_stage(Stage.LEAVING)
         self._unwritten.write(as_member=True)
         job, generation, evicted, leader = self._store.watch_generation(self._wake.set)
+        if self._incarnation != self._store.incarnation:
+            self._wake.set()
         self._mailbox.leads(leader)
         member = self._unwritten.member
         if member is not None and member.id in evicted:
@@ -372,6 +381,7 @@ class Daemon:
             "worker": member.name if member else None,
             "run": self.run if member else None,
             "stage": member.stage if member else None,
+            "newest_generation": self._newest,
             **self._mailbox.progress.for_others(time.monotonic()),
             "activity": self._watch.look().to_json(),
         }

@@ -160,7 +160,7 @@ class Agent(Supervisor[AgentState]):
         try:
             return super()._turn(now)
         except UsageError as error:
-            if not self._epoch:
+            if self._incarnation is None:
                 raise
             # It was away for so long that another one has taken its place, and its workers.
             self._workers.release()
@@ -171,7 +171,7 @@ class Agent(Supervisor[AgentState]):
 
     def _register(self, now: float) -> None:
         self._put_host()
-        if not self._epoch:
+        if self._incarnation is None:
             self._adopt(now)
             if self._guest:  # what happened before it came is for `edl events`
                 self._last_event = max((n for n, _ in self._store.events.read()), default=-1)

@@ -17,10 +17,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Generic
 
 from edl.coordination.job_store import JobStore
+from edl.coordination.lost_job import LaunchersLostJob
 from edl.core.events import Event
 from edl.core.host.process import Process, exited, unstarted
 from edl.core.host.supervision import (
@@ -73,11 +75,14 @@ class Supervisor(ABC, Generic[State]):
         self._workers = workers
         self._own = own
         self._command = tuple(command)
+        say = partial(self._say, for_all=True)
+        self._lost_job = LaunchersLostJob(store, say, ASK_TIMEOUT_S)
+
         self._frozen = Frozen(store, own.host, workers, stack_signal)
         self._launches = 0
         self._snapshot: Snapshot | None = None
         self._read_at = 0.0
-        self._epoch = 0  # of the ZooKeeper session that has our node
+        self._incarnation: tuple[int, int] | None = None  # of the job that has our node
         self._away_since: float | None = None
         self._last_event = -1
         self._wake = threading.Event()  # somebody wants a turn
@@ -155,6 +160,9 @@ class Supervisor(ABC, Generic[State]):
             if decision.exit_code is not None:
                 return self._finish(snapshot, decision.exit_code, now)
         except UnknownJob as error:
+            if self._is_lost(error):
+                self._handle_signal(None, now)
+                return self._give_up_alone(0.0)
             self._workers.kill_all(self._own.limits.killed_s)
             self._say(f"{error}; its workers on this host were ended")
             return 1
@@ -188,17 +196,26 @@ class Supervisor(ABC, Generic[State]):
             self._away_since = None
             self._own = without_zookeeper(self._own)
             self._say("ZooKeeper is back", for_all=True)
-        if self._epoch != session.epoch:
-            epoch = session.epoch
+        incarnation = self._store.incarnation
+        if self._incarnation != incarnation:
             self._register(now)
-            self._epoch = epoch
+            self._incarnation = incarnation
         due = now - self._read_at >= self._own.limits.read_s
         if self._snapshot is None or self._changed.is_set() or due:
             self._changed.clear()
             self._snapshot = self._store.snapshot(wake=self.on_change)
             self._read_at = now
             self._look(self._snapshot, now)
+            self._lost_job.is_back()
         return self._snapshot
+
+    def _is_lost(self, error: UnknownJob) -> bool:
+        """Whether the job is missing in ZooKeeper for now; False: it was removed or replaced."""
+        step = self._snapshot.status.step if self._snapshot is not None else 0
+        if not self._lost_job.handle(error, f"host {self._own.host}", step):
+            return False
+        self._changed.set()
+        return True
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
         """Note what a new reading says; write down what has ended."""

@@ -14,6 +14,7 @@ They need Java, as `edl run` without --zookeeper does. To expire a worker's sess
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,6 +102,10 @@ class Server:
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
+
+    def forget(self) -> None:
+        """Lose all that it wrote, as a container without a volume does; it is not running."""
+        shutil.rmtree(self._directory / "version-2")
 
     def freeze(self) -> None:
         assert self._process is not None
