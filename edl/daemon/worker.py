@@ -203,10 +203,10 @@ class Worker:
         return self.steps.generation
 
     @property
-    def sends_state(self) -> bool:
-        """It is this worker that brings the job's state into this generation."""
+    def sync_root(self) -> int:
+        """The worker that brings the job's state into this generation."""
         generation = self._switching.generation
-        return generation is None or generation.sync_root == self.id
+        return self.id if generation is None else generation.sync_root
 
     @property
     def leader(self) -> Leader:

@@ -24,11 +24,12 @@ class Feed(Protocol):
     def settle(self) -> None:
         """Between two steps: let the samples be formed into batches again that it has lost."""
 
-    def next(self) -> tuple[Batch, bool]:
+    def next(self, waits: bool = True) -> tuple[Batch, bool]:
         """The batch whose data the script gets next; True with it when it is to count for nothing.
 
         That is a batch of a warm-up, or one that is repeated because this worker has no
-        samples left before the others do.
+        samples left before the others do; or, unless it ``waits``, because the data that it gets
+        next are yet to be loaded, where that can be told.
         """
 
 
@@ -72,6 +73,7 @@ class Steps:
         self._came_to_end = False  # the script was told that the epoch is over
         self._padding = 0  # batches of the open step that count for nothing
         self._in_epoch = False
+        self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
     def check_may_iterate(self, outside: str) -> None:
         """The script begins to iterate its batches.
@@ -119,6 +121,7 @@ class Steps:
             )
         if self._worker.warming_up:
             self._worker.join()
+            self._is_new = True
         self._worker.begin()
 
     def begin(self) -> bool:
@@ -150,9 +153,19 @@ class Steps:
         if worker.loader.sampler.restarts != self._restarts:
             self._restarts = worker.loader.sampler.restarts
             feed.restart()
-        batch, padding = feed.next()
+        batch, padding = feed.next(waits=not (self._is_new and self._others_train()))
+        self._is_new &= padding
         worker.loader.begin(batch, padding)
         return True
+
+    def _others_train(self) -> bool:
+        """Whether the next step has samples if this worker, which is new, has none.
+
+        The sync root is not new, and trains as long as it holds enough.
+        """
+        root, loader = self._worker.sync_root, self._worker.loader
+        enough = loader.progress.source.batch_size
+        return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:
         """Hand out one more batch for the step that is open: its gradients are accumulated."""

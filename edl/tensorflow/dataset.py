@@ -76,14 +76,11 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._batches(now)
 
     def _batches(self, now: training.Training) -> Iterator[Any]:
-        arriving = super().__iter__()
-        try:
+        with now.feed.receiving(super().__iter__()) as receive:
             while now.begin_step():
                 with process.unhiding():
-                    batch = next(arriving)
+                    batch = receive()
                 yield batch
-        finally:
-            now.feed.end()
 
 
 def _check_outside() -> None:

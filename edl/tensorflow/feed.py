@@ -12,12 +12,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
+from edl.framework.first_batch import FirstBatch
 from edl.framework.interrupt import raise_in
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
@@ -48,6 +51,10 @@ class PipelineFeed:
         self._reader = 0  # the newest one; older ones end
         self._begun = False
         self._gave_up = False  # batches were formed that nobody will train
+        self._arriving: Iterator[Any] | None = None  # of a loop that this feed receives for
+        self._first: FirstBatch | None = None  # that is awaited while others train
+        self._repeats = False  # the data of the warm-up, for a step that counts for nothing
+        self._warm_up: Any = None  # the data of that
         self.trial = False  # a batch was read before any step had begun
 
     @property
@@ -65,8 +72,8 @@ class PipelineFeed:
             for entry in self._formed:
                 entry.padding = True
 
-    def next(self) -> tuple[Batch, bool]:
-        """See :class:`edl.framework.steps.Feed`.
+    def next(self, waits: bool = True) -> tuple[Batch, bool]:
+        """See :class:`edl.framework.steps.Feed`. It waits unless it receives the data, too.
 
         Raises:
             DataError: the batch could not be loaded.
@@ -77,6 +84,9 @@ class PipelineFeed:
         while (batch := self._form()) is not None:  # without the lock, for a stream is read here
             with self._change:
                 self._put(batch, False)
+        self._repeats = not (waits or self._has_come())
+        if self._repeats:
+            return sampler.warm_up(), True
         with self._change:
             if not self._formed:
                 self._put(sampler.warm_up(), not self._worker.warming_up)
@@ -85,6 +95,36 @@ class PipelineFeed:
         if entry.error is not None:
             raise entry.error
         return entry.batch, entry.padding
+
+    @contextmanager
+    def receiving(self, arriving: Iterator[Any]) -> Iterator[Callable[[], Any]]:
+        """For a loop over ``arriving``, which the pipeline yields: what gets the data of the batch
+        that :meth:`next` has handed out.
+        """
+        self._arriving, self._first = arriving, None
+        try:
+            yield partial(self._receive, arriving)
+        finally:
+            if self._arriving is arriving:
+                self._arriving = self._first = None
+            self.end()
+
+    def _receive(self, arriving: Iterator[Any]) -> Any:
+        if self._repeats:
+            return self._warm_up
+        first, self._first = self._first, None
+        data = next(arriving) if first is None else first.take()
+        if self._worker.warming_up:
+            self._warm_up = data
+        return data
+
+    def _has_come(self) -> bool:
+        """Whether the next batch is loaded, as far as can be told; begins to await it."""
+        if self._arriving is None or self._warm_up is None or not self._formed:
+            return True
+        if self._first is None:
+            self._first = FirstBatch(self._arriving, None)
+        return self._first.has_come
 
     def _form(self) -> Batch | None:
         """The next batch, unless enough are formed."""

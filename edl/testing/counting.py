@@ -145,9 +145,15 @@ def source_of(data: Trained, prefetch_batches: int) -> tuple[Source, Reader | No
 
 
 class Feed:
-    """The batches of a worker's leases: :class:`edl.framework.steps.Feed`."""
+    """The batches of a worker's leases: :class:`edl.framework.steps.Feed`.
+
+    The first one is loaded when it has been asked for LATE times by who does not wait.
+    """
+
+    LATE = 2
 
     def __init__(self, worker: Worker, prefetch_batches: int) -> None:
+        self._late = self.LATE
         self._worker = worker
         self._prefetch_batches = prefetch_batches
         self._ahead: deque[Batch] = deque()
@@ -159,7 +165,7 @@ class Feed:
     def settle(self) -> None:
         return None
 
-    def next(self) -> tuple[Batch, bool]:
+    def next(self, waits: bool = True) -> tuple[Batch, bool]:
         worker = self._worker
         if not worker.warming_up:
             while len(self._ahead) <= self._prefetch_batches:
@@ -168,6 +174,8 @@ class Feed:
                     break
                 self._ahead.append(formed)
         padding = not self._ahead
+        if self._ahead and self._late and not waits:
+            self._late, padding = self._late - 1, True
         self.batch = worker.loader.sampler.warm_up() if padding else self._ahead.popleft()
         return self.batch, padding
 

@@ -20,6 +20,7 @@ from edl.data.dataset import Dataset
 from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
 from edl.errors import DataError, UsageError
+from edl.framework.first_batch import FirstBatch
 from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
 from edl.framework.source import attach_source, attach_stream, is_numbered, stream_of
@@ -171,26 +172,30 @@ class _LoaderFeed:
         except (TypeError, ValueError) as error:  # an option that does not exist, or cannot be
             raise UsageError(f"edl.DataLoader: {error}") from error
         self._arriving: Iterator[Any] = iter(())
+        self._first: FirstBatch | None = None  # that is awaited while others train
         self.data: Any = _NONE
 
     def restart(self) -> None:
         """See :class:`edl.framework.steps.Feed`."""
+        if self._first is not None:
+            self._first.give_up()
+            self._first = None
         self._arriving = iter(())
         self._formed.clear()
 
     def settle(self) -> None:
         """See :class:`edl.framework.steps.Feed`. PyTorch's loader loses nothing."""
 
-    def next(self) -> tuple[Batch, bool]:
-        """See :class:`edl.framework.steps.Feed`."""
+    def next(self, waits: bool = True) -> tuple[Batch, bool]:
+        """See :class:`edl.framework.steps.Feed`. Without loader processes it waits."""
         worker = self._worker
-        fresh = next(self._arriving, _NONE)
-        if fresh is _NONE and (
-            worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
-        ):
+        fresh = self._take(waits)
+        if fresh is _NONE and self._first is None and self._has_more():
             # At the start, and when leases came after the loader had read the last one.
-            self._arriving = self._load()
-            fresh = next(self._arriving)
+            self._arriving = self._loaded(self._open())
+            if not waits and self._loader.num_workers > 0:
+                self._first = FirstBatch(self._arriving, _NONE)
+            fresh = self._take(waits)
         if fresh is not _NONE:
             self.data = fresh
             return self._formed.popleft(), False
@@ -198,19 +203,35 @@ class _LoaderFeed:
             self.data = self._any_data()
         return worker.loader.sampler.warm_up(), True
 
-    def _load(self) -> Iterator[Any]:
-        """PyTorch's batches, from now on.
+    def _take(self, waits: bool) -> Any:
+        """The next batch that PyTorch's loader has; _NONE without one."""
+        if self._first is None:
+            return next(self._arriving, _NONE)
+        if not (waits or self._first.has_come):
+            return _NONE
+        first, self._first = self._first, None
+        return first.take()
+
+    def _has_more(self) -> bool:
+        worker = self._worker
+        return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
+
+    def _open(self) -> Iterator[Any]:
+        """PyTorch's batches, from now on; its processes are there."""
+        if not _forks(self._loader):
+            return iter(self._loader)
+        with holding_sigterm():  # until _WorkerInit does
+            return iter(self._loader)
+
+    @staticmethod
+    def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``.
 
         Raises:
             DataError: the dataset's own sentence, without the traceback of a loader process that
                 PyTorch puts before it.
         """
         try:
-            if _forks(self._loader):
-                with holding_sigterm():  # until _WorkerInit does
-                    batches = iter(self._loader)
-            else:
-                batches = iter(self._loader)
             yield from batches
         except DataError as error:
             sentence = str(error).rpartition(f"{DataError.__module__}.{DataError.__name__}: ")[2]
@@ -218,6 +239,8 @@ class _LoaderFeed:
 
     def _form(self) -> Batch | None:
         """Called by PyTorch's loader when it wants to load one more batch."""
+        if self._first is not None and not self._first.may_form():
+            return None
         worker = self._worker
         if worker.warming_up:
             batch = None if self._formed else worker.loader.sampler.warm_up()

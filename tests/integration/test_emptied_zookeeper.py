@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from horovodrun import WORKER, HorovodrunTrial
 from known import DIGITS
 from made import make_job
 from trial import Trial, trial
@@ -68,6 +69,7 @@ def test_a_server_comes_back_empty(tmp_path: Path) -> None:
         job.prove(workers=3)
 
 
+@pytest.mark.long
 def test_the_jobs_tree_is_removed(tmp_path: Path, zk_hosts: str) -> None:
     """By hand, while all are connected; again, and once with the leader's death."""
     with trial(tmp_path, zk_hosts, np=3) as job:
@@ -83,6 +85,19 @@ def test_the_jobs_tree_is_removed(tmp_path: Path, zk_hosts: str) -> None:
             store.delete()
         leader.kill()
         job.wait(lambda now: now["given_up"], "death")
+        job.wait_for_size(3)
+        job.prove(workers=3)
+
+
+@pytest.mark.long
+def test_under_horovodrun_too(tmp_path: Path, zk_hosts: str) -> None:
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodrunTrial, shield=WORKER) as job:
+        job.wait_for_step(5)
+        before = job.wait(lambda now: len(now["members"]) == 2, "2 members")
+        with job.store() as store:
+            store.delete()
+        restored(job, before)
+        job.scale(3)
         job.wait_for_size(3)
         job.prove(workers=3)
 

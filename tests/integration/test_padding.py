@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import SCRIPTS
+from trial import longest_stall, trial
 
 from edl.testing.job import started
 
@@ -27,3 +29,28 @@ def test_three_samples_on_two_workers(framework: str, tmp_path: Path, zk_hosts: 
         assert mine["mean"] == other["mean"] == 1.0, story  # of 0, 1, 2
         assert mine["steps"] == other["steps"], story
         assert mine["steps"] in ([0.5, 2.0], [1.0, 1.0], [1.5, 0.0]), story
+
+
+@pytest.mark.parametrize(
+    "script", ["counting.py", pytest.param("tf_counting.py", marks=pytest.mark.long)]
+)
+def test_a_newcomer_trains_along_until_its_first_batch_is_loaded(
+    script: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    late_s = 10.0
+    settings: dict[str, Any] = {
+        "script": SCRIPTS / script,
+        "num_workers": 1,
+        "more": ["--late", str(late_s)],
+    }
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
+        job.wait_for_step(5)
+        job.scale(3)
+        job.wait_for_size(3)
+        loaded = job.reports_in / "loaded"
+        before = job.status()["step"]
+        assert not loaded.exists()
+        job.until(loaded.exists, "first batch")
+        assert job.status()["step"] > before + 5, "the others have waited"
+        job.wait_for_progress()
+        assert longest_stall(job.prove(workers=3)) < late_s - 2.0

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from made import make_job, wanted
 
+from edl.coordination.lost_job import LOST
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
 from edl.core.host.supervision import Decision
@@ -31,7 +32,17 @@ class Store:
         self.written: list[Event] = []
         self.states: list[JobState] = []
         self.fails: Exception | None = None
+        self.lost = False
+        self.copy = SimpleNamespace(generation=None)
+        self.nodes = SimpleNamespace(run="run")
         self.events = SimpleNamespace(add=self._add, read=self._read, newest_step=lambda: 0)
+
+    @property
+    def incarnation(self) -> tuple[int, int]:
+        return self.session.epoch, 0
+
+    def was_lost(self, error: UnknownJob) -> bool:
+        return self.lost
 
     def snapshot(self, wake: Callable[[], None]) -> Snapshot:
         self._fail()
@@ -217,6 +228,20 @@ def test_a_job_that_is_gone_takes_its_workers_along(
     assert launcher.turn(100.2) == 1
     assert not workers.running
     assert "its workers on this host were ended" in launcher.lines[0]
+
+
+def test_a_job_that_zookeeper_has_lost_is_waited_for_and_signals_are_heard(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    launcher.turn(100.0)
+    store.lost = True
+    for now in (100.2, 100.4):
+        store.fails = UnknownJob("digits")
+        launcher.on_change()
+        assert launcher.turn(now) is None
+    assert workers.running
+    assert launcher.lines == [LOST]
+    assert launcher.turn(100.6) is None
 
 
 def test_the_launcher_ends_after_its_workers_when_the_job_is_over(

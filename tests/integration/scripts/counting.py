@@ -7,7 +7,7 @@ import contextlib
 import os
 
 import torch
-from tally import Diary, parser
+from tally import Diary, Late, parser
 from torch_model import Averages, CountingModel, Indices, Stateful
 
 import edl.torch as edl
@@ -28,7 +28,10 @@ def data():
         return edl.data.tfrecord(args.tfrecord, parse=int, on_error="skip")
     if args.stream == "shards":
         return edl.data.stream(range(0, args.samples, SHARD), numbers)
-    return Stateful(args.samples) if args.stream == "stateful" else Indices(args.samples)
+    if args.stream == "stateful":
+        return Stateful(args.samples)
+    is_late = args.late and edl.is_warming_up()
+    return Indices(args.samples, Late(args, after=args.batch_size) if is_late else None)
 
 
 def numbers(first, offset):

@@ -49,9 +49,26 @@ def parser():
     options.add_argument("--every", type=float, default=300.0, help="seconds between checkpoints")
     options.add_argument("--exchange", type=int, default=0, help="numbers, each so many steps")
     options.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
+    options.add_argument("--late", type=float, help="seconds for a newcomer's first batch")
     options.add_argument("--talk", type=int, help="print so many characters in each step")
     options.add_argument("--scene", type=Path, help="what is to happen: benchmarks/scenarios")
     return options
+
+
+class Late:
+    """What a newcomer loads after its warm-up takes ``--late`` seconds, and leaves word."""
+
+    def __init__(self, args, after):
+        self._left = after
+        self._late_s = args.late
+        self._word = args.out / "loaded"
+
+    def load(self, sample):
+        if self._left == 0:
+            time.sleep(self._late_s)
+            self._word.touch()
+        self._left -= 1
+        return sample
 
 
 def hold_the_lock():

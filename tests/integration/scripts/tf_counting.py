@@ -11,7 +11,7 @@ also one of the norms of its gradients.
 import os
 
 import numpy as np
-from tally import Diary, counted, parser
+from tally import Diary, Late, counted, parser
 from tf_model import CountingModel, tf
 
 import edl.tensorflow as edl
@@ -98,7 +98,14 @@ def data():
     source = np.arange(args.samples)
     if args.stream:
         source = edl.data.stream(range(0, args.samples, SHARD), numbers, parse=np.int64)
-    return edl.Dataset(source, args.batch_size, shuffle=True, seed=7)
+    batches = edl.Dataset(source, args.batch_size, shuffle=True, seed=7)
+    return batches.map(held_up) if args.late and edl.is_warming_up() else batches
+
+
+def held_up(indices):
+    """A newcomer loads what follows its warm-up late."""
+    late = Late(args, after=1)
+    return tf.ensure_shape(tf.numpy_function(late.load, [indices], tf.int64), indices.shape)
 
 
 def numbers(first, offset):

@@ -8,14 +8,15 @@ from tally import counted
 class Indices(torch.utils.data.Dataset):
     """Sample i is the number i."""
 
-    def __init__(self, samples):
+    def __init__(self, samples, late=None):
         self._samples = samples
+        self._late = late
 
     def __len__(self):
         return self._samples
 
     def __getitem__(self, index):
-        return index
+        return index if self._late is None else self._late.load(index)
 
 
 class Stateful(torch.utils.data.IterableDataset):
