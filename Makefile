@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak churn interleavings elections bench scenarios clean
+.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak churn interleavings short-jobs elections bench scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -65,6 +65,9 @@ churn: setup ## workers spawned and killed all the time, 2,000 kills; ARGS="--ki
 
 interleavings: setup ## a million seeded jobs on the loopback ring; ARGS="--count 10000 --first 1"
 	PYTHONPATH=tests/property $(PYTHON_BIN) tests/chaos/interleavings.py $(ARGS)
+
+short-jobs: setup ## ten thousand short jobs through one local ZooKeeper; ARGS="--count 500"
+	PYTHONPATH=tests $(PYTHON_BIN) tests/chaos/short_jobs.py $(ARGS)
 
 elections: setup ## forty deaths of a leader that is the only old worker; ARGS="--kills 5"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/elections.py $(ARGS)
