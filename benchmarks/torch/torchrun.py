@@ -5,6 +5,7 @@ as stock Horovod's script commits.
 """
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -19,9 +20,12 @@ from benchmarks.torch.stock_intervals import COMMIT_EVERY
 from benchmarks.torch.workload import Synthetic, build_model, build_sgd
 
 SNAPSHOT = Path("snapshot.pt")
+# Workers that are started again may meet addresses of those before them in torchrun's store, and
+# wait for nobody, for 30 minutes unless one says otherwise.
+TIMEOUT = timedelta(seconds=30)
 
 progress, _ = arguments()
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=TIMEOUT)
 dataset = Synthetic()
 sampler = DistributedSampler(dataset, shuffle=True, seed=0)
 loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
