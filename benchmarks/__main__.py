@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks import crash, goodput, report, resize, step_time, thousand
+from benchmarks import page as pages
 from benchmarks.jobs import (
     ROOT,
     BenchmarkError,
@@ -26,7 +27,6 @@ from benchmarks.jobs import (
     TwoHostsStockJob,
 )
 from benchmarks.tensorflow import MODES
-from benchmarks.thousand import page as thousand_page
 from edl.coordination.local_server import start_local, stop_local
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -252,7 +252,8 @@ def write(out: Path, results: dict[str, Any]) -> None:
     if "thousand" in results:
         mine = results["thousand"]
         sections = [make(mine[name]) for name, (_, make) in thousand.MEASUREMENTS.items()]
-        text = thousand_page.markdown(sections, results["machine"])
+        machine = f"Machine: {results['machine']}. {thousand.HOW}"
+        text = pages.markdown(thousand.TITLE, thousand.COMMAND, machine, sections)
         (out / "thousand.md").write_text(text)
         print(text)
     print(f"written to {out}")

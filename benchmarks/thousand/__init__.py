@@ -4,7 +4,7 @@ They do what a worker does to the part that is measured, and nothing else: one m
 
 ``python -m benchmarks --only thousand`` writes docs/benchmarks/thousand.md, a section from each
 module of this package. A further one is a module with ``measure``, and ``section``, which makes a
-:class:`~benchmarks.thousand.page.Section` of what was found; both stand in MEASUREMENTS.
+:class:`~benchmarks.page.Section` of what was found; both stand in MEASUREMENTS.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.page import Section
 from benchmarks.thousand import rendezvous, step_record, zookeeper
-from benchmarks.thousand.page import Section
+
+TITLE, COMMAND = "What a thousand workers cost", 'make bench ARGS="--only thousand"'
+HOW = "Stand-ins take the place of workers, on the same machine."
 
 MEASUREMENTS: dict[str, tuple[Callable[[Callable[[str], None]], Any], Callable[[Any], Section]]] = {
     "rendezvous": (rendezvous.measure, rendezvous.section),

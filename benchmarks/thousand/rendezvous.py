@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from benchmarks.jobs import BenchmarkError
-from benchmarks.thousand.page import Section
+from benchmarks.page import Section
 from edl.http.client import rendezvous_path
 from edl.ring.mesh import ADDRESS_BYTES
 from edl.ring.rendezvous import RendezvousServer, new_scope

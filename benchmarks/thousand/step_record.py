@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.thousand.page import Section
+from benchmarks.page import Section
 from edl.core.step.ledger import LeasePolicy, Ledger, complete_step, grant, start_epoch
 from edl.core.step.slowest import Slowest
 from edl.core.step.state_check import split_of

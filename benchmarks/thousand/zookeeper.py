@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.thousand.page import Section
+from benchmarks.page import Section
 from edl.coordination.access import Access
 from edl.coordination.election import Election
 from edl.coordination.job_store import JobStore

@@ -1,4 +1,4 @@
-"""docs/benchmarks/thousand.md: a section for each measurement."""
+"""A page of docs/benchmarks: a section for each measurement."""
 
 from __future__ import annotations
 
@@ -17,15 +17,9 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def markdown(sections: Iterable[Section], machine: str) -> str:
-    """The page."""
-    lines = [
-        "# What a thousand workers cost",
-        "",
-        '`make bench ARGS="--only thousand"` wrote this page; do not edit.',
-        "",
-        f"Machine: {machine}. Stand-ins take the place of workers, on the same machine.",
-    ]
+def markdown(title: str, command: str, how: str, sections: Iterable[Section]) -> str:
+    """The page that ``command`` writes."""
+    lines = [f"# {title}", "", f"`{command}` wrote this page; do not edit.", "", how]
     for section in sections:
         align = ["---", *["---:"] * (len(section.head) - 1)]
         lines += ["", f"## {section.title}", "", section.how, ""]

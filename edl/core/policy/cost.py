@@ -1,0 +1,83 @@
+"""As many workers as their price is worth.
+
+With R_k samples a second of k workers, the time and the cost of the whole training are
+
+    T_k = elapsed + left / R_k        C_k = price * (worker time so far + k * left / R_k)
+
+and k + d workers pay when the utility U of the time grows by more than the cost:
+
+    U(T_(k+d)) - U(T_k)  >  C_(k+d) - C_k        (AutoScaling, MLSys 2020)
+
+A utility is a curve that falls with the time. A deadline and a highest cost say the same in words
+that people have: as few workers as meet the deadline, and no more than the money allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edl.core.policy.climbing import Climbing, Verdict
+from edl.core.policy.observation import Observation
+from edl.core.settings import setting
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Cost(Climbing):
+    """Rule ``cost``. Times in seconds, money in the currency of ``price``."""
+
+    price: float = setting(0.0, "of a worker for an hour", least=0.0)
+    deadline_s: float | None = setting(None, "when the training shall have ended")
+    max_cost: float | None = setting(None, "what it may cost altogether", least=0.0)
+    utility: tuple[tuple[float, float], ...] = setting(
+        (), "what it is worth by when it ends: (seconds, value), straight lines between"
+    )
+
+    def verdict(self, now: Observation, fewer: int, more: int) -> Verdict:
+        if now.left is None:
+            return Verdict(fewer, more, False, "nobody knows when a stream ends")
+        ends, costs = self.forecast(now, more)
+        ended, cost = self.forecast(now, fewer)
+        with_more = f"with {more} it ends after {span(ends)} for {costs:.2f}"
+        beside = f"with {fewer} after {span(ended)} for {cost:.2f}"
+        if self.utility:
+            gain = worth(self.utility, ends) - worth(self.utility, ended)
+            pays = gain > costs - cost
+            return Verdict(fewer, more, pays, f"{with_more}, {beside}: {gain:.2f} more worth it")
+        late = self.deadline_s is None or ended > self.deadline_s
+        affordable = self.max_cost is None or costs <= self.max_cost
+        if not late:
+            why = f"{beside}, before its deadline"
+        elif not affordable:
+            why = f"{with_more}, more than {self.max_cost:.2f}"
+        else:
+            why = f"{with_more}, {beside}"
+        return Verdict(fewer, more, late and affordable and ends < ended, why)
+
+    def forecast(self, now: Observation, np: int) -> tuple[float, float]:
+        """When the training ends with ``np`` workers from now on, in seconds, and its cost."""
+        assert now.left is not None
+        rate = now.seen[np].samples_per_s
+        rest_s = now.left / rate if rate > 0 else float("inf")
+        return now.elapsed_s + rest_s, self.price / HOUR_S * (now.worker_s + np * rest_s)
+
+
+def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
+    """The value at ``at_s`` of lines through points (seconds, value); the last is prolonged."""
+    points = sorted(curve)
+    if at_s <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    for (start, high), (end, low) in pairwise(points):
+        if at_s <= end or (end, low) == points[-1]:
+            return high + (low - high) * (at_s - start) / (end - start)
+    raise AssertionError("the last line has no end")
+
+
+def span(seconds: float) -> str:
+    """ "45 s", "12 min", "2.5 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.1f} h"

@@ -1,0 +1,89 @@
+"""What a rule decides from, and what it answers: values, in a live job and in a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from edl.core.record import Record
+from edl.core.sizes import Sizes
+
+KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
+
+State = Mapping[str, Any]
+"""What a rule notes for the next time: JSON values, for another leader may ask then."""
+
+
+@dataclass(frozen=True)
+class Seen(Record):
+    """What was measured with some number of workers, of all together, in so many steps."""
+
+    samples_per_s: float
+    steps: int
+
+    def and_then(self, more: Seen) -> Seen:
+        """Both, as one measurement, which forgets what is older than KEPT_STEPS, bit by bit."""
+        before = min(self.steps, KEPT_STEPS)
+        total = self.samples_per_s * before + more.samples_per_s * more.steps
+        return Seen(total / (before + more.steps), self.steps + more.steps)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A job at one moment.
+
+    Attributes:
+        np: workers that train.
+        sizes: how many it may have.
+        slots: for how many there is room; None: for any number.
+        steps: complete with these workers; the first after a change does not count.
+        seen: the throughput by number of workers, as far as it was measured.
+        awaits: workers were asked for that are not there yet, or are there still.
+        elapsed_s: since training began, pauses included.
+        worker_s: workers, times the seconds that each was there: what is paid.
+        left: samples to train until the end; None: nobody knows.
+    """
+
+    np: int
+    sizes: Sizes
+    slots: int | None = None
+    steps: int = 0
+    seen: Mapping[int, Seen] = field(default_factory=dict)
+    awaits: bool = False
+    elapsed_s: float = 0.0
+    worker_s: float = 0.0
+    left: float | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest size that it may have and there is room for; at least what it has."""
+        limits = [n for n in (self.sizes.max_np, self.slots) if n is not None]
+        top = self.sizes.below(min(limits)) if limits else None
+        return max(self.np, top or 0) if limits else UNLIMITED
+
+    @property
+    def least(self) -> int:
+        """The smallest size that it may have."""
+        return self.sizes.above(self.sizes.min_np) or self.sizes.min_np
+
+
+UNLIMITED = 1 << 30
+
+
+class Suggestion(NamedTuple):
+    """The size that a rule wants, why, and what it notes."""
+
+    np: int
+    reason: str
+    state: State
+
+
+class Rule(Protocol):
+    """A policy with its parameters."""
+
+    def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
+        """What is wanted at ``now_s``; ``state``: as noted the last time, empty at first.
+
+        ``now_s``: seconds since training began, which no new leader sets back.
+        """

@@ -1,0 +1,54 @@
+"""More workers as long as each brings enough of its share of the throughput.
+
+Of k workers with throughput R_k, d more are worth it when
+
+    s = ((R_(k+d) - R_k) / d) / (R_k / k)  >  threshold
+
+s is 1 where the new ones bring as much as the old, 0 where they bring nothing (AutoScaling, MLSys
+2020, whose threshold is 0.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.core.plural import verb
+from edl.core.policy.climbing import Climbing, Verdict
+from edl.core.policy.observation import Observation
+from edl.core.settings import setting
+
+
+@dataclass(frozen=True)
+class Throughput(Climbing):
+    """Rule ``throughput``."""
+
+    threshold: float = setting(
+        0.1, "a worker more must bring this part of what one of the present ones does"
+    )
+
+    def verdict(self, now: Observation, fewer: int, more: int) -> Verdict:
+        share = marginal_share(now, fewer, more)
+        what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
+        pays = share > self.threshold
+        relation = "more than" if pays else "less than"
+        if share == self.threshold:
+            relation = "not more than"
+        brings = "brings" if more == fewer + 1 else verb(more - fewer, "brings", "bring")
+        its = "its" if brings == "brings" else "their"
+        why = f"{what} {brings} {share:.2f} of {its} share, {relation} {self.threshold:.2f}"
+        return Verdict(fewer, more, pays, why)
+
+
+def marginal_share(now: Observation, fewer: int, more: int) -> float:
+    """What each worker more brings, as a part of what each of the fewer does."""
+    base, gain = now.seen[fewer].samples_per_s, now.seen[more].samples_per_s
+    each = base / fewer
+    return ((gain - base) / (more - fewer)) / each if each > 0 else 0.0
+
+
+def ordinal(number: int) -> str:
+    """ "a 5th worker", "a 21st worker", "an 8th worker"."""
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    text = str(number)
+    article = "an" if text.startswith("8") or number in (11, 18) else "a"
+    return f"{article} {number}{ending} worker"
