@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
+from edl.core.duration import seconds
 from edl.errors import UsageError
 
 LEADER, WORKER, NEWCOMER = "leader", "worker", "newcomer"
 
 _ORDER = re.compile(r"(leader|worker|newcomer|w(?:0|[1-9][0-9]*))(?:@step=([0-9]+))?")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
 T = TypeVar("T")
@@ -180,7 +179,7 @@ def read_duration(option: str, text: str) -> float:
     Raises:
         UsageError: it is no duration.
     """
-    match = _DURATION.fullmatch(text)
-    if match is None:
+    found = seconds(text)
+    if found is None:
         raise UsageError(f"{option} {text!r} is no duration; write 500ms, 5s, 2m or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    return found

@@ -1,0 +1,14 @@
+"""Times as people write them: "500ms", "5s", "15m", "2h", "1d"; a bare number is seconds."""
+
+from __future__ import annotations
+
+import re
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|s|m|h|d|)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds(text: str) -> float | None:
+    """The seconds that ``text`` means; None: it is no duration."""
+    match = _DURATION.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _SECONDS[match[2]]

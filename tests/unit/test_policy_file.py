@@ -1,0 +1,90 @@
+"""A policy's file: what is read, and what is refused with its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.core.policy.cost import Cost
+from edl.core.policy.file import HOLD_S, check_sizes, parse
+from edl.core.policy.throughput import Throughput
+from edl.core.sizes import Sizes
+from edl.errors import UsageError
+
+SHORT = """
+[size]
+rule = "throughput"
+threshold = 0.2
+every_steps = 20
+add = 2
+"""
+
+
+def size(*lines: str, rule: str = "throughput") -> str:
+    return "\n".join(["[size]", f'rule = "{rule}"', *lines])
+
+
+def test_a_short_file() -> None:
+    policy = parse(SHORT, "policy.toml")
+    assert policy.size == Throughput(threshold=0.2, every_steps=20, add=2)
+    assert (policy.name, policy.hold_s, policy.text) == ("throughput", HOLD_S, SHORT)
+
+
+def test_times_are_written_with_their_unit() -> None:
+    text = size('deadline = "2h"', "price = 3", 'hold = "15 m"', "settled = 90", rule="cost")
+    policy = parse(text, "policy.toml")
+    assert policy.size == Cost(deadline_s=7200.0, price=3.0, settled_s=90.0)
+    assert policy.hold_s == 900.0
+
+
+def test_a_utility() -> None:
+    text = size("price = 1", 'utility = [[0, 10], ["3h", 0]]', rule="cost")
+    assert parse(text, "policy.toml").size == Cost(price=1.0, utility=((0.0, 10.0), (10800.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[size", "p.toml is not TOML: "),
+        ("", 'p.toml names no rule; write [size] and below it rule = "throughput"'),
+        ("[sise]\nrule = 1", "p.toml, line 1: there is no table [sise]; did you mean size?"),
+        (size(rule="thruput"), "p.toml, line 2: there is no rule 'thruput'; did you mean throug"),
+        (
+            size("treshold = 0.1"),
+            "p.toml, line 3: rule throughput has no 'treshold'; did you mean threshold?",
+        ),
+        (size("colour = 1"), "p.toml, line 3: rule throughput has no 'colour'; there are every"),
+        (size("add = 0"), "p.toml, line 3: add is 0; it must be at least 1"),
+        (size("add = 1.5"), "p.toml, line 3: add is 1.5; it must be a whole number"),
+        (size("add = true"), "p.toml, line 3: add is True; it must be a whole number"),
+        (size("", 'threshold = "x"'), "p.toml, line 4: threshold is 'x'; it must be a number"),
+        (size("hold = 0"), "p.toml, line 3: hold is 0; it must be a time such as"),
+        (size('settled = "soon"'), "p.toml, line 3: settled is 'soon'; it must be a time such"),
+        (size(rule="cost"), "p.toml, line 2: rule cost needs to know what is wanted; add a"),
+        (
+            size("price = 2", rule="cost"),
+            "p.toml, line 3: a price alone does not say what it is worth; add a deadline,",
+        ),
+        (size("max_cost = 2", rule="cost"), "p.toml, line 3: max_cost needs the price"),
+        (
+            size("price = 1", 'deadline = "1h"', "utility = [[0, 1], [9, 0]]", rule="cost"),
+            "p.toml, line 5: utility and deadline contradict each other",
+        ),
+        (size("price = 1", "utility = [[1, 2]]", rule="cost"), "line 4: utility is a list of"),
+        (size("price = 1", "utility = [[9, 2], [3, 0]]", rule="cost"), "each time later than"),
+        (size("price = -1", 'deadline = "1h"', rule="cost"), "line 3: price is -1; it must be at"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "p.toml")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_of_one_size_cannot_find_another() -> None:
+    policy = parse(SHORT, "p.toml")
+    check_sizes(policy, Sizes(1, 2), "p.toml")
+    check_sizes(policy, Sizes(1), "p.toml")
+    for sizes in (Sizes(2, 2), Sizes(1, 8, sizes=(4,)), Sizes(1, 5, size_step=4)):
+        with pytest.raises(UsageError, match=f"the job may have {sizes} only"):
+            check_sizes(policy, sizes, "p.toml")
