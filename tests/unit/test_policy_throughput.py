@@ -151,6 +151,17 @@ def test_what_is_explained_is_so(runs: ModuleType) -> None:
         assert training.scaled_s[start] > 1.08 * training.static_s[size]
 
 
+@pytest.mark.parametrize(("speed", "factor"), [(0.75, 0.801), (0.5, 0.659), (0.25, 0.486)])
+def test_replaced_stragglers_cost_little(runs: ModuleType, speed: float, factor: float) -> None:
+    """``factor``: published seconds with replaced ones, of those with the slow ones."""
+    slow, replaced, _ = runs.STRAGGLERS[speed]
+    assert replaced / slow == pytest.approx(factor, abs=0.001)
+    played, spared = (runs.play_stragglers(speed, replaces) for replaces in (False, True))
+    assert runs.play_stragglers(1.0, False) == pytest.approx(runs.NONE_S, rel=0.01)
+    assert played == pytest.approx(slow, rel=0.1)
+    assert spared < 1.1 * runs.NONE_S
+
+
 def test_the_page_is_as_it_is_written(runs: ModuleType) -> None:
     for training in (runs.CIFAR, runs.IMAGENET):
         for row in runs.section(training).rows:

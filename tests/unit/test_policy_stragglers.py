@@ -1,0 +1,93 @@
+"""Who is a straggler, what at, and what is done; with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.core.policy.observation import State
+from edl.core.policy.stragglers import Care, Slow, Stragglers, Times
+
+RULE = Stragglers(patience_steps=1)
+
+
+def ring(*compute_s: float, host: str = "abcdefgh", **data_s: float) -> list[Times]:
+    """Workers w0, w1, ... that train 32 samples in a step, each on its own host."""
+    return [
+        Times(worker, host[worker], 32.0, seconds, data_s.get(f"w{worker}", 0.01))
+        for worker, seconds in enumerate(compute_s)
+    ]
+
+
+def after(steps: int, times: list[Times], rule: Stragglers = RULE) -> Care:
+    state: State = {}
+    for _ in range(steps):
+        care = rule(times, state)
+        state = care.state
+    return care
+
+
+@pytest.mark.parametrize(
+    ("speed", "steps"),
+    # From 1, after n steps: speed + (1 - speed) * 0.9^n < 0.8. With 0.75: 0.9^n < 0.2, so n = 16
+    # (0.185; 0.206 after 15); with 0.5: < 0.6, n = 5 (0.590); with 0.25: < 0.7333, n = 3 (0.729).
+    [(0.75, 16), (0.5, 5), (0.25, 3)],
+)
+def test_a_worker_is_slow_after_so_many_steps(speed: float, steps: int) -> None:
+    times = [Times(w, "a", 32.0, 0.1 / (speed if w == 2 else 1.0)) for w in range(5)]
+    assert not after(steps - 1, times).findings
+    [finding] = after(steps, times).findings
+    assert (finding.workers, finding.host, finding.at) == ((2,), "", Slow.COMPUTE)
+
+
+def test_several_steps_at_once_count_as_many() -> None:
+    alone = [Times(w, "a", 32.0, 0.2 if w == 2 else 0.1, steps=1) for w in range(5)]
+    together = [Times(w, "a", 32.0, 0.2 if w == 2 else 0.1, steps=20) for w in range(5)]
+    speed = after(20, alone).state["2"]["speed"]
+    assert after(1, together).state["2"]["speed"] == pytest.approx(speed)
+
+
+def test_a_slow_one_gets_less_and_a_very_slow_one_is_replaced() -> None:
+    little = after(200, ring(0.1, 0.1, 0.1, 0.1538))  # 0.11 / 0.1638 of the usual
+    assert little.shares == {3: pytest.approx(0.672, abs=0.001)}
+    assert little.replace == ()
+    much = after(200, ring(0.1, 0.1, 0.1, 0.43))  # a quarter
+    assert (much.shares, much.replace) == ({}, (3,))
+    assert str(much.findings[0]) == "w3 computes at 0.25 of the usual speed"
+
+
+def test_one_with_a_smaller_share_is_as_slow_as_before() -> None:
+    """Its step is as short as that of the others; what it trains in a second is not more."""
+    times = [*ring(0.1, 0.1, 0.1), Times(3, "d", 16.0, 0.1, 0.01)]
+    assert after(200, times).shares == {3: pytest.approx(0.5, abs=0.001)}
+
+
+def test_it_has_to_be_slow_for_long() -> None:
+    rule = Stragglers(patience_steps=50)
+    times = ring(0.1, 0.1, 0.1, 0.4)
+    assert not after(52, times, rule).findings  # slow from the third on
+    assert after(53, times, rule).findings
+    state = after(52, times, rule).state
+    for _ in range(30):  # a pause
+        state = rule(ring(0.1, 0.1, 0.1, 0.1), state).state
+    assert state["3"]["steps"] == 0
+
+
+def test_slow_data_are_named_and_nobody_is_replaced_for_them() -> None:
+    care = after(200, ring(0.1, 0.1, 0.1, 0.1, w1=0.5))
+    assert [(f.workers, f.at) for f in care.findings] == [((1,), Slow.DATA)]
+    assert (care.shares, care.replace) == ({}, ())
+    assert str(care.findings[0]) == "w1 loads its data at 0.18 of the usual speed"
+
+
+def test_a_slow_host_is_one_finding() -> None:
+    care = after(200, ring(0.1, 0.1, 0.1, 0.1, 0.1, 0.4, 0.4, host="aaaaabb"))
+    [finding] = care.findings
+    assert (finding.host, finding.workers) == ("b", (5, 6))
+    assert str(finding) == "host b (w5, w6) computes at 0.27 of the usual speed"
+    assert care.replace == (5, 6)
+    one = after(200, ring(0.1, 0.1, 0.1, 0.1, 0.1, 0.4, 0.1, host="aaaaabb"))
+    assert [f.host for f in one.findings] == [""]
+
+
+def test_two_workers_say_nothing_of_each_other() -> None:
+    assert after(100, ring(0.1, 0.9)) == Care({}, (), (), {})
