@@ -1,0 +1,173 @@
+"""How long a step takes with n workers and b samples of each: Pollux' model, and its fit.
+
+    compute = a_c + b_c * b
+    reduce  = 0 with one worker; a + b * max(n - 2, 0), with a pair (a, b) for workers on one host
+              and another one for workers on several
+    step    = (compute^g + reduce^g)^(1/g)       g from 1 (one after the other) to 10 (at once)
+
+(Pollux, OSDI 2021; adaptdl/goodput.py.) It is fitted to what was measured by the squares of
+differences of logarithms. What no measurement speaks of stays as it was assumed: a job that has
+only trained with one worker learns nothing of reducing, and takes that to cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.record import Record
+
+Vector = npt.NDArray[np.float64]
+
+ROUNDS = 60
+TINY = 1e-8  # no part is shorter, in seconds
+MOST_OVERLAP = 10.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``workers`` on ``hosts`` took ``step_s`` for a step of ``batch`` samples of each."""
+
+    workers: int
+    hosts: int
+    batch: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class StepTime(Record):
+    """The model; times in seconds, ``each_`` for a sample or a worker more."""
+
+    compute_s: float = TINY
+    each_sample_s: float = TINY
+    reduce_s: float = TINY  # two workers on one host
+    each_worker_s: float = TINY
+    far_reduce_s: float = TINY  # two workers on two hosts
+    each_far_worker_s: float = TINY
+    overlap: float = 1.0
+
+    def step_s(self, workers: int, hosts: int, batch: float) -> float:
+        """What a step takes."""
+        values = np.array([workers]), np.array([hosts]), np.array([batch])
+        return float(_predict(self._vector(), *values)[0])
+
+    def throughput(self, workers: int, hosts: int, batch: float) -> float:
+        """Samples a second of all workers together."""
+        return workers * batch / self.step_s(workers, hosts, batch)
+
+    def _vector(self) -> Vector:
+        parts = (self.compute_s, self.each_sample_s, self.reduce_s, self.each_worker_s)
+        return np.array([*parts, self.far_reduce_s, self.each_far_worker_s, self.overlap])
+
+
+def fit(measured: Sequence[Measured]) -> StepTime:
+    """The model that explains the measurements best.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not measured:
+        raise ValueError("nothing was measured")
+    workers = np.array([one.workers for one in measured])
+    hosts = np.array([one.hosts for one in measured])
+    batch = np.array([one.batch for one in measured], float)
+    logs = np.log([one.step_s for one in measured])
+    free = _free(workers, hosts, batch)
+    start = np.full(7, TINY)
+    shortest = float(np.exp(logs.min()))
+    start[0], start[1] = 0.5 * shortest, 0.5 * shortest / float(batch.max())
+    start[2:6] = 0.1 * shortest
+    start[6] = 1.5
+    if not free[0]:  # one size of a batch: what it costs cannot be told from what each sample does
+        start[0], start[1] = TINY, shortest / float(batch.max())
+    start = np.where(free, start, _ASSUMED if free[0] else np.where(_COMPUTE, start, _ASSUMED))
+
+    def errors(inner: Vector) -> Vector:
+        values = start.copy()
+        values[free] = _outer(inner, free)
+        predicted = np.log(_predict(values, workers, hosts, batch))
+        penalties = (
+            np.sqrt(1e-3) * (values[6] - 1.0),
+            0.1 * values[3] / values[2] if free[3] else 0.0,
+            0.1 * values[5] / values[4] if free[5] else 0.0,
+        )
+        return np.concatenate([(predicted - logs) / np.sqrt(len(logs)), penalties])
+
+    best = _least_squares(errors, _inner(start[free], free))
+    start[free] = _outer(best, free)
+    return StepTime(*(float(value) for value in start))
+
+
+_ASSUMED = np.array([TINY] * 6 + [1.0])
+_COMPUTE = np.array([True, True] + [False] * 5)
+
+
+def _free(workers: Vector, hosts: Vector, batch: Vector) -> npt.NDArray[np.bool_]:
+    """Which parameters the measurements speak of."""
+    near, far = (workers > 1) & (hosts == 1), (workers > 1) & (hosts > 1)
+    return np.array(
+        [
+            len(np.unique(batch)) > 1,
+            True,
+            near.any(),
+            bool((workers[near] > 2).any()) and len(np.unique(workers[near])) > 1,
+            far.any(),
+            bool((workers[far] > 2).any()) and len(np.unique(workers[far])) > 1,
+            bool((near | far).any()) and len(np.unique(batch)) > 1,
+        ]
+    )
+
+
+def _predict(values: Vector, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
+    compute = values[0] + values[1] * batch
+    far = hosts > 1
+    more = np.maximum(workers - 2, 0)
+    reduce = np.where(far, values[4] + values[5] * more, values[2] + values[3] * more)
+    reduce = np.where(workers > 1, reduce, 0.0)
+    longest = np.maximum(compute, reduce)
+    overlap = values[6]
+    shares = (compute / longest) ** overlap + (reduce / longest) ** overlap
+    return np.asarray(longest * shares ** (1.0 / overlap))
+
+
+def _inner(values: Vector, free: npt.NDArray[np.bool_]) -> Vector:
+    """Without bounds: logarithms, and of the overlap its place between 1 and the most."""
+    inner = np.log(np.maximum(values, TINY))
+    if free[6]:
+        part = (values[-1] - 1.0) / (MOST_OVERLAP - 1.0)
+        inner[-1] = np.log(part / (1.0 - part))
+    return inner
+
+
+def _outer(inner: Vector, free: npt.NDArray[np.bool_]) -> Vector:
+    inner = np.clip(inner, -20.0, 20.0)
+    values = np.maximum(np.exp(inner), TINY)
+    if free[6]:
+        values[-1] = 1.0 + (MOST_OVERLAP - 1.0) / (1.0 + np.exp(-inner[-1]))
+    return values
+
+
+def _least_squares(errors: Callable[[Vector], Vector], start: Vector) -> Vector:
+    """Levenberg and Marquardt's method, with differences for derivatives."""
+    at, damping = start, 1e-2
+    now = errors(at)
+    for _ in range(ROUNDS):
+        slopes = np.stack(
+            [(errors(at + 1e-6 * unit) - now) / 1e-6 for unit in np.eye(len(at))], axis=1
+        )
+        normal, downhill = slopes.T @ slopes, slopes.T @ now
+        step = np.linalg.solve(normal + damping * np.eye(len(at)), -downhill)
+        then = errors(at + step)
+        if then @ then < now @ now:
+            gained = now @ now - then @ then
+            at, now, damping = at + step, then, max(damping / 3.0, 1e-12)
+            if gained < 1e-14:
+                break
+        else:
+            damping *= 4.0
+            if damping > 1e12:
+                break
+    return at

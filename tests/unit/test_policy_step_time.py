@@ -1,0 +1,68 @@
+"""The step time model: what it says of made and of published measurements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edl.core.policy.step_time import Measured, StepTime, fit
+
+TRUE = StepTime(0.02, 0.001, 0.03, 0.004, 0.08, 0.01, 2.0)
+
+
+def made(*configurations: tuple[int, int, float], noise: float = 0.0) -> list[Measured]:
+    chance = np.random.default_rng(1)
+    return [
+        Measured(n, hosts, batch, TRUE.step_s(n, hosts, batch) * (1 + chance.normal(0, noise)))
+        for n, hosts, batch in configurations
+    ]
+
+
+def test_the_formula() -> None:
+    # 64 samples: 0.02 + 0.064 = 0.084 s; 4 workers on a host: 0.03 + 2 * 0.004 = 0.038 s; together
+    # sqrt(0.084^2 + 0.038^2) = 0.09220 s. On two hosts 0.08 + 0.02 = 0.1: sqrt(0.017056) = 0.13060.
+    assert TRUE.step_s(1, 1, 64) == pytest.approx(0.084)
+    assert TRUE.step_s(4, 1, 64) == pytest.approx(0.09220, abs=1e-5)
+    assert TRUE.step_s(4, 2, 64) == pytest.approx(0.13060, abs=1e-5)
+    assert TRUE.throughput(4, 2, 64) == pytest.approx(256 / 0.13060, rel=1e-4)
+
+
+def test_it_is_found_again() -> None:
+    everything = [(n, hosts, batch) for n in (1, 2, 3, 4, 8) for hosts in (1, 2)
+                  for batch in (16.0, 64.0, 256.0) if n >= hosts]  # fmt: skip
+    found = fit(made(*everything))
+    for n, hosts, batch in [*everything, (16, 2, 64.0), (6, 1, 128.0)]:
+        assert found.step_s(n, hosts, batch) == pytest.approx(
+            TRUE.step_s(n, hosts, batch), rel=0.05
+        )
+
+
+def test_noise_is_averaged() -> None:
+    configurations = [(n, 1, batch) for n in (1, 2, 4, 8) for batch in (16.0, 64.0)] * 30
+    found = fit(made(*configurations, noise=0.1))
+    for n, hosts, batch in configurations[:8]:
+        assert found.step_s(n, hosts, batch) == pytest.approx(
+            TRUE.step_s(n, hosts, batch), rel=0.05
+        )
+
+
+def test_what_nothing_was_measured_of_is_taken_to_cost_nothing() -> None:
+    found = fit(made((1, 1, 64.0)))
+    assert found.step_s(1, 1, 64.0) == pytest.approx(0.084, rel=1e-3)
+    assert found.step_s(8, 2, 64.0) == pytest.approx(0.084, rel=1e-3)
+    assert found.step_s(1, 1, 32.0) == pytest.approx(0.042, rel=1e-3)
+    near = fit(made((1, 1, 64.0), (2, 1, 64.0)))
+    assert near.step_s(2, 1, 64.0) == pytest.approx(TRUE.step_s(2, 1, 64.0), rel=0.01)
+    assert near.step_s(8, 1, 64.0) == pytest.approx(near.step_s(2, 1, 64.0), rel=1e-3)
+    with pytest.raises(ValueError, match="nothing was measured"):
+        fit([])
+
+
+def test_a_published_curve() -> None:
+    """AutoScaling's CPU cluster: 1,024 samples a step in all, so 1,024 / n of each worker."""
+    rates = {1: 115, 2: 213, 4: 401, 8: 735, 16: 1393, 32: 2466, 40: 2891, 50: 3270}
+    measured = [Measured(n, max(1, n // 2), 1024 / n, 1024 / rate) for n, rate in rates.items()]
+    found = fit(measured)
+    for one in measured:
+        step_s = found.step_s(one.workers, one.hosts, one.batch)
+        assert step_s == pytest.approx(one.step_s, rel=0.08), one

@@ -1,0 +1,40 @@
+"""The wishes of a script's workers, taken together."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.core.policy.observation import Observation
+from edl.core.policy.votes import Together, Votes
+from edl.core.sizes import Sizes
+
+NOW = Observation(4, Sizes(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("together", "wishes", "np"),
+    [
+        (Together.SUM, [1, 1, -1, 0], 5),
+        (Together.SUM, [-3, -3, 0, 0], 1),
+        (Together.MEAN, [2, 2, 1, 0], 5),  # 1.25
+        (Together.MEAN, [-1, -1, 0, -1], 3),  # -0.75
+        (Together.MAX, [-1, 2, 0, 1], 6),
+        (Together.MAX, [-2, -1, -1, -1], 3),
+    ],
+)
+def test_wishes_are_taken_together(together: Together, wishes: list[int], np: int) -> None:
+    suggestion = Votes(together)(NOW, {}, 5.0, dict(enumerate(wishes)))
+    assert (suggestion.np, suggestion.state) == (np, {"changed_s": 5.0})
+
+
+def test_changes_are_not_closer_than_the_interval() -> None:
+    rule, wishes = Votes(every_s=60.0), {0: 1}
+    state = rule(NOW, {}, 5.0, wishes).state
+    assert rule(NOW, state, 64.0, wishes).np == 4
+    assert rule(NOW, state, 65.0, wishes).np == 5
+
+
+def test_nobody_wishes_anything() -> None:
+    assert Votes()(NOW, {}, 0.0, {}).reason == "no worker wishes anything"
+    kept = Votes()(NOW, {}, 0.0, {0: 1, 1: -1})
+    assert (kept.np, kept.reason) == (4, "stays at 4: the sum of what 2 workers wish is +0")
