@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.core.policy.observation import Observation
-from edl.core.policy.votes import Together, Votes
+from edl.core.policy.votes import MAX, MEAN, SUM, Votes
 from edl.core.sizes import Sizes
 
 NOW = Observation(4, Sizes(1, 8))
@@ -14,15 +14,15 @@ NOW = Observation(4, Sizes(1, 8))
 @pytest.mark.parametrize(
     ("together", "wishes", "np"),
     [
-        (Together.SUM, [1, 1, -1, 0], 5),
-        (Together.SUM, [-3, -3, 0, 0], 1),
-        (Together.MEAN, [2, 2, 1, 0], 5),  # 1.25
-        (Together.MEAN, [-1, -1, 0, -1], 3),  # -0.75
-        (Together.MAX, [-1, 2, 0, 1], 6),
-        (Together.MAX, [-2, -1, -1, -1], 3),
+        (SUM, [1, 1, -1, 0], 5),
+        (SUM, [-3, -3, 0, 0], 1),
+        (MEAN, [2, 2, 1, 0], 5),  # 1.25
+        (MEAN, [-1, -1, 0, -1], 3),  # -0.75
+        (MAX, [-1, 2, 0, 1], 6),
+        (MAX, [-2, -1, -1, -1], 3),
     ],
 )
-def test_wishes_are_taken_together(together: Together, wishes: list[int], np: int) -> None:
+def test_wishes_are_taken_together(together: str, wishes: list[int], np: int) -> None:
     suggestion = Votes(together)(NOW, {}, 5.0, dict(enumerate(wishes)))
     assert (suggestion.np, suggestion.state) == (np, {"changed_s": 5.0})
 

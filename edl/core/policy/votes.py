@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from edl.core.plural import counted, workers
 from edl.core.policy.observation import Observation, State, Suggestion
 from edl.core.settings import setting
 
-
-class Together(StrEnum):
-    """How the wishes of the workers become one."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    MAX = "max"
+SUM, MEAN, MAX = "sum", "mean", "max"
 
 
 @dataclass(frozen=True)
 class Votes:
     """Rule of :func:`edl.on_interval`; ``every_s`` at least between two changes."""
 
-    together: Together = setting(Together.SUM, "sum, mean or max of the workers' wishes")
+    together: str = setting(
+        SUM, "how the workers' wishes become one: sum, mean or max", choices=(SUM, MEAN, MAX)
+    )
     every_s: float = setting(60.0, "between two changes")
 
     def __call__(
@@ -48,7 +43,7 @@ class Votes:
         return Suggestion(max(1, now.np + change), said, {"changed_s": now_s})
 
     def _change(self, wishes: list[int]) -> int:
-        if self.together is Together.MAX:
+        if self.together == MAX:
             return max(wishes)
         total = sum(wishes)
-        return total if self.together is Together.SUM else round(total / len(wishes))
+        return total if self.together == SUM else round(total / len(wishes))

@@ -1,0 +1,70 @@
+"""The goodput rule, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.core.policy.goodput import Goodput
+from edl.core.policy.observation import Observation, Seen, Suggestion
+from edl.core.sizes import Sizes
+
+RULE = Goodput()
+# n / (1 + (n - 1) / 8) times 100: 100, 178, 240, 291, 333, 369, 400, 427 for 1 to 8.
+NOW = Observation(2, Sizes(1, 8), seen={2: Seen(178.0, 50)})
+
+
+def amdahl(np: int) -> float:
+    return 100.0 * np / (1 + (np - 1) / 8)
+
+
+def asked(now: Observation = NOW, rule: Goodput = RULE, **other: Any) -> Suggestion:
+    return rule(now, {}, 0.0, other.pop("throughput", amdahl), **other)
+
+
+def test_it_grows_to_twice_of_what_was_measured() -> None:
+    assert asked().np == 4
+    assert asked().reason == "goes to 4: 4 would train +63.6% of what 2 do"
+    assert asked(replace(NOW, np=4, seen={4: Seen(291.0, 50)})).np == 8
+    assert asked(replace(NOW, seen={**NOW.seen, 4: Seen(291.0, 50)})).np == 8
+
+
+def test_for_less_than_five_percent_nothing_is_changed() -> None:
+    seven = replace(NOW, np=7)  # 427 / 400: 6.7 %
+    assert asked(seven).np == 8
+    stays = asked(seven, Goodput(least_gain=0.07))
+    assert (stays.np, stays.reason) == (
+        7,
+        "stays at 7: 8 would train +6.7% of what 7 do, less than 7%",
+    )
+
+
+def test_a_smaller_size_that_trains_as_much_is_taken() -> None:
+    flat = asked(replace(NOW, np=6), throughput=lambda np: min(300.0, 100.0 * np))
+    assert (flat.np, flat.reason) == (3, "goes to 3: it trains no less than 6")
+
+
+def test_a_large_batch_may_be_worth_less() -> None:
+    """Each sample is worth 1/n of one more: with it 4 workers train less than 3."""
+    worth = {1: 1.0, 2: 0.95, 3: 0.9, 4: 0.7}
+    assert asked(efficiency=lambda np: worth.get(np, 0.1)).np == 3
+
+
+@pytest.mark.parametrize(("left", "np"), [(1000.0, 4), (400.0, 2)])
+def test_what_is_left_has_to_repay_the_change(left: float, np: int) -> None:
+    # 1000 samples: 5.62 s with 2 and 3.44 s with 4, saved 2.19 s; of 400: 0.87 s. It costs 1 s.
+    assert asked(replace(NOW, left=left), change_s=1.0).np == np
+
+
+def test_it_decides_every_half_minute() -> None:
+    state = asked().state
+    assert RULE(NOW, state, 29.0, amdahl).np == 2
+    assert RULE(NOW, state, 30.0, amdahl).np == 4
+    assert RULE(replace(NOW, awaits=True), {}, 0.0, amdahl).np == 2
+
+
+def test_only_sizes_that_may_be() -> None:
+    assert asked(replace(NOW, sizes=Sizes(1, 8, sizes=(1, 2, 3, 8)))).np == 3
+    assert asked(replace(NOW, slots=3)).np == 3
