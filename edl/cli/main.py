@@ -34,6 +34,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "drain": ("drain", "drain"),
     "migrate": ("migrate", "migrate"),
     "profile": ("profile", "profile"),
+    "policy": ("policy", "policy"),
     "stop": ("stop", "stop"),
     "delete": ("delete", "delete"),
     "events": ("events", "events"),

@@ -28,7 +28,9 @@ from edl.cli.common import (
 )
 from edl.cli.hosting import guest, host_agent, this_host
 from edl.cli.options import with_settings
+from edl.cli.policy import read_policy
 from edl.client.events import flat
+from edl.client.policies import check
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import unlock
@@ -39,7 +41,7 @@ from edl.coordination.session import Session
 from edl.core.host.supervision import SupervisorLimits
 from edl.core.job_spec import JobSpec
 from edl.core.plural import counted, workers
-from edl.core.records import Job, JobState
+from edl.core.records import NO_POLICY, Job, JobPolicy, JobState
 from edl.errors import AccessDenied, CheckpointError, EdlError, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 from edl.launch.workers import EVENTS, log_directory
@@ -95,6 +97,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            "--policy",
+            metavar="FILE.toml",
+            help="The rule by which the job finds its own size.",
+            show_default=False,
+        ),
+    ] = None,
     zookeeper: ZooKeeperOption = None,
     *,
     given: dict[str, Any],
@@ -132,6 +143,10 @@ def run(
             "`openssl rand -hex 32` for the secret"
         )
     cwd = Path.cwd()
+    kept = NO_POLICY
+    if policy is not None:
+        kept = JobPolicy(*read_policy(policy))
+        check(kept.text, kept.source, sizes, command, cwd)
     check_command(command, cwd, config.environment().get("PATH"))
     check_own_name()
     name = check_name("job", job) if job is not None else _made_up(title(command))
@@ -154,7 +169,7 @@ def run(
         store = JobStore(session, name)
         events = _events_of(store) if before else ""
         try:
-            store.create(job_record, {here.name: np})
+            store.create(job_record, {here.name: np}, policy=kept)
             _keep_events(events, state, name)  # the job of which they are was replaced
             greeting = f"job {name} starts with {workers(np)}; ZooKeeper is at {hosts}"
             agent = host_agent(

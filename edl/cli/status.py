@@ -99,6 +99,8 @@ def table(now: JobStatus) -> RenderableType:
         "progress": _progress(now),
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }
+    if now.policy:
+        rows["policy"] = now.policy
     if now.slowest is not None:
         slow = Slow(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from edl.client import draining, migrating, profiling, scaling
+from edl.client import draining, migrating, policies, profiling, scaling
 from edl.client.connection import choose_job, connected
+from edl.client.policies import Explanation
 from edl.client.scaling import Resize
 from edl.client.waiting import OnMessage, ignore
 from edl.coordination.job_store import JobStore
 from edl.core.job.migration import Migration
 from edl.core.job.placement import whole
 from edl.core.job.profile import STEPS, Curve
+from edl.core.records import JobPolicy
 from edl.core.status import JobStatus, job_status
 
 TIMEOUT_S = 600.0
@@ -185,6 +187,47 @@ class Job:
         """The newest profile that is kept with the job; None: there is none."""
         with self._store(ended=True) as store:
             return store.profile.get()
+
+    # --- by which rule it finds its size ---
+
+    def set_policy(self, text: str, source: str = "a program") -> JobPolicy:
+        """Let the job follow the policy in ``text`` (TOML) from now on.
+
+        Args:
+            source: named in messages.
+
+        Raises:
+            UsageError: it cannot be read, it can reach no other size, or the job does not run.
+        """
+        with self._store() as store:
+            return policies.set_policy(store, text, source)
+
+    def switch_policy_off(self) -> JobPolicy:
+        """Let the job keep the size that it has.
+
+        Raises:
+            UsageError: it has no policy, or the policy is off, or the job does not run.
+        """
+        with self._store() as store:
+            return policies.switch_off(store)
+
+    def resume_policy(self) -> JobPolicy:
+        """Let the policy decide again, which was off, or held by a person's word.
+
+        Raises:
+            UsageError: there is none, or it decides anyway, or the job does not run.
+        """
+        with self._store() as store:
+            return policies.resume(store)
+
+    def explain_policy(self) -> Explanation:
+        """What the policy decides from now.
+
+        Raises:
+            UsageError: the job has none.
+        """
+        with self._store(ended=True) as store:
+            return policies.explain(store)
 
     # --- the way there ---
 

@@ -49,6 +49,11 @@ class Write:
     sequence: bool = False
 
 
+def logged(paths: JobPaths, event: Event) -> Write:
+    """The write of an event."""
+    return Write(f"{paths.events}/e-", event.to_json(), sequence=True)
+
+
 class Election:
     """The candidacy of one worker. The caller calls :meth:`enter` again after a lost session."""
 
@@ -269,9 +274,8 @@ class Leadership:
             writes = self._writes(decision)
             if not writes:
                 return
-            logged = [Write(f"{self._paths.events}/e-", e.to_json(), sequence=True) for e in events]
             try:
-                self._transact([*writes, *logged])
+                self._transact([*writes, *(logged(self._paths, event) for event in events)])
             except Refused:
                 continue  # what is desired was changed or a request withdrawn after we read it
             return

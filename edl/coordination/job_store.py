@@ -17,6 +17,7 @@ from edl.coordination.events import EventNodes
 from edl.coordination.job_copy import JobCopy
 from edl.coordination.nodes import JobNodes, Node, content, record, record_or_none
 from edl.coordination.paths import sequence
+from edl.coordination.policy import PolicyNodes
 from edl.coordination.profile import ProfileNode
 from edl.coordination.reads import Waker, children, get, unheard
 from edl.coordination.registrations import HostNodes, MemberNodes, SlotNodes
@@ -28,12 +29,14 @@ from edl.core.excerpt import excerpt
 from edl.core.job.desired import Change
 from edl.core.job.placement import Placement
 from edl.core.records import (
+    NO_POLICY,
     Asker,
     Assigned,
     Desired,
     Generation,
     Host,
     Job,
+    JobPolicy,
     JobState,
     KeptSlot,
     Leader,
@@ -49,7 +52,7 @@ class JobStore:
     """The job ``job_name`` as ZooKeeper has it. Raises ConfigError for an impossible name.
 
     What belongs to the job as a whole is read and written here; ``members``, ``hosts``, ``slots``,
-    ``requests``, ``events`` and ``profile`` hold the rest.
+    ``requests``, ``events``, ``profile`` and ``policy`` hold the rest.
     """
 
     def __init__(self, session: Session, job_name: str) -> None:
@@ -64,13 +67,20 @@ class JobStore:
         self.requests = RequestNodes(self.nodes)
         self.events = EventNodes(self.nodes)
         self.profile = ProfileNode(self.nodes)
+        self.policy = PolicyNodes(self.nodes)
 
     @property
     def incarnation(self) -> tuple[int, int]:
         """Changes whenever ZooKeeper may have lost the nodes that this process has written."""
         return self.session.epoch, self.copy.written_again
 
-    def create(self, job: Job, hosts: Mapping[str, int], by_slot: bool = False) -> None:
+    def create(
+        self,
+        job: Job,
+        hosts: Mapping[str, int],
+        by_slot: bool = False,
+        policy: JobPolicy = NO_POLICY,
+    ) -> None:
         """Create the job, or replace one that has ended or whose processes are all dead.
 
         Args:
@@ -81,7 +91,7 @@ class JobStore:
             JobExists: a job of that name is alive.
             AccessDenied: the name is taken by a job that the session cannot open.
         """
-        run = lifecycle.create_job(self.session, self.paths, job, hosts, by_slot)
+        run = lifecycle.create_job(self.session, self.paths, job, hosts, by_slot, policy)
         self.nodes.belong_to(run)
 
     def delete(self) -> None:
@@ -129,6 +139,7 @@ class JobStore:
             evicted=_evicted(evicted),
             status=TrainingStatus.from_json(content(p.status, found[p.status])),
             slots=_kept(slots),
+            policy=record_or_none(JobPolicy, p.policy, found[p.policy]) or NO_POLICY,
         )
 
     def watch_generation(

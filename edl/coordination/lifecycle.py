@@ -21,7 +21,7 @@ from edl.coordination.paths import JOBS, JobPaths, is_name
 from edl.coordination.reads import acl, children, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.records import Assigned, Desired, Generation, Job
+from edl.core.records import Assigned, Desired, Generation, Job, JobPolicy
 from edl.errors import (
     AccessDenied,
     CoordinationError,
@@ -38,7 +38,12 @@ CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 M
 
 
 def create_job(
-    session: Session, paths: JobPaths, job: Job, hosts: Mapping[str, int], by_slot: bool
+    session: Session,
+    paths: JobPaths,
+    job: Job,
+    hosts: Mapping[str, int],
+    by_slot: bool,
+    policy: JobPolicy,
 ) -> str:
     """Make the job's subtree and return the token of this start; see :meth:`JobStore.create`.
 
@@ -71,7 +76,7 @@ def create_job(
                 old = _living_or_leftovers(session, paths)
             sizes = Desired({} if by_slot else hosts, reason="the job starts", at_s=job.created)
             assigned = Assigned(hosts, by_slot)
-            build = partial(_replace, paths, old, token, job, sizes, assigned)
+            build = partial(_replace, paths, old, token, job, sizes, assigned, policy)
             session.transact(f"create job {paths.name}", build)
         except Refused:
             continue  # somebody was faster, or a node of the old job appeared: look again
@@ -245,6 +250,7 @@ def _replace(
     job: Job,
     desired: Desired,
     assigned: Assigned,
+    policy: JobPolicy,
     transaction: TransactionRequest,
 ) -> None:
     _delete(transaction, old)
@@ -252,6 +258,7 @@ def _replace(
         paths.job: encode(job.to_json()),
         paths.desired: encode(desired.to_json()),
         paths.assigned: encode(assigned.to_json()),
+        paths.policy: encode(policy.to_json()),
     }
     create_nodes(transaction, paths, token, contents)
     transaction.create(paths.creator, b"", ephemeral=True)

@@ -12,6 +12,8 @@
         status         the leader's summary for people and tools
         profile        Curve, empty until the job is profiled; whoever profiles it writes it
         profile/hold   ProfileHold, ephemeral, while somebody profiles the job
+        policy         JobPolicy, empty without one; people and the script write it
+        learned        Learned, what the job has learned of its sizes; only the leader writes it
         hosts/<host>   Host, ephemeral, an agent's
         slots/<host>.<slot>   KeptSlot, ephemeral, an edl-worker's
         members/<id>   Member, ephemeral, a worker's own
@@ -72,6 +74,8 @@ class JobPaths:
         self.leader = f"{self.root}/leader"
         self.status = f"{self.root}/status"
         self.profile = f"{self.root}/profile"
+        self.policy = f"{self.root}/policy"
+        self.learned = f"{self.root}/learned"
         self.profile_hold = f"{self.profile}/hold"
         self.hosts = f"{self.root}/hosts"
         self.slots = f"{self.root}/slots"
@@ -88,13 +92,21 @@ class JobPaths:
     def told(self) -> tuple[str, ...]:
         """Of the fixed nodes those whose values are the job: what it is, and what is decided."""
         sizes = (self.desired, self.assigned, self.discovered)
-        return (self.job, *sizes, self.generation, self.leader, self.profile, self.events)
+        return (
+            self.job,
+            *sizes,
+            self.generation,
+            self.leader,
+            self.profile,
+            self.policy,
+            self.events,
+        )
 
     @property
     def fixed(self) -> tuple[str, ...]:
         """The nodes that exist from the creation of the job on, parents first."""
         processes = (self.hosts, self.slots, self.members, self.election)
-        others = (self.status, self.requests, self.evicted, self.ids, self.run)
+        others = (self.status, self.learned, self.requests, self.evicted, self.ids, self.run)
         return (self.root, *self.told, *processes, *others)
 
     def host(self, name: str) -> str:

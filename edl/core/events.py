@@ -30,6 +30,8 @@ class EventKind(StrEnum):
     DESIRED = "desired"
     PROFILING = "profiling"
     PROFILE = "profile"
+    POLICY = "policy"
+    POLICY_SET = "policy_set"
     WORKER_FAILED = "worker_failed"
     WORKER_EXITED = "worker_exited"
     WORKER_FROZEN = "worker_frozen"
@@ -209,9 +211,28 @@ class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for i
     `edl profile`, a host that comes or leaves, a slot that is given up, a worker that leaves.
     """
 
-    by: Annotated[str, "`person`, `launcher`, `profile` or `leader`"]
+    by: Annotated[str, "`person`, `launcher`, `profile`, `policy` or `leader`"]
     before: Annotated[Mapping[str, int], "host -> workers wanted there before"]
     after: Annotated[Mapping[str, int], "host -> workers wanted there from now on"]
+
+
+@dataclass(frozen=True)
+class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
+    """The job's policy has decided anew, or has failed and is off."""
+
+    np: Annotated[int, "workers that train"]
+    wished: Annotated[int, "workers that it wants"]
+    samples_per_s: Annotated[float, "of all workers together, with as many as now"]
+    failed: Annotated[bool, "it raised an error, and does not count any more"] = False
+
+
+@dataclass(frozen=True)
+class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it"):
+    """The job has another policy, none any more, or it counts again."""
+
+    on: Annotated[bool, "it counts"]
+    source: Annotated[str, "the file that it is from, or the script"]
+    text: Annotated[str, "the file"]
 
 
 @dataclass(frozen=True)

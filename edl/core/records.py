@@ -93,6 +93,7 @@ class Asker(StrEnum):
     PERSON = "person"  # or a program: has chosen a size, or moves workers; a profile lets it stand
     LAUNCHER = "launcher"  # a host comes or leaves, or a slot of it is given up
     PROFILE = "profile"  # measures other sizes for a while
+    POLICY = "policy"  # the job's own rule finds another size better
     LEADER = "leader"  # whom a signal or a drain took out is wanted no longer
 
 
@@ -340,11 +341,39 @@ class TrainingStatus(Record):
         str,
         "of the state; while it runs, what the leader does or waits for, or who holds the job up",
     ] = ""
+    policy: Annotated[str, "what the job's policy says of its size; empty: it has none"] = ""
+    left: Annotated[
+        float | None, "samples to train until the end of the job; null: nobody knows"
+    ] = None
     updated_at_s: Annotated[
         float,
         "when the leader wrote step, epoch and rates, in seconds since 1970; at most every "
         "`status_period_s`; 0: never",
     ] = 0.0
+
+
+@dataclass(frozen=True)
+class JobPolicy(Record):
+    """``policy``: the rule by which a job finds its own size. A leader may only switch it off.
+
+    Attributes:
+        text: the file; empty: the job has no policy.
+        source: where it is from, for messages.
+        off: why it does not count any more; empty: it does.
+        held_until_s: until then a person's word counts instead, in seconds since 1970.
+    """
+
+    text: str = ""
+    source: str = ""
+    off: str = ""
+    held_until_s: float = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.text) and not self.off
+
+
+NO_POLICY = JobPolicy()
 
 
 @dataclass(frozen=True)
@@ -363,6 +392,7 @@ class Snapshot:
     evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
     status: TrainingStatus = TrainingStatus()
     slots: tuple[KeptSlot, ...] = ()  # by host and slot
+    policy: JobPolicy = NO_POLICY
 
     @property
     def paused(self) -> str:

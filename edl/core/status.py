@@ -54,7 +54,9 @@ class JobStatus(TrainingStatus):
         Mapping[str, int],
         "host -> workers wanted there; none under horovodrun without `edl-discover`",
     ]
-    desired_by: Annotated[str, "who asked for that: `person`, `launcher`, `profile` or `leader`"]
+    desired_by: Annotated[
+        str, "who asked for that: `person`, `launcher`, `profile`, `policy` or `leader`"
+    ]
     desired_reason: Annotated[str, "why"]
     assigned: Annotated[
         Mapping[str, int],

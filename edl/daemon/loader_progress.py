@@ -43,6 +43,7 @@ class LoaderProgress(TrainingProgress):
 
     def __init__(self) -> None:
         super().__init__()
+        self.epochs = 0  # that the script trains; 0: it has not said
         self._worker = 0
         self._source: Source | None = None
         self._sampler: BatchSampler | None = None
@@ -197,6 +198,7 @@ class LoaderProgress(TrainingProgress):
             "epoch": ledger.epoch,
             "epoch_done": ledger.done,
             "epoch_total": self.source.known_total,
+            "epochs": self.epochs,
             "samples_total": self.samples_total,
         }
 

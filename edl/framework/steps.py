@@ -93,6 +93,7 @@ class Steps:
     def epochs(self, count: int) -> Iterator[int]:
         """See :meth:`edl.torch.DataLoader.epochs`."""
         worker = self._worker
+        worker.loader.progress.epochs = count
         if worker.warming_up:
             yield from self._within(worker.loader.epoch)
         self.enter()

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from edl import failpoints
 from edl.config import Config
-from edl.coordination.election import Leadership
+from edl.coordination.election import Leadership, Write, logged
 from edl.coordination.job_store import JobStore
 from edl.core.events import (
     Details,
@@ -23,6 +23,7 @@ from edl.core.events import (
     GenerationDetails,
     LeaderDetails,
     PausedDetails,
+    PolicyDetails,
     StalledDetails,
 )
 from edl.core.job.ages import AgeTracker
@@ -33,6 +34,7 @@ from edl.core.job.stall import Activity
 from edl.core.records import Reading, Snapshot, TrainingStatus
 from edl.core.step.progress import Progress
 from edl.leader.failure_detector import FailureDetector
+from edl.leader.size_policy import SizePolicy
 from edl.ring.rendezvous import new_scope
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,8 @@ class LeaderTerm:
         self._reason = ""
         self._status_at = 0.0
         self._rate = _Rate()
+        self._policy = SizePolicy(store, clock)
+        self._wish = ""
         self._limits = Limits(
             start_s=config.job_settings.start_timeout_s,
             prepare_s=config.job_settings.prepare_timeout_s,
@@ -107,12 +111,41 @@ class LeaderTerm:
             self._leadership.carry_out(decision, [*self._events_of(decision, snapshot)])
             failpoints.reached("decided")
             wake()
+        else:
+            self._follow_policy(snapshot, wake)
         paused = self._look_for_pause(snapshot)
         reason = f"{paused}; {decision.reason}" if paused else decision.reason
         if reason != self._reason:
             self._reason = reason
             logger.info("term %d: %s", self.term, reason)
         self._put_status(snapshot)
+
+    def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
+        """Let the job's policy decide how many workers are desired."""
+        paths, progress = self._store.paths, self._detector.heard.progress
+        outcome = self._policy.turn(snapshot, self._reading(), progress.left)
+        wish, np = outcome.suggestion, len(snapshot.generation.seats) if snapshot.generation else 0
+        self._wish = wish.reason if wish is not None else ""
+        rate = round(self._rate.newest, 1)
+        if outcome.failed:
+            off = replace(snapshot.policy, off=outcome.failed).to_json()
+            told = self._event(
+                PolicyDetails(np, np, rate, failed=True), f"the policy is off: {outcome.failed}"
+            )
+            self._leadership.commit([Write(paths.policy, off), logged(paths, told)])
+            wake()
+            return
+        if wish is not None and outcome.is_news:
+            told = self._event(PolicyDetails(np, wish.np, rate), f"policy: {wish.reason}")
+            if outcome.change is None:
+                self._log(told)
+            else:
+                made = Decision(wish.reason, change=outcome.change.at(time.time()))
+                self._leadership.carry_out(made, [told, *self._events_of(made, snapshot)])
+                wake()
+        if outcome.learned is not None:
+            self._leadership.commit([Write(paths.learned, outcome.learned.to_json())])
+            self._policy.written()
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""
@@ -178,6 +211,19 @@ class LeaderTerm:
         number = progress.generation if generation is None else generation
         return Event(time.time(), number, progress.step, reason, details)
 
+    def _reading(self) -> Reading:
+        """How far the job is, as it was heard."""
+        told_by, progress = self._detector.heard.worker, self._detector.heard.progress
+        return Reading(
+            worker=told_by,
+            generation=progress.generation,
+            size=progress.size,
+            epoch=progress.epoch,
+            step=progress.step,
+            samples=progress.samples_total,
+            at_s=progress.counted_at,
+        )
+
     def _put_status(self, snapshot: Snapshot) -> None:
         now = self._clock()
         if now - self._status_at < self._config.job_settings.status_period_s:
@@ -201,15 +247,9 @@ class LeaderTerm:
             slowest=f"w{progress.slowest}" if progress.slowest >= 0 else None,
             slowest_s=round(progress.slowest_s, 6),
             others_s=round(progress.others_s, 6),
-            reading=Reading(
-                worker=told_by,
-                generation=progress.generation,
-                size=progress.size,
-                epoch=progress.epoch,
-                step=progress.step,
-                samples=progress.samples_total,
-                at_s=progress.counted_at,
-            ),
+            reading=self._reading(),
+            policy=self._wish,
+            left=progress.left,
             reason=reason,
             updated_at_s=time.time(),
         )
@@ -226,6 +266,7 @@ class _Rate:
     def __init__(self) -> None:
         self._worker = -1
         self._points: list[tuple[float, int]] = []
+        self.newest = 0.0
 
     def of(self, worker: int, total: int, now: float) -> float:
         if worker != self._worker:
@@ -235,4 +276,5 @@ class _Rate:
         while len(self._points) > 2 and now - self._points[0][0] > self.WINDOW_S:
             self._points.pop(0)
         (first_at, first), (last_at, last) = self._points[0], self._points[-1]
-        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
+        self.newest = (last - first) / (last_at - first_at) if last_at > first_at else 0.0
+        return self.newest

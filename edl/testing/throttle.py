@@ -38,24 +38,27 @@ class Throttle:
 
     ``step_s`` in the first ``steps`` of the job, so that a test on an idle machine waits for
     nothing; ``later_s`` in those after them, which only a slow machine reaches. A job of a few
-    hundred steps lasts for minutes then, and is trained to its end in a second.
+    hundred steps lasts for minutes then, and is trained to its end in a second. ``each_s`` more for
+    each worker but one: a job that gains nothing from more workers.
     """
 
     step_s: float = 0.2
     steps: int = 200
     later_s: float = 1.5
+    each_s: float = 0.0
 
-    def sleep_s(self, step: int) -> float:
-        return self.step_s if step < self.steps else max(self.step_s, self.later_s)
+    def sleep_s(self, step: int, size: int = 1) -> float:
+        alone_s = self.step_s if step < self.steps else max(self.step_s, self.later_s)
+        return alone_s + self.each_s * (size - 1)
 
     def put(self, file: Path) -> None:
         """Throttle the jobs that ``file`` was named to."""
-        file.write_text(f"{self.step_s} {self.steps} {self.later_s}")
+        file.write_text(f"{self.step_s} {self.steps} {self.later_s} {self.each_s}")
 
     @classmethod
     def read(cls, text: str) -> Throttle:
-        step_s, steps, later_s = text.split()
-        return cls(float(step_s), int(steps), float(later_s))
+        step_s, steps, later_s, each_s = text.split()
+        return cls(float(step_s), int(steps), float(later_s), float(each_s))
 
 
 def step() -> None:
@@ -68,7 +71,7 @@ def step() -> None:
         throttle = Throttle.read(file.read_text())
     except FileNotFoundError:
         return
-    awake_at = time.monotonic() + throttle.sleep_s(process.step())
+    awake_at = time.monotonic() + throttle.sleep_s(process.step(), process.size())
     while (left := awake_at - time.monotonic()) > 0 and file.exists():
         time.sleep(min(left, LOOK_S))
 

@@ -21,6 +21,7 @@ from typing import Any, get_args, get_type_hints
 from edl.core.duration import seconds
 from edl.core.policy.cost import Cost
 from edl.core.policy.observation import Rule
+from edl.core.policy.own import Own, named
 from edl.core.policy.throughput import Throughput
 from edl.core.sizes import Sizes
 from edl.errors import UsageError
@@ -42,7 +43,7 @@ class Policy:
 
     text: str
     name: str
-    size: Rule
+    size: Rule | Own
     hold_s: float = HOLD_S
 
 
@@ -68,11 +69,13 @@ def parse(text: str, source: str) -> Policy:
             f"{', '.join(RULES)}"
         )
     name = size["rule"]
-    if name not in RULES:
-        raise lines.error("rule", f"there is no rule {name!r}{_near(str(name), RULES)}")
-    kind = RULES[name]
-    known = {one.name.removesuffix("_s"): one for one in fields(kind)}
-    given: dict[str, Any] = {}
+    own = named(str(name))
+    if name not in RULES and own is None:
+        hint = f"{_near(str(name), RULES)}; or name your own, as module:function"
+        raise lines.error("rule", f"there is no rule {name!r}{hint}")
+    kind = Own if own is not None else RULES[name]
+    known = {one.name.removesuffix("_s"): one for one in fields(kind) if one.metadata}
+    given: dict[str, Any] = {} if own is None else {"module": own[0], "function": own[1]}
     for key, value in size.items():
         if key in COMMON:
             continue

@@ -18,6 +18,7 @@ class Progress(Record):
     epoch: int = 0
     epoch_done: int = 0
     epoch_total: int = 0
+    epochs: int = 0  # that the script trains; 0: it has not said
     samples_total: int = 0  # over all workers, since this worker joined
     median_step_s: float = 0.0
     slowest: int = -1  # worker that computes far longer in a step than the others; -1: none does
@@ -25,6 +26,13 @@ class Progress(Record):
     others_s: float = 0.0
     counted_at: float = 0.0  # when step and samples were as above, by the clock of that worker
     updated_at: float = 0.0  # on the monotonic clock of that worker's process
+
+    @property
+    def left(self) -> float | None:
+        """Samples to train until the end of the job; None: nobody knows."""
+        if not self.epochs or not self.epoch_total:
+            return None
+        return float((self.epochs - self.epoch) * self.epoch_total - self.epoch_done)
 
     def for_others(self, now_s: float) -> dict[str, Any]:
         """For other processes, which have another clock: ``quiet_s`` ago in place of a time."""

@@ -1,0 +1,119 @@
+"""`edl policy`: the rule by which a job finds its own size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from edl.cli.common import JsonOption, ZooKeeperOption, console
+from edl.client import Job
+from edl.client.policies import Explanation, stands
+from edl.errors import UsageError
+
+ACTIONS = ("show", "set", "off", "resume", "explain")
+
+
+def policy(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB] show | set FILE | off | resume | explain",
+            help="The job may be left out when one is running.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Let a job find its own size by a rule, and see what the rule decides from.
+
+    `edl scale` holds it off for a time (`hold` in the file); `resume` gives it back.
+    """
+    job, action, file = _read(words or [])
+    target = Job(job, zookeeper)
+    if action == "set":
+        assert file is not None
+        typer.echo(f"policy of {file}: {stands(target.set_policy(*read_policy(file)))}")
+    elif action == "off":
+        target.switch_policy_off()
+        typer.echo("the policy is off; the job keeps its size")
+    elif action == "resume":
+        target.resume_policy()
+        typer.echo("the policy decides again")
+    else:
+        _show(target.explain_policy(), whole=action == "explain", as_json=as_json)
+
+
+def read_policy(file: Path) -> tuple[str, str]:
+    """Text and name of a policy's file.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return file.read_text(), str(file)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"cannot read the policy {file}: {why}") from None
+
+
+def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
+    """Job, action and file."""
+    job = None
+    if words and (words[0] not in ACTIONS or (len(words) > 1 and words[1] in ACTIONS)):
+        job, words = words[0], words[1:]
+    action = words[0] if words else "show"
+    needed = 2 if action == "set" else 1
+    if action not in ACTIONS or (words and len(words) != needed):
+        said = " ".join(words) or "nothing"
+        raise UsageError(
+            f"{said!r} is not understood; write edl policy [JOB] show, set FILE, off, resume or "
+            "explain"
+        )
+    return job, action, Path(words[1]) if action == "set" else None
+
+
+def _show(found: Explanation, whole: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_figures(found)))
+        return
+    typer.echo(f"policy of {found.policy.source}: {stands(found.policy)}")
+    if found.says:
+        typer.echo(found.says)
+    if not whole:
+        typer.echo(found.policy.text.rstrip())
+        return
+    table = Table(box=box.SIMPLE)
+    for title in ("workers", "samples/s", "steps"):
+        table.add_column(title, justify="right")
+    table.add_column("the next size")
+    why = {verdict.fewer: verdict.why for verdict in found.verdicts}
+    for np, seen in found.learned.seen:
+        mark = " *" if np == found.np else ""
+        table.add_row(f"{np}{mark}", f"{seen.samples_per_s:.1f}", f"{seen.steps}", why.get(np, ""))
+    console().print(table)
+
+
+def _figures(found: Explanation) -> dict[str, object]:
+    return {
+        "source": found.policy.source,
+        "text": found.policy.text,
+        "on": found.policy.is_on,
+        "off": found.policy.off,
+        "held_until_s": found.policy.held_until_s,
+        "np": found.np,
+        "says": found.says,
+        "seen": [
+            {"np": np, "samples_per_s": seen.samples_per_s, "steps": seen.steps}
+            for np, seen in found.learned.seen
+        ],
+        "verdicts": [
+            {"fewer": one.fewer, "more": one.more, "pays": one.pays, "why": one.why}
+            for one in found.verdicts
+        ],
+    }

@@ -1,0 +1,147 @@
+"""The policy that a leader follows: it observes, asks the rule, and lets what it wishes be desired.
+
+The rules are pure (:mod:`edl.core.policy`). What a job has learned of its sizes, and what a rule
+notes, stands in ZooKeeper, where the next leader finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from edl.coordination.job_store import JobStore
+from edl.core.job import desired
+from edl.core.job.desired import Change
+from edl.core.job.placement import place
+from edl.core.policy.file import Policy, parse
+from edl.core.policy.learned import Learned
+from edl.core.policy.observation import Rule, Suggestion
+from edl.core.policy.own import Own
+from edl.core.policy.wish import wish
+from edl.core.records import Asker, JobPolicy, JobState, Reading, Snapshot
+from edl.errors import UsageError
+from edl.leader.own_rule import OwnRule
+
+logger = logging.getLogger(__name__)
+
+KEEP_S = 10.0  # between two writings of what was learned, at most
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a turn has come to.
+
+    Attributes:
+        suggestion: the size that the job wishes, and why; None: without a policy, or a ring.
+        is_news: it differs from what was said before.
+        change: of what is desired.
+        learned: to be written, if it is due.
+        failed: why the policy cannot go on; it is to be switched off.
+    """
+
+    suggestion: Suggestion | None = None
+    is_news: bool = False
+    change: Change | None = None
+    learned: Learned | None = None
+    failed: str = ""
+
+
+class SizePolicy:
+    """One leader's part in it; only its daemon thread calls it."""
+
+    def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._kept = JobPolicy()
+        self._rule: Rule | None = None
+        self._learned: Learned | None = None
+        self._before: Reading | None = None
+        self._at_s: float | None = None  # of the last turn in which the job trained
+        self._written_s = clock()
+        self._said: tuple[int, int, str] | None = None
+
+    def turn(self, snapshot: Snapshot, now: Reading | None, left: float | None) -> Outcome:
+        """Observe, and decide if the job has a policy.
+
+        Args:
+            now: how far the ring is; None: nobody has told.
+            left: samples to train until the end of the job; None: nobody knows.
+        """
+        learned = self._learn(snapshot, now)
+        kept = snapshot.policy
+        if kept != self._kept:
+            self._kept, self._rule = kept, None
+        generation = snapshot.generation
+        trains = generation is not None and generation.seats and not snapshot.paused
+        if not kept.is_on or not trains or snapshot.job.state is not JobState.RUNNING:
+            return Outcome(learned=self._due(learned))
+        assert generation is not None
+        try:
+            rule = self._rule or _rule(parse(kept.text, kept.source))
+            self._rule = rule
+            np, slots = len(generation.seats), sum(host.slots for host in snapshot.available)
+            awaits = snapshot.desired.np != np or not _all_in(snapshot)
+            observation = learned.observation(np, snapshot.job.sizes, slots, awaits, left)
+            held_s = max(0.0, kept.held_until_s - time.time())
+            found = wish(rule, observation, learned.state, learned.elapsed_s, held_s)
+        except UsageError as error:
+            return Outcome(failed=str(error))
+        except Exception as error:  # a rule's own, whatever it is
+            logger.exception("the policy has failed")
+            return Outcome(failed=f"its rule has failed: {error!r}")
+        is_news = found.state != learned.state and self._is_news(np, found)
+        self._learned = learned = replace(learned, state=found.state)
+        if awaits or found.np == np:
+            return Outcome(found, is_news, learned=self._due(learned))
+        try:
+            by_slot = snapshot.assigned.by_slot
+            hosts = place(
+                snapshot.job.name, found.np, snapshot.desired.hosts, snapshot.available, by_slot
+            )
+        except UsageError as error:  # a host has just gone: the next turn knows
+            return Outcome(found._replace(np=np, reason=str(error)), learned=self._due(learned))
+        change = desired.desire(
+            snapshot.desired, snapshot.assigned, hosts, Asker.POLICY, f"policy: {found.reason}"
+        )
+        return Outcome(found, True, change, learned)
+
+    def written(self) -> None:
+        """What was learned is in ZooKeeper."""
+        self._written_s = self._clock()
+
+    def _learn(self, snapshot: Snapshot, now: Reading | None) -> Learned:
+        if self._learned is None:
+            self._learned = self._store.policy.learned()
+        learned, now_s = self._learned, self._clock()
+        if now is not None and now.generation and now != self._before:
+            learned = learned.with_reading(self._before, now)
+            self._before = now
+        if snapshot.generation is not None and snapshot.generation.seats:
+            if self._at_s is not None:
+                learned = learned.passed(now_s - self._at_s, len(snapshot.generation.seats))
+            self._at_s = now_s
+        self._learned = learned
+        return learned
+
+    def _is_news(self, np: int, found: Suggestion) -> bool:
+        """Whether another size is wished, or the same for another reason, whatever its numbers."""
+        said = np, found.np, found.reason.partition(":")[0]
+        before, self._said = self._said, said
+        return said != before
+
+    def _due(self, learned: Learned) -> Learned | None:
+        return learned if self._clock() - self._written_s >= KEEP_S else None
+
+
+def _rule(policy: Policy) -> Rule:
+    return OwnRule(policy.size) if isinstance(policy.size, Own) else policy.size
+
+
+def _all_in(snapshot: Snapshot) -> bool:
+    """Whether all members of the newest generation are in its ring."""
+    generation = snapshot.generation
+    assert generation is not None
+    at = {member.id: member.generation for member in snapshot.members}
+    return all(at.get(seat.id) == generation.number for seat in generation.seats)

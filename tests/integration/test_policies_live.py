@@ -1,0 +1,79 @@
+"""A job finds its own size by a rule, while it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import SCRIPTS
+from trial import Trial, trial
+
+from edl.testing.throttle import Throttle
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+RULE = """
+[size]
+rule = "throughput"
+threshold = 0.4
+every_steps = 10
+staying_steps = 15
+"""
+SCALES = Throttle(0.2, 10**6)  # each step takes as long with any number of workers
+SCALES_NOT = Throttle(0.1, 10**6, 0.1, each_s=0.1)
+
+
+def options(directory: Path, text: str = RULE) -> dict[str, Any]:
+    file = directory / "policy.toml"
+    file.write_text(text)
+    return {"options": ["--policy", str(file)], "samples": 4800}
+
+
+def reasons(job: Trial) -> list[str]:
+    return [event["reason"] for event in job.events("policy")]
+
+
+@pytest.mark.parametrize(
+    "script", ["counting.py", pytest.param("tf_counting.py", marks=pytest.mark.long)]
+)
+def test_one_that_scales_grows_and_a_killed_leader_changes_nothing(
+    script: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    settings = {"script": SCRIPTS / script, "throttled": SCALES, **options(tmp_path)}
+    with trial(tmp_path, zk_hosts, np=1, max_np=3, **settings) as job:
+        job.wait_for_size(2)
+        job.wait_for_progress(3)
+        job.process(job.leader()).kill()
+        job.wait_for_size(3)
+        job.wait(lambda now: now["policy"].startswith("stays at 3"), "rest")
+        said = reasons(job)
+        assert said[0] == "policy: tries 2: only 1 has been measured"
+        assert any(one.startswith("policy: tries 3: a 2nd worker brings ") for one in said)
+        last = "policy: stays at 3, the most there may be: a 3rd worker brings "
+        job.until(lambda: reasons(job)[-1].startswith(last), "word of it in the event log")
+        job.prove(workers=3)
+
+
+@pytest.mark.long
+def test_one_that_does_not_scale_shrinks_and_people_may_say_otherwise(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    settings = {"throttled": SCALES_NOT, **options(tmp_path)}
+    with trial(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
+        job.wait(lambda now: now["policy"].startswith("stays at 1"), "rest")
+        said = reasons(job)
+        assert said[0] == "policy: tries 2: only 3 have been measured"
+        last = "policy: stays at 1: a 2nd worker brings "
+        job.until(lambda: reasons(job)[-1].startswith(last), "word of it in the event log")
+        explained = job.edl("policy", "explain")
+        assert "a 3rd worker brings" in explained
+        job.scale(2)
+        job.wait_for_size(2)
+        held = job.wait(lambda now: "a person has asked" in now["policy"], "hold")
+        assert held["policy"].startswith("stays at 2: a person has asked for 2 workers")
+        job.edl("policy", "resume")
+        job.wait_for_size(1)
+        job.edl("policy", "off")
+        job.wait(lambda now: not now["policy"], "end of the policy")
+        job.prove(workers=1)
