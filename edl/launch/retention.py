@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,8 @@ from edl.errors import EdlError
 logger = logging.getLogger(__name__)
 
 EVERY_S = 3600.0
-END_S = 2.0  # an agent's end waits so long for a removal that is under way
+GRACE_S = 1.0  # a removal under way goes on for so long at the agent's end: jobs may be short
+END_S = 2.0  # and so long is waited for it
 
 
 class Remover:
@@ -36,12 +38,14 @@ class Remover:
         self._state = state
         self._retention = retention
         self._ends = threading.Event()
+        self._until_s = math.inf  # on the monotonic clock
         self._thread = threading.Thread(target=self._run, name="edl-retention", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
+        self._until_s = time.monotonic() + GRACE_S
         self._ends.set()
         self._thread.join(END_S)
 
@@ -72,7 +76,7 @@ class Remover:
             ]
             mine = unlock(session, known)
             for name in outdated(list_jobs(session, mine), self._retention, time.time()):
-                if self._ends.is_set():
+                if time.monotonic() >= self._until_s:
                     return
                 try:
                     delete_ended(session, JobPaths(name))

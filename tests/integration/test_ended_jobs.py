@@ -53,6 +53,19 @@ def test_an_agent_removes_the_oldest_of_too_many(zk_hosts: str, tmp_path: Path) 
         assert job_names(session) == ("foreign", "job-2", "job-3", "own", "runs")
 
 
+def test_an_agent_that_ends_at_once_removes_them_even_so(zk_hosts: str, tmp_path: Path) -> None:
+    """Else many short jobs, of which none lives long enough, would stay for ever."""
+    for number in range(4):
+        create(zk_hosts, tmp_path, f"job-{number}", JobState.STOPPED)
+    own = Access("own", new_secret())
+    with Session(zk_hosts, access=own) as session:
+        store = JobStore(session, "own")
+        store.create(make_job(name="own"), {"a": 1})
+        with Remover(store, tmp_path, Retention(2, 3600.0)):
+            pass
+        assert job_names(session) == ("job-2", "job-3", "own")
+
+
 def test_only_who_has_ended_is_deleted(zk_hosts: str, tmp_path: Path) -> None:
     access = Access("digits", new_secret())
     with Session(zk_hosts, access=access) as session:
