@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -62,9 +60,6 @@ def test_a_server_comes_back_empty(tmp_path: Path) -> None:
         restored(job, before)
         assert "ZooKeeper has lost the job" in job.output()
         job.scale(3)
-        job.wait_for_size(3)
-        os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
-        job.wait(lambda now: now["given_up"], "death")
         job.wait_for_size(3)
         job.prove(workers=3)
 

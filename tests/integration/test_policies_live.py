@@ -17,11 +17,11 @@ RULE = """
 [size]
 rule = "throughput"
 threshold = 0.4
-every_steps = 10
-staying_steps = 15
+every_steps = 6
+staying_steps = 8
 """
-SCALES = Throttle(0.2, 10**6)  # each step takes as long with any number of workers
-SCALES_NOT = Throttle(0.1, 10**6, 0.1, each_s=0.1)
+SCALES = Throttle(0.1, 10**6)  # each step takes as long with any number of workers
+SCALES_NOT = Throttle(0.05, 10**6, 0.05, each_s=0.05)
 
 
 def options(directory: Path, text: str = RULE) -> dict[str, Any]:

@@ -18,7 +18,6 @@ class Progress(Record):
     epoch: int = 0
     epoch_done: int = 0
     epoch_total: int = 0
-    epochs: int = 0  # that the script trains; 0: it has not said
     samples_total: int = 0  # over all workers, since this worker joined
     median_step_s: float = 0.0
     slowest: int = -1  # worker that computes far longer in a step than the others; -1: none does
@@ -26,6 +25,7 @@ class Progress(Record):
     others_s: float = 0.0
     counted_at: float = 0.0  # when step and samples were as above, by the clock of that worker
     updated_at: float = 0.0  # on the monotonic clock of that worker's process
+    epochs: int = 0  # that the script trains; 0: it has not said
 
     @property
     def left(self) -> float | None:
