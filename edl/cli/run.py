@@ -30,7 +30,7 @@ from edl.cli.hosting import guest, host_agent, this_host
 from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
 from edl.client.events import flat
-from edl.client.policies import check
+from edl.client.policies import read
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import unlock
@@ -41,7 +41,7 @@ from edl.coordination.session import Session
 from edl.core.host.supervision import SupervisorLimits
 from edl.core.job_spec import JobSpec
 from edl.core.plural import counted, workers
-from edl.core.records import NO_POLICY, Job, JobPolicy, JobState
+from edl.core.records import NO_POLICY, Job, JobState
 from edl.errors import AccessDenied, CheckpointError, EdlError, JobExists, UnknownJob, UsageError
 from edl.launch.command import check_command, title
 from edl.launch.workers import EVENTS, log_directory
@@ -145,8 +145,7 @@ def run(
     cwd = Path.cwd()
     kept = NO_POLICY
     if policy is not None:
-        kept = JobPolicy(*read_policy(policy))
-        check(kept.text, kept.source, sizes, command, cwd)
+        kept = read(*read_policy(policy), sizes, command, cwd)
     check_command(command, cwd, config.environment().get("PATH"))
     check_own_name()
     name = check_name("job", job) if job is not None else _made_up(title(command))
@@ -181,7 +180,13 @@ def run(
                 raise
             store = choose_job(session, name, secret=secret)
             _check_ours(session, own)
-            _check_same(store.snapshot().job, spec)
+            running = store.snapshot()
+            _check_same(running.job, spec)
+            if policy is not None and running.policy.text != kept.text:
+                console().print(
+                    f"edl: job {name} has another policy, which stays; `edl policy {name} set "
+                    f"{policy}` changes it"
+                )
             try:
                 agent = guest(store, settings, slots, np, ends_last=True)
             except UsageError:

@@ -40,8 +40,8 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
         UsageError: it cannot be read, it cannot reach another size of the job, or the job is over.
     """
     now = running(store, f"give job {store.name} a policy")
-    check(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
-    return store.policy.change(lambda _: JobPolicy(text, source), f"edl policy set: {source}")
+    new = read(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
+    return store.policy.change(lambda _: new, f"edl policy set: {source}")
 
 
 def switch_off(store: JobStore) -> JobPolicy:
@@ -95,8 +95,8 @@ def explain(store: JobStore) -> Explanation:
     return Explanation(now.policy, np, learned, verdicts, now.status.policy)
 
 
-def check(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path) -> None:
-    """Refuse a policy that the job cannot follow; nothing of the user's is run for it.
+def read(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path) -> JobPolicy:
+    """The policy in ``text``, if the job can follow it; nothing of the user's is run for that.
 
     Args:
         command: of the workers, which run it in ``cwd``: a rule of one's own is found from there.
@@ -109,6 +109,7 @@ def check(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Pat
     if isinstance(policy.size, Own):
         scripts = [(cwd / word).parent for word in command if word.endswith(".py")][:1]
         _find(policy.size, [*scripts, cwd], source)
+    return JobPolicy(text, source, policy.hold_s)
 
 
 def _find(rule: Own, directories: Sequence[Path], source: str) -> None:

@@ -12,7 +12,6 @@ from edl.core.events import Event
 from edl.core.job import desired
 from edl.core.job.desired import Change
 from edl.core.job.placement import Placement
-from edl.core.policy.file import parse
 from edl.core.records import Asker, Assigned, Desired, Job, JobPolicy
 
 Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desired on each host
@@ -29,7 +28,8 @@ def desire(nodes: JobNodes, choose: Choice, by: Asker, why: str) -> Change:
         if by is Asker.PERSON and found.get(hold):
             new |= {hold: {**found[hold], "asked": True}}
         if by is Asker.PERSON and made[-1] and found.get(p.policy):
-            new |= {p.policy: _held(p, found).to_json()}
+            held = JobPolicy.from_json(found[p.policy]).held(time.time())
+            new |= {p.policy: held.to_json()}
         return new, event
 
     read = (p.desired, p.assigned, p.generation, p.status, hold, p.policy)
@@ -54,15 +54,6 @@ def discover(
 
     read = (p.desired, p.assigned, p.generation, p.status, p.job, p.discovered)
     return Desired.from_json(nodes.change_together(read, change)[p.desired])
-
-
-def _held(p: JobPaths, found: Mapping[str, Values]) -> JobPolicy:
-    """The policy, which leaves the size alone that a person has just asked for."""
-    policy = JobPolicy.from_json(found[p.policy])
-    if not policy.is_on:
-        return policy
-    hold_s = parse(policy.text, policy.source).hold_s
-    return replace(policy, held_until_s=time.time() + hold_s)
 
 
 def _changed(

@@ -359,18 +359,24 @@ class JobPolicy(Record):
     Attributes:
         text: the file; empty: the job has no policy.
         source: where it is from, for messages.
+        hold_s: for how long a size stays that a person has asked for.
         off: why it does not count any more; empty: it does.
         held_until_s: until then a person's word counts instead, in seconds since 1970.
     """
 
     text: str = ""
     source: str = ""
+    hold_s: float = 0.0
     off: str = ""
     held_until_s: float = 0.0
 
     @property
     def is_on(self) -> bool:
         return bool(self.text) and not self.off
+
+    def held(self, now_s: float) -> JobPolicy:
+        """After a person has asked for a size at ``now_s``."""
+        return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 
 
 NO_POLICY = JobPolicy()

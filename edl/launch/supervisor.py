@@ -77,7 +77,6 @@ class Supervisor(ABC, Generic[State]):
         self._command = tuple(command)
         say = partial(self._say, for_all=True)
         self._lost_job = LaunchersLostJob(store, say, ASK_TIMEOUT_S)
-
         self._frozen = Frozen(store, own.host, workers, stack_signal)
         self._launches = 0
         self._snapshot: Snapshot | None = None

@@ -69,13 +69,16 @@ class SizePolicy:
             now: how far the ring is; None: nobody has told.
             left: samples to train until the end of the job; None: nobody knows.
         """
-        learned = self._learn(snapshot, now)
         kept = snapshot.policy
+        learned = self._learn(snapshot, now)
+        if kept.is_on:
+            self._learned = learned = learned.for_rule(kept.text)
         if kept != self._kept:
             self._kept, self._rule = kept, None
         generation = snapshot.generation
         trains = generation is not None and generation.seats and not snapshot.paused
-        if not kept.is_on or not trains or snapshot.job.state is not JobState.RUNNING:
+        running = snapshot.job.state is JobState.RUNNING
+        if not kept.is_on or not trains or not running or self._is_profiled(snapshot):
             return Outcome(learned=self._due(learned))
         assert generation is not None
         try:
@@ -110,6 +113,10 @@ class SizePolicy:
     def written(self) -> None:
         """What was learned is in ZooKeeper."""
         self._written_s = self._clock()
+
+    def _is_profiled(self, snapshot: Snapshot) -> bool:
+        """Whether somebody steps the job through sizes; what is desired is a profile's then."""
+        return snapshot.desired.by is Asker.PROFILE and self._store.profile.held() is not None
 
     def _learn(self, snapshot: Snapshot, now: Reading | None) -> Learned:
         if self._learned is None:

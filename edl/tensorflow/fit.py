@@ -181,6 +181,7 @@ class _Last(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         now = self._training
+        now.worker.loader.progress.epochs = self.params["epochs"]
         if now.worker.warming_up:
             self._warm_up()
         now.steps.enter()

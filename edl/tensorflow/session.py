@@ -50,7 +50,7 @@ def elastic_shard_generator(
     if epochs < 1:
         raise UsageError(f"epochs is {epochs}; it must be at least 1")
     now.attach_source(source, batch_size, shuffle, seed)
-    now.epochs = epochs
+    now.epochs = now.worker.loader.progress.epochs = epochs
     return now.batches
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -185,7 +184,9 @@ class TestWhatIsWritten:
         return caught.value
 
 
-def test_who_was_away_for_longer_than_a_session_knows_nothing(tmp_path: Path) -> None:
+def test_who_was_away_for_longer_than_a_session_knows_nothing(
+    tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
     """A server refuses who has seen more than itself; one that is empty would do so for ever."""
     with ensemble(tmp_path, 1) as (server,), Session(server.hosts, 2.0) as session:
         for _ in range(50):
@@ -193,8 +194,5 @@ def test_who_was_away_for_longer_than_a_session_knows_nothing(tmp_path: Path) ->
         server.kill()
         server.forget()
         server.start()
-        deadline = time.monotonic() + 60.0
-        while not (session.connected and session.epoch == 2):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: session.connected and session.epoch == 2)
         assert session.read_all("test", [children("/")]) == [["zookeeper"]]

@@ -35,15 +35,23 @@ def reasons(job: Trial) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "script", ["counting.py", pytest.param("tf_counting.py", marks=pytest.mark.long)]
+    "script",
+    [
+        "counting.py",
+        pytest.param("tf_counting.py", marks=pytest.mark.long),
+        pytest.param("tf_counting.py fit", marks=pytest.mark.long),
+    ],
 )
 def test_one_that_scales_grows_and_a_killed_leader_changes_nothing(
     script: str, tmp_path: Path, zk_hosts: str
 ) -> None:
+    script, _, mode = script.partition(" ")
     settings = {"script": SCRIPTS / script, "throttled": SCALES, **options(tmp_path)}
+    settings |= {"more": ["--mode", mode]} if mode else {}
     with trial(tmp_path, zk_hosts, np=1, max_np=3, **settings) as job:
         job.wait_for_size(2)
-        job.wait_for_progress(3)
+        now = job.wait_for_progress(3)
+        assert 0 < now["left"] <= job.epochs * job.samples
         job.process(job.leader()).kill()
         job.wait_for_size(3)
         job.wait(lambda now: now["policy"].startswith("stays at 3"), "rest")

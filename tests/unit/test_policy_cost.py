@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.policy.cost import Cost, span, worth
+from edl.core.policy.cost import UNKNOWN_END, Cost, span, worth
 from edl.core.policy.observation import Observation, Seen
 from edl.core.sizes import Sizes
 
@@ -85,9 +85,11 @@ def test_a_value_between_and_beyond_points() -> None:
     assert worth(((100.0, 5.0),), 900.0) == 5.0
 
 
-def test_who_does_not_know_the_end_buys_nothing() -> None:
+def test_without_an_end_nothing_is_changed() -> None:
     verdict = Cost(deadline_s=10.0).verdict(replace(NOW, left=None), 1, 2)
-    assert (verdict.pays, verdict.why) == (False, "nobody knows when a stream ends")
+    assert (verdict.pays, verdict.why) == (False, UNKNOWN_END)
+    stays = Cost(deadline_s=10.0)(replace(NOW, left=None), {"a": 1}, 0.0)
+    assert stays == (2, f"stays at 2: {UNKNOWN_END}", {"a": 1})
 
 
 def test_it_says_the_numbers() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edl.core.job.profile import COMMITS, Curve, Point
 from edl.core.policy.learned import Learned
-from edl.core.policy.observation import KEPT_STEPS, Observation, Seen, State, Suggestion
+from edl.core.policy.observation import KEPT_STEPS, Observation, Rule, Seen, State, Suggestion
 from edl.core.policy.wish import wish
 from edl.core.records import Reading
 from edl.core.sizes import Sizes
@@ -56,6 +56,11 @@ def test_a_ring_of_another_size_begins_anew_and_a_repair_does_not() -> None:
     assert (learned.np, learned.steps) == (3, 0)
 
 
+def test_a_script_that_counts_no_samples_is_measured_by_its_commits() -> None:
+    before, now = (Reading(0, 1, 3, 0, step, 0, float(step)) for step in (1, 5))
+    assert learn(before, now).seen == ((3, Seen(pytest.approx(3.0), 4)),)
+
+
 def test_an_old_throughput_is_forgotten_bit_by_bit() -> None:
     seen = Seen(100.0, 5 * KEPT_STEPS).and_then(Seen(200.0, KEPT_STEPS))
     assert seen == Seen(150.0, 6 * KEPT_STEPS)
@@ -85,7 +90,7 @@ def test_an_observation_counts_steps_of_the_present_size_only() -> None:
 # --- what is wished
 
 
-def asks(np: int) -> object:
+def asks(np: int) -> Rule:
     def rule(now: Observation, state: State, now_s: float) -> Suggestion:
         return Suggestion(np, f"wants {np}", {"asked": now_s})
 
@@ -94,18 +99,18 @@ def asks(np: int) -> object:
 
 def test_a_wish_is_what_the_rule_wants_within_what_may_be() -> None:
     now = Observation(2, Sizes(2, 6, size_step=2), slots=5)
-    assert wish(asks(4), now, {}, 7.0) == Suggestion(4, "wants 4", {"asked": 7.0})  # type: ignore[arg-type]
-    assert wish(asks(9), now, {}, 7.0) == Suggestion(  # type: ignore[arg-type]
+    assert wish(asks(4), now, {}, 7.0) == Suggestion(4, "wants 4", {"asked": 7.0})
+    assert wish(asks(9), now, {}, 7.0) == Suggestion(
         4,
         "wants 9; of 9 it gets 4, for it may have 2 to 6 workers in steps of 2 and there are 5 "
         "slots",
         {"asked": 7.0},
     )
-    assert wish(asks(1), now, {}, 7.0).np == 2  # type: ignore[arg-type]
+    assert wish(asks(1), now, {}, 7.0).np == 2
 
 
 def test_what_a_person_has_asked_for_counts_for_a_while() -> None:
     now = Observation(3, Sizes(1, 6))
-    assert wish(asks(5), now, {"a": 1}, 7.0, held_s=600.0) == Suggestion(  # type: ignore[arg-type]
+    assert wish(asks(5), now, {"a": 1}, 7.0, held_s=600.0) == Suggestion(
         3, "stays at 3: a person has asked for 3 workers, which counts for 10 min more", {"a": 1}
     )

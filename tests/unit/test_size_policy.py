@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
+from edl.core.job.profile_hold import ProfileHold
 from edl.core.policy.learned import Learned
 from edl.core.records import (
     Asker,
+    Desired,
     Generation,
     Host,
     JobPolicy,
@@ -60,8 +62,12 @@ class Leader:
 
     def __init__(self, learned: Learned | None = None) -> None:
         self.clock = Clock()
-        nodes = SimpleNamespace(learned=lambda: learned or Learned())
-        self.policy = SizePolicy(SimpleNamespace(policy=nodes), self.clock)  # type: ignore[arg-type]
+        self.held: ProfileHold | None = None
+        store: Any = SimpleNamespace(
+            policy=SimpleNamespace(learned=lambda: learned or Learned()),
+            profile=SimpleNamespace(held=lambda: self.held),
+        )
+        self.policy = SizePolicy(store, self.clock)
         self.step = 0
 
     def trains(self, now: Snapshot, steps: int) -> Any:
@@ -126,6 +132,26 @@ def test_when_it_has_nothing_to_say(changes: dict[str, Any]) -> None:
     policy = Leader().policy
     for step in range(20):
         assert policy.turn(now, reading(2, step, float(step)), None).suggestion is None
+
+
+def test_while_somebody_profiles_the_job_its_sizes_are_not_the_rules() -> None:
+    leader = Leader()
+    leader.held = ProfileHold("token", "process 1 on a", {"a": 2})
+    profiled = snapshot(2, desired=Desired({"a": 2}, Asker.PROFILE))
+    assert leader.trains(profiled, 30).suggestion is None
+    leader.held = None  # what it gave back is still desired by it
+    assert leader.trains(profiled, 1).suggestion.np == 3
+
+
+def test_another_rule_begins_without_the_notes_of_the_last() -> None:
+    leader, job = Leader(), make_job(min_np=2, max_np=2, np=2)
+    one = replace(snapshot(2), job=job)
+    assert "found_s" in leader.trains(one, 11).suggestion.state
+    learned = leader.trains(one, 150).learned
+    assert (learned.text, learned.state["np"]) == (TEXT, 2)
+    other = replace(one, policy=JobPolicy(TEXT + "add = 2\n", "policy.toml"), job=make_job())
+    assert leader.trains(other, 1).suggestion.np == 4
+    assert Leader(learned).trains(replace(one, job=make_job()), 1).suggestion.np == 2
 
 
 def test_a_persons_word_is_left_alone() -> None:

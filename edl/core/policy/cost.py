@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edl.core.policy.climbing import Climbing, Verdict
-from edl.core.policy.observation import Observation
+from edl.core.policy.observation import Observation, State, Suggestion
 from edl.core.settings import setting
 
 HOUR_S = 3600.0
+UNKNOWN_END = (
+    "nobody knows how much is left to train: only edl's loaders tell, with the number of epochs"
+)
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,15 @@ class Cost(Climbing):
         (), "what it is worth by when it ends: (seconds, value), straight lines between"
     )
 
+    def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
+        """See :class:`edl.core.policy.observation.Rule`. Without an end no size is changed."""
+        if now.left is None:
+            return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
+        return super().__call__(now, state, now_s)
+
     def verdict(self, now: Observation, fewer: int, more: int) -> Verdict:
         if now.left is None:
-            return Verdict(fewer, more, False, "nobody knows when a stream ends")
+            return Verdict(fewer, more, False, UNKNOWN_END)
         ends, costs = self.forecast(now, more)
         ended, cost = self.forecast(now, fewer)
         with_more = f"with {more} it ends after {span(ends)} for {costs:.2f}"

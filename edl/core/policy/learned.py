@@ -22,7 +22,7 @@ class Learned(Record):
         np: workers of the newest reading, and ``steps`` of such a ring since they are so many.
         elapsed_s: of the job's training, as far as its leaders have seen it.
         worker_s: the same, times the workers.
-        state: the rule's notes.
+        state: the notes of the rule whose file is ``text``; another one begins without.
     """
 
     seen: tuple[tuple[int, Seen], ...] = ()
@@ -31,6 +31,7 @@ class Learned(Record):
     elapsed_s: float = 0.0
     worker_s: float = 0.0
     state: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
 
     def with_reading(self, before: Reading | None, now: Reading) -> Learned:
         """With what was trained between two readings of one worker in one ring.
@@ -47,7 +48,13 @@ class Learned(Record):
         learned = replace(learned, steps=learned.steps + steps)
         if before.epoch != now.epoch:
             return learned
-        return learned._with(now.size, Seen((now.samples - before.samples) / seconds, steps))
+        samples = now.samples - before.samples
+        work = samples or steps * now.size  # a script that keeps its own place counts no samples
+        return learned._with(now.size, Seen(work / seconds, steps))
+
+    def for_rule(self, text: str) -> Learned:
+        """For the rule in ``text``."""
+        return self if text == self.text else replace(self, text=text, state={})
 
     def with_curve(self, curve: Curve) -> Learned:
         """With what `edl profile` has measured, of sizes of which nothing was seen."""
