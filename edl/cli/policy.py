@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from edl.cli.common import JsonOption, ZooKeeperOption, console
 from edl.client import Job
 from edl.client.policies import Explanation, stands
+from edl.core.policy.stragglers import Times
 from edl.errors import UsageError
 
 ACTIONS = ("show", "set", "off", "resume", "explain")
@@ -96,7 +98,22 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
     for np, seen in found.learned.seen:
         mark = " *" if np == found.np else ""
         table.add_row(f"{np}{mark}", f"{seen.samples_per_s:.1f}", f"{seen.steps}", why.get(np, ""))
-    console().print(table)
+    if found.learned.seen:
+        console().print(table)
+    if found.learned.times:
+        console().print(_times(found.learned.times))
+
+
+def _times(times: Sequence[Times]) -> Table:
+    """What the slowest workers do in a step."""
+    table = Table(box=box.SIMPLE)
+    for title in ("worker", "host", "samples", "data ms", "compute ms", "reduce ms"):
+        table.add_column(title, justify="left" if title in ("worker", "host") else "right")
+    for one in times:
+        parts = (one.data_s, one.compute_s, one.reduce_s)
+        row = (f"{1000 * seconds:.1f}" for seconds in parts)
+        table.add_row(f"w{one.worker}", one.host, f"{one.samples:.0f}", *row)
+    return table
 
 
 def _figures(found: Explanation) -> dict[str, object]:
@@ -112,6 +129,7 @@ def _figures(found: Explanation) -> dict[str, object]:
             {"np": np, "samples_per_s": seen.samples_per_s, "steps": seen.steps}
             for np, seen in found.learned.seen
         ],
+        "times": [one.to_json() for one in found.learned.times],
         "verdicts": [
             {"fewer": one.fewer, "more": one.more, "pays": one.pays, "why": one.why}
             for one in found.verdicts

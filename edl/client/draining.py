@@ -8,7 +8,7 @@ from functools import partial
 from edl.client.waiting import USUAL, ClientLimits, Messages, looks, running
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import drain_host as without_host
-from edl.core.records import Asker, Request, Snapshot
+from edl.core.records import Asked, Asker, Request, Snapshot
 from edl.errors import CoordinationError, TimedOut, UsageError
 
 
@@ -25,7 +25,7 @@ def drain_worker(
     """
     running(store, f"drain w{worker} of job {store.name}", limits)
     try:
-        number = store.requests.add(Request("drain", worker))
+        number = store.requests.add(Request(Asked.DRAIN, worker))
     except CoordinationError as error:
         unsure = f"w{worker} may be asked to leave or not, see `edl status {store.name}`"
         raise CoordinationError(f"{error}; {unsure}") from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -322,7 +322,8 @@ class Leadership:
                 writes.append(Write(path, request.to_json()))
             elif request.accepted:  # what is decided is for it: who withdrew it was told so
                 raise CoordinationError("a request was withdrawn meanwhile; decide again")
-        return writes
+        asked = (replace(request, number=-1).to_json() for request in decision.asks)
+        return [*writes, *(Write(f"{p.requests}/r-", each, sequence=True) for each in asked)]
 
     def _check_number(self, new: Generation, current: Mapping[str, Any]) -> None:
         number = Generation.from_json(current).number if current else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl.coordination import desired, lifecycle
 from edl.coordination.events import EventNodes
@@ -46,6 +46,16 @@ from edl.core.records import (
     TrainingStatus,
 )
 from edl.errors import AccessDenied, UnknownJob
+
+
+class WorkerView(NamedTuple):
+    """What a worker of a job has to know of it; ``evicted``: worker -> why it was given up."""
+
+    job: Job
+    generation: Generation | None
+    evicted: Mapping[int, str]
+    leader: Leader | None
+    policy: JobPolicy
 
 
 class JobStore:
@@ -142,15 +152,10 @@ class JobStore:
             policy=record_or_none(JobPolicy, p.policy, found[p.policy]) or NO_POLICY,
         )
 
-    def watch_generation(
-        self, wake: Waker
-    ) -> tuple[Job, Generation | None, Mapping[int, str], Leader | None]:
-        """What a worker that does not lead needs: job, generation, the evicted, the leader.
-
-        ``wake``: as in :meth:`snapshot`, for those.
-        """
+    def watch_generation(self, wake: Waker) -> WorkerView:
+        """What a worker that does not lead needs; ``wake``: as in :meth:`snapshot`, for that."""
         p = self.paths
-        news = (p.job, p.generation, p.leader)
+        news = (p.job, p.generation, p.leader, p.policy)
         wakers = {path: wake if path in news else unheard for path in p.told}
         *answers, names = self.nodes.read(
             *(get(path, waker) for path, waker in wakers.items()), children(p.evicted, wake)
@@ -158,11 +163,12 @@ class JobStore:
         [evicted] = self.nodes.read_groups([f"{p.evicted}/{n}" for n in names or ()], wake=wake)
         told = dict(zip(p.told, answers, strict=True))
         self.copy.keep(told, evicted)
-        return (
+        return WorkerView(
             self._job(told[p.job]),
             record_or_none(Generation, p.generation, told[p.generation]),
             _evicted(evicted),
             record_or_none(Leader, p.leader, told[p.leader]),
+            record_or_none(JobPolicy, p.policy, told[p.policy]) or NO_POLICY,
         )
 
     def was_lost(self, error: UnknownJob) -> bool:

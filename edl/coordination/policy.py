@@ -43,6 +43,12 @@ class PolicyNodes:
         found = self._nodes.change_together((p.policy, p.generation, p.status), changed)
         return JobPolicy.from_json(found[p.policy])
 
+    def propose(self, policy: JobPolicy) -> None:
+        """Let it be the policy, unless the job has one."""
+        self.change(
+            lambda now: now if now.text else policy, f"the script has a policy: {policy.source}"
+        )
+
     def learned(self) -> Learned:
         """What the job has learned; nothing at first."""
         path = self._nodes.paths.learned

@@ -37,6 +37,7 @@ class EventKind(StrEnum):
     WORKER_FROZEN = "worker_frozen"
     LOG_FAILED = "log_failed"
     SLOW_WORKER = "slow_worker"
+    STRAGGLER = "straggler"
     ZOOKEEPER_BACK = "zookeeper_back"
     JOB_RESTORED = "job_restored"
     SLOT_GIVEN_UP = "slot_given_up"
@@ -199,7 +200,7 @@ class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
 
 @dataclass(frozen=True)
 class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
-    """It has answered a request to drain a worker."""
+    """It has answered a request to drain a worker, or to replace one that is slow."""
 
     worker: Annotated[str, "that shall leave"]
     accepted: Annotated[bool, "it leaves"]
@@ -312,6 +313,18 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
     worker: Annotated[str, "the slow one"]
     compute_s: Annotated[float, "its median in a step"]
     others_s: Annotated[float, "that of the others"]
+
+
+@dataclass(frozen=True)
+class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
+    """A job whose policy looks after [stragglers](adapting.md#stragglers) has found one, treats it
+    otherwise than before, or finds it as fast as the others again.
+    """
+
+    workers: Annotated[tuple[str, ...], "the slow ones; empty: all alike, by the network"]
+    host: Annotated[str, "where all of them are, if they are all that are there; else empty"]
+    at: Annotated[str, "what is slow: `computes`, `loads its data` or `reduces`"]
+    speed: Annotated[float, "of the slowest, relative to the median"]
 
 
 @dataclass(frozen=True)

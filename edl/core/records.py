@@ -280,16 +280,27 @@ class Generation(Record):
         return any(seat.id == worker for seat in (*self.seats, *self.previous))
 
 
+class Asked(StrEnum):
+    """What a request is about."""
+
+    DRAIN = "drain"  # the worker leaves; one fewer is wanted
+    REPLACE = "replace"  # the same, and as many are wanted: another one comes in the same switch
+
+
 @dataclass(frozen=True)
 class Request(Record):
-    """``requests/<number>``: something asked of the leader, which writes the outcome into it."""
+    """``requests/<number>``: something asked of the leader, which writes the outcome into it.
 
-    kind: str  # "drain"
+    ``host``: of a replacement, where it is to come to.
+    """
+
+    kind: str  # an Asked; an older edl may not know it
     worker: int = -1
     number: int = -1
     done: bool = False
     accepted: bool = False
     outcome: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -412,6 +423,11 @@ class Snapshot:
             f"paused: {workers(left)} {verb(left)} left and min_np is {job.sizes.min_np}; others "
             f"are waited for, at most {limit_s:g} s"
         )
+
+    @property
+    def replaced(self) -> frozenset[int]:
+        """The workers in whose places others are to come."""
+        return frozenset(r.worker for r in self.requests if r.kind == Asked.REPLACE)
 
     @property
     def available(self) -> tuple[Host, ...]:

@@ -19,6 +19,7 @@ class MemberStatus(Record):
 
     id: Annotated[str, "as `w3`"]
     host: Annotated[str, "its host"]
+    slot: Annotated[int, "its slot there"]
     pid: Annotated[int, "its process there"]
     port: Annotated[int, "where it answers `/health`"]
     rank: Annotated[int | None, "null: it has no seat in the generation"]
@@ -96,6 +97,7 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
             MemberStatus(
                 id=member.name,
                 host=member.host,
+                slot=member.slot,
                 pid=member.pid,
                 port=member.port,
                 rank=generation.rank_of(member.id) if generation else None,

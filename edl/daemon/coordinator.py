@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edl.core.events import Event
 from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, JobEnd, Member, RingFailure, Stage
+from edl.core.records import Generation, JobEnd, JobPolicy, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
 
 
@@ -59,6 +59,9 @@ class Coordinator(Protocol):
 
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``."""
+
+    def propose(self, policy: JobPolicy) -> None:
+        """Let the job follow ``policy``, unless it has one."""
 
     def last_step(self) -> int:
         """The last step that a leader has reported."""

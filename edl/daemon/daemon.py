@@ -24,7 +24,16 @@ from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
 from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, JobEnd, JobState, Leader, Member, RingFailure, Stage
+from edl.core.records import (
+    Generation,
+    JobEnd,
+    JobPolicy,
+    JobState,
+    Leader,
+    Member,
+    RingFailure,
+    Stage,
+)
 from edl.core.sizes import Sizes
 from edl.daemon.activity import Watch
 from edl.daemon.candidacy import Candidacy
@@ -127,13 +136,14 @@ class Daemon:
         self._watch.start()
         self._session.start()
         self._session.add_listener(lambda _state: self._wake.set())
-        job, generation, _evicted, leader = self._store.watch_generation(self._wake.set)
+        job, generation, _, leader, policy = self._store.watch_generation(self._wake.set)
         self._incarnation = self._store.incarnation
         self._config = replace(config, sizes=job.sizes, job_settings=job.spec.settings)
         if self.settings.chaos:
             door.open_door(self._server, self._session, self._ring)
         self._ending.add_to(self._server)
         self._mailbox.leads(leader)
+        self._mailbox.policy_is(policy)
         self._server.start()
         worker = self._store.members.new_id()
         self._mailbox.worker = self._guard.worker = self._lost_job.own = worker
@@ -200,6 +210,11 @@ class Daemon:
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``; safe from any thread."""
         self._unwritten.put_saved(directory, step)
+        self._wake.set()
+
+    def propose(self, policy: JobPolicy) -> None:
+        """Let the job follow ``policy``, unless it has one; as soon as ZooKeeper allows."""
+        self._unwritten.propose(policy)
         self._wake.set()
 
     def last_step(self) -> int:
@@ -316,10 +331,11 @@ class Daemon:
             self.leave_requested = False
             self.set_stage(Stage.LEAVING)
         self._unwritten.write(as_member=True)
-        job, generation, evicted, leader = self._store.watch_generation(self._wake.set)
+        job, generation, evicted, leader, policy = self._store.watch_generation(self._wake.set)
         if self._incarnation != self._store.incarnation:
             self._wake.set()
         self._mailbox.leads(leader)
+        self._mailbox.policy_is(policy)
         member = self._unwritten.member
         if member is not None and member.id in evicted:
             self._mailbox.evict(evicted[member.id])
@@ -369,6 +385,7 @@ class Daemon:
             member.id,
             lambda: self._mailbox.progress,
             self._watch.look,
+            lambda: self._mailbox.ring,
             self._mailbox.log,
             self._unwritten.events.write,
         )

@@ -7,7 +7,7 @@ import uuid
 
 from edl.config import Config
 from edl.core.events import Event
-from edl.core.records import Generation, JobEnd, Member, RingFailure, Seat, Stage
+from edl.core.records import Generation, JobEnd, JobPolicy, Member, RingFailure, Seat, Stage
 from edl.core.sizes import Sizes
 
 NUMBER = 0  # of its only generation
@@ -44,6 +44,8 @@ class JobOfOne:
     def report_broken(self, failure: RingFailure) -> None: ...
 
     def put_saved(self, directory: str, step: int) -> None: ...
+
+    def propose(self, policy: JobPolicy) -> None: ...
 
     def last_step(self) -> int:
         return 0

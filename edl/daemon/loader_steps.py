@@ -33,6 +33,7 @@ from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
+from edl.daemon.ring_watch import RingWatch
 from edl.daemon.sampler import Batch, BatchSampler
 from edl.daemon.state_check import StateCheck
 from edl.daemon.steps import Steps
@@ -60,6 +61,7 @@ class LoaderSteps(Steps):
         self.open_step = progress.open_step
         self._progress = progress
         self._check = state_check
+        self._watch = RingWatch(mailbox)
 
     @property
     def progress(self) -> LoaderProgress:
@@ -187,6 +189,7 @@ class LoaderSteps(Steps):
         slow = self.slowest.look(self.records())
         if slow is not None and self.ring.place.rank == 0:
             self._mailbox.log(_slow_event(slow, self.generation, progress.step))
+        self._watch.look(self.records(), self._switching, self.sampler)
         if reason := self._completed():
             logger.info("after step %d: %s", progress.step, reason)
         self._pace.end()

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
-from edl.core.records import END, Generation, JobState, Leader
+from edl.core.policy.file import Policy, parse
+from edl.core.policy.ring_report import NO_REPORT, RingReport
+from edl.core.records import END, NO_POLICY, Generation, JobPolicy, JobState, Leader
 from edl.core.step.progress import Progress
-from edl.errors import WorkerEvicted
+from edl.errors import UsageError, WorkerEvicted
 
 
 @dataclass
 class Mailbox:
     """Latest news in both directions, behind one lock.
 
-    To the training thread: generations, who leads, an eviction, the end of the job.
-    To the daemon thread: progress and events to log.
+    To the training thread: generations, who leads, an eviction, the end of the job, its policy.
+    To the daemon thread: progress, events to log, and what a policy decides from.
     """
 
     worker: int = -1
     clock: Clock = SYSTEM
     keeps_events: bool = True  # False: there is no job log, and nobody takes them from here
+    policy: Policy | None = None
+    ring: RingReport = NO_REPORT
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0
@@ -29,6 +34,7 @@ class Mailbox:
     _led_since: float = 0.0
     _job_state: JobState = JobState.RUNNING
     _job_reason: str = ""
+    _job_policy: JobPolicy = NO_POLICY
     _evicted: str | None = None
     _progress: Progress = field(init=False)
     _events: list[Event] = field(default_factory=list)
@@ -56,6 +62,14 @@ class Mailbox:
         with self._lock:
             if leader != self._leader:
                 self._leader, self._led_since = leader, self.clock.now_s()
+
+    def policy_is(self, policy: JobPolicy) -> None:
+        """What the job follows now; one that cannot be read counts for nothing."""
+        if policy != self._job_policy:
+            self._job_policy, self.policy = policy, None
+            if policy.is_on:
+                with suppress(UsageError):  # the leader says so
+                    self.policy = parse(policy.text, policy.source)
 
     def job_is(self, state: JobState, reason: str = "") -> None:
         with self._lock:

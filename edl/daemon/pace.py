@@ -22,21 +22,38 @@ class Pace:
         self.steps_here = 0  # completed in this generation
         self.entered_at = 0  # the step after which it began
         self.waiting_since = self.ended = self._entered = self._now_s()
-        self.compute_us = self.first_step_us = 0
+        self.compute_us = self.data_us = self.reduce_us = self.first_step_us = 0
+        self._data_s = 0.0  # of the step that is under way
+        self._reduced: float | None = None  # when its gradients were
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
 
     def enter(self, step: int) -> None:
         """A new ring stands, after ``step``."""
         self.steps_here, self.entered_at, self._entered = 0, step, self._now_s()
 
+    def load(self, seconds: float) -> None:
+        """This worker has waited for its data."""
+        self._data_s += seconds
+
     def wait(self) -> None:
         """This worker waits for the others."""
         self.waiting_since = self._now_s()
-        self.compute_us = us(self.waiting_since - max(self.ended, self._entered))
+        own_us = us(self.waiting_since - max(self.ended, self._entered))
+        self.data_us = min(us(self._data_s), own_us)
+        self.compute_us = own_us - self.data_us
+        self._reduced = None
+
+    def reduce(self) -> None:
+        """The step's gradients are the mean of all; what follows is this worker's own affair."""
+        self._reduced = self._now_s()
 
     def end(self) -> None:
         """A step has ended."""
         now = self._now_s()
+        reduced = now if self._reduced is None else self._reduced
+        self.reduce_us = us(reduced - self.waiting_since)
+        self.compute_us += us(now - reduced)
+        self._data_s, self._reduced = 0.0, None
         if self.steps_here == 1:
             self.first_step_us = us(now - self._entered)
         else:

@@ -15,6 +15,8 @@ from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
 from edl.core.step.spans import Span
 
+LEAST_CHANGE = 0.1  # of the size of a batch
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -43,9 +45,13 @@ class BatchSampler:
 
     The ledger knows only what was trained. Between the two lie the batches formed ahead; their
     order never changes, so the n samples trained next are always the first n of the leases.
+
+    Attributes:
+        size: samples of a batch that is formed from now on; less than others form, if it is slow.
     """
 
     def __init__(self, source: Source, worker: int) -> None:
+        self.size = source.batch_size
         self._source = source
         self._worker = worker
         self._ahead: deque[Batch] = deque()
@@ -57,6 +63,16 @@ class BatchSampler:
     def ahead(self) -> int:
         """Samples formed into batches and not yet trained."""
         return sum(batch.samples for batch in self._ahead)
+
+    def share(self, part: float) -> None:
+        """Form batches of this part of the batch size; not for a difference that is no tenth.
+
+        For a framework may compile anew for each size that it sees.
+        """
+        whole = self._source.batch_size
+        size = min(whole, max(1, round(whole * part)))
+        if size == whole or abs(size - self.size) > LEAST_CHANGE * self.size:
+            self.size = size
 
     def enter(self, epoch: int) -> None:
         """Forget what was formed and read ``epoch`` from now on."""
@@ -83,7 +99,7 @@ class BatchSampler:
     def form(self, ledger: Ledger) -> Batch | None:
         """The next batch, or None when the leases have none to give (now).
 
-        A batch is smaller than the batch size only when nothing is left to be leased, or when what
+        A batch is smaller than ``size`` only when nothing is left to be leased, or when what
         follows is owed to other optimizers.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
@@ -129,8 +145,7 @@ class BatchSampler:
         return self._source.lacks(ledger, self._worker, step_batches)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
-        available = sum(stop - start for start, stop in spans)
-        size = self._source.batch_size
+        available, size = sum(stop - start for start, stop in spans), self.size
         _, alike = ledger.counted(spans)
         waits = available < size and ledger.free and alike == available
         return 0 if waits else min(size, alike)

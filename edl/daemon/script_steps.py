@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edl import failpoints
+from edl.core.policy.ring_report import RingReport
 from edl.core.step.step_record import StepRecords
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.script_progress import ScriptProgress
@@ -66,8 +67,10 @@ class ScriptSteps(Steps):
         assert not self.warming_up
         failpoints.reached("boundary")
         self._mailbox.check()
+        self.wishes.look()
         self._send(self.idle_record())
         reason = self._completed()
+        self._mailbox.ring = RingReport(wishes=tuple(self.records().values("wish")))
         if self.begun == 0:
             self._pace.end()
         if reason:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from edl.daemon.mailbox import Mailbox
 from edl.daemon.pace import Pace
 from edl.daemon.progress import TrainingProgress
 from edl.daemon.switching import Switching
+from edl.daemon.wishes import Wishes
 from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
 
@@ -40,6 +42,7 @@ class Steps(ABC):
         target: the generation that all agreed to switch to.
         slowest: the worker that the others wait for, if there is one.
         wants_to_stop: the script: all stop after the next step in whose record it is.
+        wishes: what it wishes of the job's size.
     """
 
     def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching) -> None:
@@ -51,6 +54,7 @@ class Steps(ABC):
         self._switching = switching
         self._pace = Pace(mailbox.clock.now_s)
         self.slowest = Slowest()
+        self.wishes = Wishes(mailbox.clock.now_s)
         self._pending: Any = None  # the step record on its way
         self._records: StepRecords | None = None
 
@@ -141,6 +145,21 @@ class Steps(ABC):
         """This worker's row while nothing is trained."""
         return self._record(samples=0, idle=True)
 
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """The script waits for the data of its batch meanwhile."""
+        began_s = self._mailbox.clock.now_s()
+        yield
+        self.loaded(self._mailbox.clock.now_s() - began_s)
+
+    def loaded(self, seconds: float) -> None:
+        """The script has waited so long for the data of its batch."""
+        self._pace.load(seconds)
+
+    def reduced(self) -> None:
+        """The gradients of the step have been, or nobody had any."""
+        self._pace.reduce()
+
     # --- for the two kinds
 
     def _send(self, record: StepRecord) -> None:
@@ -197,6 +216,9 @@ class Steps(ABC):
             state=state,
             **self.progress.row(),
             compute_us=self._pace.compute_us,
+            data_us=self._pace.data_us,
+            reduce_us=self._pace.reduce_us,
+            wish=self.wishes.wish,
             **vars(times),
         )
 

@@ -82,7 +82,7 @@ class StreamSampler(BatchSampler):
         """See :meth:`~edl.daemon.sampler.BatchSampler.form`."""
         if not self.has_more(ledger):
             return None
-        batch = self._cut_off(self._stream.batch_size)
+        batch = self._cut_off(self.size)
         self._ahead.append(batch)
         return batch
 
@@ -94,7 +94,7 @@ class StreamSampler(BatchSampler):
         """
         bounded = self._fill(ledger)
         samples = self._samples_alike()
-        short = samples < self._stream.batch_size and not bounded
+        short = samples < self.size and not bounded
         return samples > 0 and not (short and self._ahead and self._may_get(ledger))
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
@@ -163,7 +163,7 @@ class StreamSampler(BatchSampler):
         Returns:
             Whether what follows is owed to other optimizers, so that the batch is complete.
         """
-        size = self._stream.batch_size
+        size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
             rest = by_shard(without(ledger.held_by(self._worker), self._spans()))
             if not rest:

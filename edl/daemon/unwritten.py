@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event
-from edl.core.records import JobEnd, Member
+from edl.core.records import JobEnd, JobPolicy, Member
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unwritten:
-    """The member node, a checkpoint, the end of the job, and the events of the mailbox.
+    """The member node, a checkpoint, a policy, the end of the job, and the mailbox's events.
 
     The training thread changes them; the daemon thread writes them, again and again while
     ZooKeeper is away.
@@ -31,6 +31,7 @@ class Unwritten:
         self._member: Member | None = None
         self._dirty = False  # the member node is behind self._member
         self._saved: tuple[str, int] | None = None
+        self._policy: JobPolicy | None = None
         self._end: tuple[JobEnd, Event | None] | None = None
 
     @property
@@ -59,6 +60,11 @@ class Unwritten:
         with self._written:
             self._saved = (directory, step)
 
+    def propose(self, policy: JobPolicy) -> None:
+        """The job is to follow ``policy``, unless it has one."""
+        with self._written:
+            self._policy = policy
+
     def end_job(self, end: JobEnd, event: Event | None) -> None:
         """The job has ended; ``event`` is logged if nobody has said so before."""
         with self._written:
@@ -85,11 +91,13 @@ class Unwritten:
         """
         with self._written:
             member, dirty = self._member, self._dirty and as_member
-            saved, end = self._saved, self._end
+            saved, end, policy = self._saved, self._end, self._policy
         if dirty and member is not None:
             self._store.members.put(member)
         if saved is not None:
             self._store.put_saved(*saved)
+        if policy is not None:
+            self._store.policy.propose(policy)
         if end is not None:
             self._conclude(*end)
         self.events.write()
@@ -98,6 +106,8 @@ class Unwritten:
                 self._dirty = False
             if self._saved is saved:
                 self._saved = None
+            if self._policy is policy:
+                self._policy = None
             if self._end is end:
                 self._end = None
             self._written.notify_all()
@@ -112,7 +122,7 @@ class Unwritten:
 
         Its whole ring may have been cut off, and trained on.
         """
-        _, generation, evicted, _ = self._store.watch_generation(None)
+        _, generation, evicted, *_ = self._store.watch_generation(None)
         own = self._member
         assert own is not None  # it has trained
         goes_on = generation is not None and generation.seats and not generation.knows(own.id)

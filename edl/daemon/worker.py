@@ -21,7 +21,8 @@ from functools import partial
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event, FinishedDetails
-from edl.core.records import JobEnd, JobState, Leader, Stage
+from edl.core.records import JobEnd, JobPolicy, JobState, Leader, Stage
+from edl.core.sizes import Sizes
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.coordinator import Coordinator
@@ -121,6 +122,8 @@ class Worker:
         """
         failpoints.reached("boundary")
         self._mailbox.check()
+        if not self.warming_up:
+            self.steps.wishes.look()
         self._switching.between_steps(self._check.heal)
         target, self.steps.target = self.steps.target, None
         if target is not None:
@@ -179,6 +182,11 @@ class Worker:
         return self._coordinator.is_shared
 
     @property
+    def sizes(self) -> Sizes:
+        """How many workers the job may have."""
+        return self._coordinator.sizes
+
+    @property
     def warming_up(self) -> bool:
         """A newcomer trains alone, for nothing."""
         return self._switching.warming_up
@@ -222,6 +230,15 @@ class Worker:
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
         """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)
+
+    def on_interval(self, desired_change: Callable[[], int], every_s: float) -> None:
+        """Let the job know each ``every_s`` how many workers more, or fewer, the script wants."""
+        self.loader.wishes.ask(desired_change, every_s)
+        self.script.wishes = self.loader.wishes
+
+    def follow(self, policy: JobPolicy) -> None:
+        """Let the job follow ``policy``, if it has none; a job of one keeps its size."""
+        self._coordinator.propose(policy)
 
     def attach_source(self, source: Source, reader: Reader | None = None) -> None:
         """Declare what is trained on; ``reader`` reads it, if it is a stream.

@@ -330,6 +330,7 @@ class StepReduction:
 
     def _reached(self) -> None:
         if self.step.state in DECIDED and not self._worker.warming_up:
+            self._worker.loader.reduced()
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:

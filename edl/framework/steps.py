@@ -154,7 +154,8 @@ class Steps:
         if worker.loader.sampler.restarts != self._restarts:
             self._restarts = worker.loader.sampler.restarts
             feed.restart()
-        batch, padding = feed.next(waits=not (self._is_new and self._others_train()))
+        with worker.loader.loading():
+            batch, padding = feed.next(waits=not (self._is_new and self._others_train()))
         self._is_new &= padding
         worker.loader.begin(batch, padding)
         return True

@@ -31,10 +31,11 @@ from edl.core.job.decision import Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
+from edl.core.policy.ring_report import RingReport
 from edl.core.records import Reading, Snapshot, TrainingStatus
 from edl.core.step.progress import Progress
+from edl.leader.adapting import Adapting
 from edl.leader.failure_detector import FailureDetector
-from edl.leader.size_policy import SizePolicy
 from edl.ring.rendezvous import new_scope
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class LeaderTerm:
         worker: int,
         progress: Callable[[], Progress],
         activity: Callable[[], Activity],
+        ring: Callable[[], RingReport],
         log: Callable[[Event], None],
         write_events: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -74,7 +76,6 @@ class LeaderTerm:
         self._reason = ""
         self._status_at = 0.0
         self._rate = _Rate()
-        self._policy = SizePolicy(store, clock)
         self._wish = ""
         self._limits = Limits(
             start_s=config.job_settings.start_timeout_s,
@@ -84,6 +85,8 @@ class LeaderTerm:
             notice_s=config.job_settings.switch_timeout_s,
             report_s=config.job_settings.repair_timeout_s,
         )
+        wait_s = self._limits.start_s + self._limits.prepare_s
+        self._adapting = Adapting(store, wait_s, ring, clock)
         leads = f"w{worker} leads in term {leadership.term}"
         log(self._event(LeaderDetails(f"w{worker}"), leads))
 
@@ -121,31 +124,31 @@ class LeaderTerm:
         self._put_status(snapshot)
 
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
-        """Let the job's policy decide how many workers are desired."""
+        """Let the job's policy decide how many workers are desired, and who is replaced."""
         paths, progress = self._store.paths, self._detector.heard.progress
-        outcome = self._policy.turn(snapshot, self._reading(), progress.left)
-        wish, np = outcome.suggestion, len(snapshot.generation.seats) if snapshot.generation else 0
-        self._wish = wish.reason if wish is not None else ""
         rate = round(self._rate.newest, 1)
-        if outcome.failed:
-            off = replace(snapshot.policy, off=outcome.failed).to_json()
+        found = self._adapting.turn(snapshot, self._reading(), progress.left, rate)
+        self._wish = found.says
+        if found.failed:
+            np = len(snapshot.generation.seats) if snapshot.generation else 0
+            off = replace(snapshot.policy, off=found.failed).to_json()
             told = self._event(
-                PolicyDetails(np, np, rate, failed=True), f"the policy is off: {outcome.failed}"
+                PolicyDetails(np, np, rate, failed=True), f"the policy is off: {found.failed}"
             )
             self._leadership.commit([Write(paths.policy, off), logged(paths, told)])
             wake()
             return
-        if wish is not None and outcome.is_news:
-            told = self._event(PolicyDetails(np, wish.np, rate), f"policy: {wish.reason}")
-            if outcome.change is None:
-                self._log(told)
-            else:
-                made = Decision(wish.reason, change=outcome.change.at(time.time()))
-                self._leadership.carry_out(made, [told, *self._events_of(made, snapshot)])
-                wake()
-        if outcome.learned is not None:
-            self._leadership.commit([Write(paths.learned, outcome.learned.to_json())])
-            self._policy.written()
+        news = [self._event(details, reason) for details, reason in found.news]
+        if found.decision is not None:
+            made = self._completed(found.decision)
+            self._leadership.carry_out(made, [*news, *self._events_of(made, snapshot)])
+            wake()
+        else:
+            for event in news:
+                self._log(event)
+        if found.learned is not None:
+            self._leadership.commit([Write(paths.learned, found.learned.to_json())])
+            self._adapting.written()
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""

@@ -1,4 +1,4 @@
-"""The policy that a leader follows: it observes, asks the rule, and lets what it wishes be desired.
+"""The size of the job: a leader observes, asks the rule, and lets what it wishes be desired.
 
 The rules are pure (:mod:`edl.core.policy`). What a job has learned of its sizes, and what a rule
 notes, stands in ZooKeeper, where the next leader finds it.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edl.coordination.job_store import JobStore
 from edl.core.job import desired
 from edl.core.job.desired import Change
 from edl.core.job.placement import place
-from edl.core.policy.file import Policy, parse
+from edl.core.policy.file import Policy
 from edl.core.policy.learned import Learned
 from edl.core.policy.observation import Rule, Suggestion
 from edl.core.policy.own import Own
 from edl.core.policy.wish import wish
-from edl.core.records import Asker, JobPolicy, JobState, Reading, Snapshot
+from edl.core.records import Asker, Reading, Snapshot
 from edl.errors import UsageError
 from edl.leader.own_rule import OwnRule
 
@@ -54,41 +55,55 @@ class SizePolicy:
     def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._kept = JobPolicy()
         self._rule: Rule | None = None
+        self._policy: Policy | None = None
         self._learned: Learned | None = None
         self._before: Reading | None = None
         self._at_s: float | None = None  # of the last turn in which the job trained
         self._written_s = clock()
         self._said: tuple[int, int, str] | None = None
 
-    def turn(self, snapshot: Snapshot, now: Reading | None, left: float | None) -> Outcome:
-        """Observe, and decide if the job has a policy.
+    @property
+    def learned(self) -> Learned:
+        """What the job has learned, as far as this leader knows."""
+        return self._learned or self._store.policy.learned()
+
+    def note(self, **changes: Any) -> None:
+        """Remember something else with it."""
+        self._learned = replace(self.learned, **changes)
+
+    def turn(
+        self,
+        snapshot: Snapshot,
+        policy: Policy | None,
+        now: Reading | None,
+        left: float | None,
+        wishes: Sequence[int] = (),
+    ) -> Outcome:
+        """Observe, and decide if the job has a rule for its size.
 
         Args:
+            policy: that the job follows now, while it trains and nobody profiles it.
             now: how far the ring is; None: nobody has told.
             left: samples to train until the end of the job; None: nobody knows.
+            wishes: workers more, or fewer, that the script of each worker wants.
         """
-        kept = snapshot.policy
         learned = self._learn(snapshot, now)
-        if kept.is_on:
-            self._learned = learned = learned.for_rule(kept.text)
-        if kept != self._kept:
-            self._kept, self._rule = kept, None
-        generation = snapshot.generation
-        trains = generation is not None and generation.seats and not snapshot.paused
-        running = snapshot.job.state is JobState.RUNNING
-        if not kept.is_on or not trains or not running or self._is_profiled(snapshot):
+        if policy is not self._policy:
+            self._policy = policy
+            self._rule = _rule(policy) if policy is not None else None
+        rule, generation = self._rule, snapshot.generation
+        if policy is None or rule is None or generation is None:
             return Outcome(learned=self._due(learned))
-        assert generation is not None
+        self._learned = learned = learned.for_rule(policy.text)
+        np, slots = len(generation.seats), sum(host.slots for host in snapshot.available)
+        awaits = snapshot.desired.np != np or not _all_in(snapshot)
         try:
-            rule = self._rule or _rule(parse(kept.text, kept.source))
-            self._rule = rule
-            np, slots = len(generation.seats), sum(host.slots for host in snapshot.available)
-            awaits = snapshot.desired.np != np or not _all_in(snapshot)
-            observation = learned.observation(np, snapshot.job.sizes, slots, awaits, left)
-            held_s = max(0.0, kept.held_until_s - time.time())
-            found = wish(rule, observation, learned.state, learned.elapsed_s, held_s)
+            observation = learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes)
+            held_s = max(0.0, snapshot.policy.held_until_s - time.time())
+            found = wish(
+                rule, observation, learned.state, learned.elapsed_s, held_s, policy.data_wait
+            )
         except UsageError as error:
             return Outcome(failed=str(error))
         except Exception as error:  # a rule's own, whatever it is
@@ -114,10 +129,6 @@ class SizePolicy:
         """What was learned is in ZooKeeper."""
         self._written_s = self._clock()
 
-    def _is_profiled(self, snapshot: Snapshot) -> bool:
-        """Whether somebody steps the job through sizes; what is desired is a profile's then."""
-        return snapshot.desired.by is Asker.PROFILE and self._store.profile.held() is not None
-
     def _learn(self, snapshot: Snapshot, now: Reading | None) -> Learned:
         if self._learned is None:
             self._learned = self._store.policy.learned()
@@ -142,7 +153,7 @@ class SizePolicy:
         return learned if self._clock() - self._written_s >= KEEP_S else None
 
 
-def _rule(policy: Policy) -> Rule:
+def _rule(policy: Policy) -> Rule | None:
     return OwnRule(policy.size) if isinstance(policy.size, Own) else policy.size
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import edl.framework.needs_horovod  # noqa: F401 - before the others
 from edl import data
+from edl.framework.adapting import on_interval, policy
 from edl.framework.horovod_absent import absent
 from edl.framework.metrics import batch_weight
 from edl.framework.process import (
@@ -79,7 +80,9 @@ __all__ = [
     "mean",
     "next_batch",
     "notify_batch_end",
+    "on_interval",
     "on_resize",
+    "policy",
     "rank",
     "shutdown",
     "size",

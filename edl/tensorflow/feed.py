@@ -7,6 +7,7 @@ but order ties the two: the k-th batch that leaves the pipeline is the k-th that
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -33,6 +34,7 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 class _Entry:
     batch: Batch
     padding: bool
+    handed_s: float = math.inf  # when it was handed to a step
     read: bool = False
     error: EdlError | None = None  # it could not be loaded
 
@@ -91,6 +93,7 @@ class PipelineFeed:
             if not self._formed:
                 self._put(sampler.warm_up(), not self._worker.warming_up)
             entry = self._formed.popleft()
+            entry.handed_s = time.monotonic()
             self._change.notify_all()
         if entry.error is not None:
             raise entry.error
@@ -202,10 +205,13 @@ class PipelineFeed:
         if (entry := self._take(number)) is None:
             return None
         try:
-            return load(entry.batch)
+            loaded = load(entry.batch)
         except EdlError as error:
             self._fail(entry, error)
             return None
+        if (late_s := time.monotonic() - entry.handed_s) > 0:  # the step waits for it
+            self._worker.loader.loaded(late_s)
+        return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:
         with self._change:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.core.records import JobState
+from edl.core.records import Asked, JobState
 from edl.testing.schedule import Actor
 
 if TYPE_CHECKING:
@@ -50,7 +50,16 @@ class Agents:
         if ended or memory.away or len(job.workers) >= MOST_WORKERS:
             return None
         for host, wanted in sorted(memory.hosts.items()):
-            here = [one for one in job.workers if one.host == host and not one.ended]
+            replaced = {
+                request.worker
+                for request in memory.requests.values()
+                if request.kind == Asked.REPLACE
+            }
+            here = [
+                one
+                for one in job.workers
+                if one.host == host and not one.ended and one.id not in replaced
+            ]
             if sum(one.id not in memory.evicted for one in here) < wanted:
                 return host
         return None

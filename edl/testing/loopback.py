@@ -23,7 +23,9 @@ from typing import Any
 from edl import failpoints
 from edl.config import Config
 from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.records import Job, JobState, Member
+from edl.core.policy.file import Policy
+from edl.core.policy.stragglers import Stragglers
+from edl.core.records import Asked, Job, JobState, Member
 from edl.core.sizes import Sizes
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
@@ -108,9 +110,11 @@ class LoopbackJob:
         elastic_timeout_s: float = 120.0,
         state_check_steps: int = 1,
         on_divergence: str = "end",
+        stragglers: Stragglers | None = None,
         most_decisions: int = MOST_DECISIONS,
     ) -> None:
         self._script = script
+        self._policy = None if stragglers is None else Policy("", stragglers=stragglers)
         self.schedule = Schedule(Chance(seed), most_decisions)
         self.network = LoopbackNetwork(self.schedule, self.schedule.chance.below, self._moment)
         spec = JobSpec(
@@ -150,7 +154,11 @@ class LoopbackJob:
         self._agents.come()
 
     def drain(self, worker: int) -> None:
-        self.memory.ask("drain", worker)
+        self.memory.ask(Asked.DRAIN, worker)
+
+    def replace(self, worker: int) -> None:
+        """As a leader's policy does it: another one comes in the switch in which it leaves."""
+        self.memory.ask(Asked.REPLACE, worker)
 
     def terminate(self, worker: int) -> None:
         """As SIGTERM: leave at the next switch, or at once when not in the ring."""
@@ -293,7 +301,7 @@ class LoopbackJob:
         used = {one.slot for one in self.workers if one.host == host and not one.ended}
         slot = next(n for n in range(99) if n not in used)
         ring = self.network.ring(number)
-        mailbox = Mailbox(number, self.schedule)
+        mailbox = Mailbox(number, self.schedule, policy=self._policy)
         member = Member(number, host, slot, ADDRESS, 1000 + number, number, f"launch{number}")
         coordinator = MemoryCoordinator(self.memory, member, mailbox, ring)
         config = Config(job=self.memory.job.name, host=host, slot=slot)

@@ -22,6 +22,7 @@ from edl.core.records import (
     Host,
     Job,
     JobEnd,
+    JobPolicy,
     JobState,
     Leader,
     Member,
@@ -258,6 +259,9 @@ class MemoryCoordinator:
 
     def last_step(self) -> int:
         return 0  # nothing is saved here
+
+    def propose(self, policy: JobPolicy) -> None:
+        """No policy is followed here."""
 
     def put_saved(self, directory: str, step: int) -> None:
         self._job.job = replace(self._job.job, checkpoint=directory, saved_step=step)

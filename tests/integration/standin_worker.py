@@ -89,7 +89,7 @@ class Worker:
         if self.asked_to_leave and self.member.stage is Stage.ACTIVE:
             self.say(stage=Stage.LEAVING)
         self.say()
-        job, generation, evicted, _ = self.store.watch_generation(self.news.set)
+        job, generation, evicted, *_ = self.store.watch_generation(self.news.set)
         if self.member.id in evicted:
             sys.exit(evicted[self.member.id])
         wanted = self.adopt(generation) and not job.state.over

@@ -533,7 +533,7 @@ class TestWatches:
     def test_a_worker_that_does_not_lead_hears_less(
         self, store: JobStore, woken: list[int], wait_until: Wait
     ) -> None:
-        job, generation, evicted, leader = store.watch_generation(lambda: woken.append(1))
+        job, generation, evicted, leader, _ = store.watch_generation(lambda: woken.append(1))
         assert (job, generation, evicted, leader) == (JOB, None, {}, None)
         store.members.put(member(0))
         store.desire(lambda now: {"alpha": 1}, Asker.PERSON, "so")

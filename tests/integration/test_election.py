@@ -309,7 +309,7 @@ class TestDecisions:
         assert now.desired.hosts == now.assigned.hosts == {"alpha": 1}
         assert (now.desired.by, now.evicted, now.requests) == (Asker.LEADER, {7: "too late"}, ())
         assert store.requests.get(number) == answer
-        job, current, evicted, leader = store.watch_generation(None)
+        job, current, evicted, leader, _ = store.watch_generation(None)
         assert (job, current, evicted) == (now.job, now.generation, {7: "too late"})
         assert leader == Leader(1, 0)
 

@@ -63,6 +63,36 @@ def test_one_that_scales_grows_and_a_killed_leader_changes_nothing(
         job.prove(workers=3)
 
 
+@pytest.mark.parametrize(
+    "script", ["counting.py", pytest.param("tf_counting.py fit", marks=pytest.mark.long)]
+)
+def test_a_script_says_itself_how_many_workers_it_wants(
+    script: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    wish = tmp_path / "wish"
+    script, _, mode = script.partition(" ")
+    settings: dict[str, Any] = {"script": SCRIPTS / script, "samples": 4800}
+    settings["more"] = ["--wish", str(wish), *(["--mode", mode] if mode else [])]
+
+    def wishes(change: int) -> None:
+        new = tmp_path / "new"
+        new.write_text(str(change))
+        new.rename(wish)
+
+    wishes(1)
+    with trial(tmp_path, zk_hosts, np=1, max_np=3, **settings) as job:
+        job.wait_for_size(3)
+        wishes(0)
+        job.wait(lambda now: now["policy"].endswith("what 3 workers wish is 0"), "word of it")
+        wishes(-1)
+        job.wait_for_size(1)
+        wishes(0)
+        said = reasons(job)
+        assert said[0] == "policy: goes to 2: the sum of what 1 worker wishes is +1"
+        assert job.edl("policy", "show").startswith("policy of edl.on_interval: on")
+        job.prove(workers=1)
+
+
 @pytest.mark.long
 def test_one_that_does_not_scale_shrinks_and_people_may_say_otherwise(
     tmp_path: Path, zk_hosts: str

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from hypothesis import strategies as st
 
+from edl.core.policy.stragglers import Stragglers
 from edl.core.records import JobState
 from edl.errors import JobFailed, WorkerEvicted
 from edl.testing.counting import Counting, CountingModel
@@ -53,12 +54,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Change:
-    """What people want, once so many steps are complete: workers by host, or a drain, or a stop."""
+    """What people want, once so many steps are complete: workers by host, a drain, a stop.
+
+    ``replace``: what the leader of a job with stragglers wants.
+    """
 
     step: int
     a: int = 0
     b: int = 0
     drain: int | None = None
+    replace: int | None = None
     stop: bool = False
     zookeeper_s: float = 0.0  # nobody reaches it for so long
 
@@ -69,6 +74,8 @@ class Change:
             job.disconnect(self.zookeeper_s)
         elif self.drain is not None:
             job.drain(self.drain)
+        elif self.replace is not None:
+            job.replace(self.replace)
         else:
             sizes = job.memory.job.sizes
             least, most = sizes.min_np, sizes.max_np
@@ -89,6 +96,7 @@ class Trial:
     faults: tuple[Fault, ...] = ()
     changes: tuple[Change, ...] = ()
     restart_s: float = 0.0
+    stragglers: Stragglers | None = None
 
     def run(self) -> LoopbackJob:
         """Run it and judge it.
@@ -105,6 +113,7 @@ class Trial:
             max_np=max(self.max_np, self.np),
             seed=self.seed,
             restart_s=self.restart_s,
+            stragglers=self.stragglers,
         )
         for fault in self.faults:
             job.at(fault.worker, fault.point, fault)

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from made import make_job
 from world import LIMITS, World
 
-from edl.core.records import JobState, Request, Stage
+from edl.core.records import Asked, JobState, Request, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)
@@ -148,11 +148,11 @@ class Membership(RuleBasedStateMachine):
         self.world.desired = {**hosts, old: hosts[old] - np}
         self.world.desired[new] += np
 
-    @rule(pick=PICK)
-    def drain(self, pick: int) -> None:
+    @rule(pick=PICK, kind=st.sampled_from(Asked))
+    def drain_or_replace(self, pick: int, kind: Asked) -> None:
         number = len(self.world.requests) + len(self.world.answered)
         if (w := self.worker(pick)) is not None:
-            self.world.requests[number] = Request("drain", w.id, number)
+            self.world.requests[number] = Request(kind, w.id, number)
 
     @rule(pick=PICK)
     def sigterm(self, pick: int) -> None:

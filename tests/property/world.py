@@ -19,6 +19,7 @@ from edl.core.job.ages import Ages, AgeTracker
 from edl.core.job.decision import Decision, Limits
 from edl.core.job.membership import decide
 from edl.core.records import (
+    Asked,
     Assigned,
     Desired,
     Generation,
@@ -482,12 +483,13 @@ class World:
             return
         for host in self._offered():
             wanted = self.desired[host]
+            replaced = {r.worker for r in self.requests.values() if r.kind == Asked.REPLACE}
             here = [
                 w
                 for w in self.running()
                 if w.member.host == host
                 and w.member.stage is not Stage.LEAVING
-                and w.id not in self.evicted
+                and w.id not in self.evicted.keys() | replaced
             ]
             for _ in range(wanted - len(here)):
                 self.spawn(host)

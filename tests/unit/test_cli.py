@@ -297,6 +297,7 @@ def test_status_as_json() -> None:
         "host": "a",
         "pid": 100,
         "port": 1,
+        "slot": 0,
         "rank": 1,
         "stage": "active",
     }

@@ -27,12 +27,14 @@ from edl.core.host.supervision import (
 )
 from edl.core.host.upkeep import to_ask
 from edl.core.records import (
+    Asked,
     Generation,
     Host,
     Job,
     JobState,
     Leader,
     Member,
+    Request,
     Seat,
     Snapshot,
     Stage,
@@ -897,3 +899,15 @@ def test_who_has_started_a_job_ends_with_the_code_of_what_stopped_it(
     """Whoever only takes part has done what was asked."""
     job = replace(state(JobState.STOPPED), exit_code=recorded)
     assert decide(snapshot(job=job), own(owner=owner), NOW).exit_code == code
+
+
+def test_the_place_of_a_worker_that_is_to_be_replaced_is_filled_in_another_slot() -> None:
+    asked = (Request(Asked.REPLACE, 1),)
+    agent = (Host("a", 4, "127.0.0.1"),)
+    now = snapshot(ring=generation(0, 1), hosts=agent, requests=asked)
+    decision = decide(now, AgentState("a", "t", (trainer(0), trainer(1))), NOW)
+    assert [start.slot for start in decision.starts] == [2]
+    coming = AgentState("a", "t", (trainer(0), trainer(1), process(2)))
+    assert not decide(now, coming, NOW).starts
+    moved = replace(now, **wanted({"a": 1, "b": 1}))
+    assert not decide(moved, AgentState("a", "t", (trainer(0), trainer(1))), NOW).starts

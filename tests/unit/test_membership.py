@@ -15,6 +15,7 @@ from edl.core.job.decision import Decision, Limits
 from edl.core.job.desired import desire
 from edl.core.job.membership import decide
 from edl.core.records import (
+    Asked,
     Asker,
     Assigned,
     Desired,
@@ -929,6 +930,40 @@ def test_a_drain_lowers_the_size_and_is_answered_with_the_switch() -> None:
     assert decision.answers == (
         Request("drain", 1, 0, True, True, "w1 leaves with the next switch"),
     )
+
+
+def replaced(*members: Member, number: int = 0, target: int = 1, **changes: Any) -> Snapshot:
+    """A job of two workers on a, of which one is to be replaced; ``members``: newcomers."""
+    hosts = (Host("a", 4, "::1"), Host("b", 4, "::1"))
+    asked = Request(Asked.REPLACE, target, number, host="a")
+    return job_of(A, B, newcomers=members, hosts=hosts, requests=(asked,), **changes)
+
+
+def test_who_is_replaced_waits_for_who_comes_and_both_change_places_in_one_switch() -> None:
+    waits(decided(replaced(**wanted({"a": 2}))), "w1 leaves when its replacement is ready")
+    preparing = newcomer(2, stage=Stage.PREPARING)
+    waits(
+        decided(replaced(preparing, **wanted({"a": 2})), ages(w2=0)),
+        "w1 leaves when its replacement is ready",
+    )
+    decision = decided(replaced(newcomer(2), **wanted({"a": 2})))
+    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert lowered(decision) is None, "as many are wanted as before"
+    [answer] = decision.answers
+    assert (answer.accepted, answer.outcome) == (True, "w1 is replaced with the next switch")
+
+
+def test_who_is_replaced_on_another_host_is_the_one_that_was_named() -> None:
+    """Not the highest rank of its host, as when a person moves workers."""
+    now = replaced(newcomer(2, "b"), target=0, **wanted({"a": 1, "b": 1}))
+    assert made(decided(now)).members == (1, 2)
+
+
+def test_who_is_not_in_the_ring_or_has_a_driver_is_not_replaced() -> None:
+    [answer] = decided(replaced(target=7)).answers
+    assert answer.outcome == "w7 is not training in this job"
+    [answer] = decided(replaced(by_slot=True)).answers
+    assert answer.outcome.startswith("cannot replace w1: its launcher, horovodrun, would start")
 
 
 def test_a_drain_at_min_np_is_refused() -> None:

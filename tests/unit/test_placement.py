@@ -16,7 +16,8 @@ from edl.core.job.placement import (
     whole,
     without_slot,
 )
-from edl.core.records import Generation, Host, Seat, Snapshot
+from edl.core.job.replacement import replacement, taken_back
+from edl.core.records import Asked, Generation, Host, Request, Seat, Snapshot
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
@@ -202,3 +203,43 @@ def test_a_slot_that_is_given_up_is_replaced_or_the_next_smaller_size_is_wanted(
     now = replace(training("a", a=4), job=FEW, **wanted({"a": 4}))
     assert without_slot(replace(now, hosts=(Host("a", 4, "x"),)), "a", {3}) == {"a": 2}
     assert without_slot(replace(now, hosts=(Host("a", 5, "x"),)), "a", {3}) == {"a": 4}
+
+
+def ring_on(*hosts: str, by_slot: bool = False, agents: tuple[Host, ...] = (A, B, C)) -> Snapshot:
+    seats = tuple(Seat(n, host, n, "127.0.0.1", 1) for n, host in enumerate(hosts))
+    here = {host: hosts.count(host) for host in hosts}
+    return Snapshot(
+        JOB,
+        agents,
+        **wanted(here, by_slot),
+        generation=Generation(1, 1, seats, 0, (), (), ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "avoided", "expected"),
+    [
+        (ring_on("a", "a"), (), ("b", {"a": 1, "b": 1})),  # the most free slots
+        (ring_on("a", "a"), ("b",), ("c", {"a": 1, "c": 1})),
+        (ring_on("a", "a"), ("b", "c"), None),  # its own is full
+        (ring_on("a"), ("b", "c"), ("a", {"a": 1})),
+        (ring_on("a"), ("a", "b", "c"), None),
+        (ring_on("a", "a", agents=(A, replace(B, leaving=True))), (), None),
+        (ring_on("a", "a", agents=(A, replace(B, given_up={"0": "x", "2": "y"}))), (),
+         ("b", {"a": 1, "b": 1})),
+        (ring_on("a", by_slot=True), (), None),
+    ],
+)  # fmt: skip
+def test_where_a_replacement_comes_to(
+    now: Snapshot, avoided: tuple[str, ...], expected: tuple[str, Mapping[str, int]] | None
+) -> None:
+    assert replacement(now, 0, avoided) == expected
+    assert replacement(now, 9, avoided) is None
+
+
+def test_a_replacement_that_did_not_come_is_wanted_where_its_worker_is() -> None:
+    now = replace(ring_on("a", "a"), **wanted({"a": 1, "b": 1}))
+    assert taken_back(now, Request(Asked.REPLACE, 1, host="b")) == {"a": 2, "b": 0}
+    assert taken_back(now, Request(Asked.REPLACE, 1, host="a")) == {"a": 1, "b": 1}
+    assert taken_back(now, Request(Asked.REPLACE, 1, host="c")) == {"a": 1, "b": 1}
+    assert taken_back(now, Request(Asked.REPLACE, 7, host="b")) == {"a": 1, "b": 1}

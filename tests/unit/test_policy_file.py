@@ -6,7 +6,9 @@ import pytest
 
 from edl.core.policy.cost import Cost
 from edl.core.policy.file import HOLD_S, check_sizes, parse
+from edl.core.policy.stragglers import Stragglers
 from edl.core.policy.throughput import Throughput
+from edl.core.policy.votes import Votes
 from edl.core.sizes import Sizes
 from edl.errors import UsageError
 
@@ -26,7 +28,7 @@ def size(*lines: str, rule: str = "throughput") -> str:
 def test_a_short_file() -> None:
     policy = parse(SHORT, "policy.toml")
     assert policy.size == Throughput(threshold=0.2, every_steps=20, add=2)
-    assert (policy.name, policy.hold_s, policy.text) == ("throughput", HOLD_S, SHORT)
+    assert (policy.stragglers, policy.hold_s, policy.text) == (None, HOLD_S, SHORT)
 
 
 def test_times_are_written_with_their_unit() -> None:
@@ -34,6 +36,20 @@ def test_times_are_written_with_their_unit() -> None:
     policy = parse(text, "policy.toml")
     assert policy.size == Cost(deadline_s=7200.0, price=3.0, settled_s=90.0)
     assert policy.hold_s == 900.0
+
+
+def test_wishes_and_data() -> None:
+    text = size('together = "max"', "every = 30", "data_wait = 0.3", rule="votes")
+    policy = parse(text, "policy.toml")
+    assert policy.size == Votes("max", 30.0)
+    assert policy.data_wait == 0.3
+
+
+def test_stragglers_alone() -> None:
+    policy = parse('[stragglers]\nagain = "2m"\nreplaces = false', "policy.toml")
+    assert policy.stragglers == Stragglers(again_s=120.0, replaces=False)
+    assert policy.size is None
+    check_sizes(policy, Sizes(2, 2), "policy.toml")
 
 
 def test_a_utility() -> None:
@@ -45,7 +61,23 @@ def test_a_utility() -> None:
     ("text", "said"),
     [
         ("[size", "p.toml is not TOML: "),
-        ("", 'p.toml names no rule; write [size] and below it rule = "throughput"'),
+        ("", 'p.toml says nothing; write [size] and below it rule = "throughput", or one of'),
+        (size("data_wait = 2"), "p.toml, line 3: data_wait is 2; it must be a part, above 0"),
+        (
+            size('together = "any"', rule="votes"),
+            "p.toml, line 3: together is 'any'; it must be sum or mean or max",
+        ),
+        ("[size]", 'p.toml names no rule; write [size] and below it rule = "throughput"'),
+        ("size = 3", "p.toml, line 1: size is a table: write [size] above its keys"),
+        ("[stragglers]\nslow = 1", "p.toml, line 2: table stragglers has no 'slow'; did you mean"),
+        (
+            size("add = 1", "[stragglers]", "replaces = 1"),
+            "p.toml, line 5: replaces is 1; it must be true or false",
+        ),
+        (
+            "[stragglers]\npatience_steps = 9\n[size]\nrule = 'throughput'\npatience_steps = 1",
+            "p.toml, line 5: rule throughput has no 'patience_steps'",
+        ),
         ("[sise]\nrule = 1", "p.toml, line 1: there is no table [sise]; did you mean size?"),
         (size(rule="thruput"), "p.toml, line 2: there is no rule 'thruput'; did you mean throug"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edl.core.policy.observation import State
@@ -51,7 +53,10 @@ def test_a_slow_one_gets_less_and_a_very_slow_one_is_replaced() -> None:
     assert little.shares == {3: pytest.approx(0.672, abs=0.001)}
     assert little.replace == ()
     much = after(200, ring(0.1, 0.1, 0.1, 0.43))  # a quarter
-    assert (much.shares, much.replace) == ({}, (3,))
+    assert much.shares == {3: pytest.approx(0.25, abs=0.001)}
+    assert much.replace == (3,)
+    stays = Stragglers(patience_steps=1, replaces=False)
+    assert after(200, ring(0.1, 0.1, 0.1, 0.43), stays).replace == ()
     assert str(much.findings[0]) == "w3 computes at 0.25 of the usual speed"
 
 
@@ -91,3 +96,21 @@ def test_a_slow_host_is_one_finding() -> None:
 
 def test_two_workers_say_nothing_of_each_other() -> None:
     assert after(100, ring(0.1, 0.9)) == Care({}, (), (), {})
+
+
+def test_who_has_trained_nothing_is_as_fast_as_before() -> None:
+    state = after(200, ring(0.1, 0.1, 0.1, 0.4)).state
+    idle = [replace(one, samples=0.0) for one in ring(0.1, 0.1, 0.1, 0.1)]
+    assert RULE([*ring(0.1, 0.1, 0.1), idle[3]], state).state["3"] == state["3"]
+    assert RULE(idle, state).state == state
+
+
+def test_a_slow_network_is_nobodys_fault() -> None:
+    times = [replace(one, reduce_s=0.33 + 0.1 * one.worker) for one in ring(0.1, 0.1, 0.1)]
+    care = after(200, times)
+    assert [str(each) for each in care.findings] == [
+        "reducing takes 75% of each step, on all workers alike"
+    ]
+    assert (care.shares, care.replace) == ({}, ())
+    fast = [replace(one, reduce_s=0.5 - 0.2 * one.worker) for one in times]
+    assert not after(200, fast).findings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edl.core.policy.observation import Observation
@@ -23,18 +25,18 @@ NOW = Observation(4, Sizes(1, 8))
     ],
 )
 def test_wishes_are_taken_together(together: str, wishes: list[int], np: int) -> None:
-    suggestion = Votes(together)(NOW, {}, 5.0, dict(enumerate(wishes)))
+    suggestion = Votes(together)(replace(NOW, wishes=wishes), {}, 5.0)
     assert (suggestion.np, suggestion.state) == (np, {"changed_s": 5.0})
 
 
 def test_changes_are_not_closer_than_the_interval() -> None:
-    rule, wishes = Votes(every_s=60.0), {0: 1}
-    state = rule(NOW, {}, 5.0, wishes).state
-    assert rule(NOW, state, 64.0, wishes).np == 4
-    assert rule(NOW, state, 65.0, wishes).np == 5
+    rule, now = Votes(every_s=60.0), replace(NOW, wishes=(1,))
+    state = rule(now, {}, 5.0).state
+    assert rule(now, state, 64.0).np == 4
+    assert rule(now, state, 65.0).np == 5
 
 
 def test_nobody_wishes_anything() -> None:
-    assert Votes()(NOW, {}, 0.0, {}).reason == "no worker wishes anything"
-    kept = Votes()(NOW, {}, 0.0, {0: 1, 1: -1})
-    assert (kept.np, kept.reason) == (4, "stays at 4: the sum of what 2 workers wish is +0")
+    assert Votes()(NOW, {}, 0.0).reason == "stays at 4: no worker wishes anything"
+    kept = Votes()(replace(NOW, wishes=(1, -1)), {}, 0.0)
+    assert (kept.np, kept.reason) == (4, "stays at 4: the sum of what 2 workers wish is 0")

@@ -76,6 +76,9 @@ class Worker:
     def source(self) -> Any:
         return SimpleNamespace(batch_size=BATCH)
 
+    def reduced(self) -> None:
+        """Nobody measures."""
+
     def announce(self) -> None:
         pass
 

@@ -61,12 +61,16 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     """Keep as many workers as are assigned."""
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
-    here = [m for m in others if m.stage not in (Stage.LEAVING, Stage.FINISHED)]
-    counted = sum(fills_its_place(p, own.limits, now) for p in own.processes) + len(here)
+    replaced = snapshot.replaced
+    here = [
+        m for m in others if not (m.stage in (Stage.LEAVING, Stage.FINISHED) or m.id in replaced)
+    ]
+    filling = [p for p in own.processes if p.worker not in replaced]
+    counted = sum(fills_its_place(p, own.limits, now) for p in filling) + len(here)
     to_end = why_to_end(snapshot, own, now)
     if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
         to_end |= {p: "its host leaves the job" for p in own.living if p.worker is None}
-    counted -= sum(fills_its_place(p, own.limits, now) for p in to_end)
+    counted -= sum(fills_its_place(p, own.limits, now) for p in to_end if p in filling)
     occupied = {p.slot for p in own.living} | {m.slot for m in others}
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
     lacking = 0 if ring_is_away(snapshot, own, now) else wanted - counted

@@ -24,17 +24,22 @@ class Limits:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the leader does now; all of it in one transaction. ``reason`` is always set."""
+    """What the leader does now; all of it in one transaction. ``reason`` is always set.
+
+    ``asks``: requests of its own, which it or its successor answers later.
+    """
 
     reason: str
     generation: Generation | None = None
     change: Change | None = None  # of what is wanted
     evict: Mapping[int, str] = field(default_factory=dict)
     answers: tuple[Request, ...] = ()
+    asks: tuple[Request, ...] = ()
 
     @property
     def acts(self) -> bool:
-        return bool(self.generation or self.change or self.evict or self.answers)
+        changes = self.generation or self.change or self.evict
+        return bool(changes or self.answers or self.asks)
 
 
 def end(now: Snapshot, term: int, reason: str) -> Decision:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits
 from edl.core.job.placement import Placement
 from edl.core.plural import verb, workers_train
-from edl.core.records import Member, Request, Seat, Snapshot, Stage
+from edl.core.records import Asked, Member, Request, Seat, Snapshot, Stage
 
 
 class Why(Enum):
@@ -100,17 +100,20 @@ def _drained(
     for request in now.requests:
         seat = next((seat for seat in active if seat.id == request.worker), None)
         left = len(active) - len(drained)
-        if request.kind != "drain":
+        if request.kind not in (*Asked,):
             accepted = False
             outcome = f"this leader does not know requests of kind {request.kind!r}"
         elif now.assigned.by_slot:
             accepted = False
             outcome = (
-                f"cannot drain w{request.worker}: its launcher, horovodrun, would start another in "
-                "its slot; use `edl scale`"
+                f"cannot {request.kind} w{request.worker}: its launcher, horovodrun, would start "
+                "another in its slot; use `edl scale`"
             )
         elif seat is None or seat.id in drained:
             accepted, outcome = False, f"w{request.worker} is not training in this job"
+        elif request.kind == Asked.REPLACE:
+            accepted, outcome = True, f"w{seat.id} is replaced with the next switch"
+            drained[seat.id] = Leaver(seat.id, seat.host, Why.DRAIN)
         elif why := _why_not(now, seat, assigned, left):
             accepted, outcome = False, f"cannot drain w{seat.id}: {why}"
         else:
@@ -118,9 +121,7 @@ def _drained(
             share = min(1, assigned.get(seat.host, 0))
             drained[seat.id] = Leaver(seat.id, seat.host, Why.DRAIN, share)
             assigned[seat.host] = assigned.get(seat.host, 0) - share
-        answers.append(
-            Request(request.kind, request.worker, request.number, True, accepted, outcome)
-        )
+        answers.append(replace(request, done=True, accepted=accepted, outcome=outcome))
     return tuple(answers), tuple(drained.values())
 
 

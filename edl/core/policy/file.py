@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
@@ -22,13 +22,15 @@ from edl.core.duration import seconds
 from edl.core.policy.cost import Cost
 from edl.core.policy.observation import Rule
 from edl.core.policy.own import Own, named
+from edl.core.policy.stragglers import Stragglers
 from edl.core.policy.throughput import Throughput
+from edl.core.policy.votes import Votes
 from edl.core.sizes import Sizes
 from edl.errors import UsageError
 
-RULES: Mapping[str, type[Any]] = {"throughput": Throughput, "cost": Cost}
-TABLES = ("size",)
-COMMON = ("rule", "hold")  # keys that each rule may have
+RULES: Mapping[str, type[Any]] = {"throughput": Throughput, "cost": Cost, "votes": Votes}
+TABLES = ("size", "stragglers")
+COMMON = ("rule", "hold", "data_wait")  # keys that each rule may have
 HOLD_S = 1800.0
 
 
@@ -37,14 +39,18 @@ class Policy:
     """What was written. ``text``: as it was, for whoever reads it later.
 
     Attributes:
-        size: the rule for the number of workers.
+        size: the rule for the number of workers; None: people say it.
         hold_s: for how long it leaves a size alone that a person has asked for.
+        data_wait: the part of a step that may go by waiting for data; above it the job does not
+            grow. None: any.
+        stragglers: what is done about slow workers; None: nothing.
     """
 
     text: str
-    name: str
-    size: Rule | Own
+    size: Rule | Own | None = None
     hold_s: float = HOLD_S
+    stragglers: Stragglers | None = None
+    data_wait: float | None = None
 
 
 def parse(text: str, source: str) -> Policy:
@@ -59,35 +65,74 @@ def parse(text: str, source: str) -> Policy:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}") from None
-    for table in values:
-        if table not in TABLES:
-            raise lines.error(table, f"there is no table [{table}]{_near(table, TABLES)}")
-    size = values.get("size")
-    if not isinstance(size, dict) or "rule" not in size:
-        raise UsageError(
-            f'{source} names no rule; write [size] and below it rule = "throughput", or one of '
-            f"{', '.join(RULES)}"
-        )
-    name = size["rule"]
-    own = named(str(name))
+    for name, table in values.items():
+        if name not in TABLES:
+            raise lines.error("", name, f"there is no table [{name}]{_near(name, TABLES)}")
+        if not isinstance(table, dict):
+            raise lines.error("", name, f"{name} is a table: write [{name}] above its keys")
+    if not values:
+        raise UsageError(f"{source} says nothing; {RULE_NEEDED}, or [stragglers]")
+    policy = Policy(text)
+    if "size" in values:
+        size = values["size"]
+        policy = replace(policy, size=_size(size, source, lines))
+        if "hold" in size:
+            policy = replace(policy, hold_s=_seconds(size["hold"], "size", "hold", lines))
+        if "data_wait" in size:
+            policy = replace(policy, data_wait=_part(size["data_wait"], "data_wait", lines))
+    if "stragglers" in values:
+        given = values["stragglers"]
+        rule = _made(Stragglers, given, "stragglers", "table stragglers", (), lines)
+        policy = replace(policy, stragglers=rule)
+    return policy
+
+
+def _size(given: Mapping[str, Any], source: str, lines: _Lines) -> Rule | Own:
+    """The rule in the table."""
+    if "rule" not in given:
+        raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
+    name = str(given["rule"])
+    own = named(name)
     if name not in RULES and own is None:
-        hint = f"{_near(str(name), RULES)}; or name your own, as module:function"
-        raise lines.error("rule", f"there is no rule {name!r}{hint}")
+        hint = f"{_near(name, RULES)}; or name your own, as module:function"
+        raise lines.error("size", "rule", f"there is no rule {given['rule']!r}{hint}")
     kind = Own if own is not None else RULES[name]
+    rule = _made(kind, given, "size", f"rule {name}", COMMON, lines)
+    if own is not None:
+        rule = replace(rule, module=own[0], function=own[1])
+    if isinstance(rule, Cost):
+        _check_cost(rule, given, lines)
+    found: Rule | Own = rule
+    return found
+
+
+RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".join(RULES)}'
+
+
+def _made(
+    kind: type[Any],
+    given: Mapping[str, Any],
+    table: str,
+    what: str,
+    others: Sequence[str],
+    lines: _Lines,
+) -> Any:
+    """An object of ``kind`` with the values that are ``given`` for its settings.
+
+    Args:
+        what: has these settings, for messages.
+        others: keys that may be there, too.
+    """
     known = {one.name.removesuffix("_s"): one for one in fields(kind) if one.metadata}
-    given: dict[str, Any] = {} if own is None else {"module": own[0], "function": own[1]}
-    for key, value in size.items():
-        if key in COMMON:
+    types, values = get_type_hints(kind), {}
+    for key, value in given.items():
+        if key in others:
             continue
         if key not in known:
-            near = _near(key, [*known, *COMMON])
-            raise lines.error(key, f"rule {name} has no {key!r}{near}")
-        given[known[key].name] = _value(known[key], get_type_hints(kind), value, key, lines)
-    hold_s = _seconds(size["hold"], "hold", lines) if "hold" in size else HOLD_S
-    rule = kind(**given)
-    if isinstance(rule, Cost):
-        _check_cost(rule, size, lines)
-    return Policy(text, name, rule, hold_s)
+            near = _near(key, [*known, *others])
+            raise lines.error(table, key, f"{what} has no {key!r}{near}")
+        values[known[key].name] = _value(known[key], types, value, table, key, lines)
+    return kind(**values)
 
 
 def check_sizes(policy: Policy, sizes: Sizes, source: str) -> None:
@@ -96,6 +141,8 @@ def check_sizes(policy: Policy, sizes: Sizes, source: str) -> None:
     Raises:
         UsageError: there is only one size, or none within reach.
     """
+    if policy.size is None:
+        return
     least = sizes.above(sizes.min_np)
     if sizes.max_np is not None and least is not None and sizes.above(least + 1) is None:
         raise UsageError(
@@ -111,56 +158,83 @@ class _Lines:
         self._source = source
         self._lines = text.splitlines()
 
-    def error(self, key: str, sentence: str) -> UsageError:
-        """``sentence``, after the line of ``key``."""
-        number = next(self._numbers(key), 0)
-        where = f"{self._source}, line {number}" if number else self._source
+    def error(self, table: str, key: str, sentence: str) -> UsageError:
+        """``sentence``, after the line of ``key`` in ``table``; empty: ``key`` is one."""
+        found = [number for within, number in self._numbers(key) if within in (table, "")]
+        where = f"{self._source}, line {found[0]}" if found else self._source
         return UsageError(f"{where}: {sentence}")
 
-    def _numbers(self, key: str) -> Iterator[int]:
+    def _numbers(self, key: str) -> Iterator[tuple[str, int]]:
+        """The lines that name ``key``, each with the table that it stands in."""
         pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[\]=.]")
-        return (number for number, line in enumerate(self._lines, 1) if pattern.match(line))
+        table = ""
+        for number, line in enumerate(self._lines, 1):
+            if pattern.match(line):
+                yield ("" if line.lstrip().startswith("[") else table), number
+            if header := re.match(r"\s*\[\s*[\"']?(\w+)", line):
+                table = header[1]
 
 
-def _value(one: Field[Any], types: Mapping[str, Any], value: Any, key: str, lines: _Lines) -> Any:
+def _value(
+    one: Field[Any],
+    types: Mapping[str, Any],
+    value: Any,
+    table: str,
+    key: str,
+    lines: _Lines,
+) -> Any:
     if one.name == "utility":
         return _utility(value, lines)
     if one.name.endswith("_s"):
-        return _seconds(value, key, lines)
+        return _seconds(value, table, key, lines)
     kinds = get_args(types[one.name]) or (types[one.name],)
+    if bool in kinds:
+        if not isinstance(value, bool):
+            raise lines.error(table, key, f"{key} is {value!r}; it must be true or false")
+        return value
+    if choices := one.metadata.get("choices"):
+        if value not in choices:
+            raise lines.error(table, key, f"{key} is {value!r}; it must be {' or '.join(choices)}")
+        return value
     whole = int in kinds and float not in kinds
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         what = "a whole number" if whole else "a number"
-        raise lines.error(key, f"{key} is {value!r}; it must be {what}")
+        raise lines.error(table, key, f"{key} is {value!r}; it must be {what}")
     least = one.metadata.get("least")
     if least is not None and value < least:
-        raise lines.error(key, f"{key} is {value}; it must be at least {least:g}")
+        raise lines.error(table, key, f"{key} is {value}; it must be at least {least:g}")
     assert one.default is not MISSING
     return value if whole else float(value)
 
 
-def _seconds(value: Any, key: str, lines: _Lines) -> float:
+def _seconds(value: Any, table: str, key: str, lines: _Lines) -> float:
     found = None if isinstance(value, bool) else seconds(str(value))
     if not found:
-        raise lines.error(
-            key, f'{key} is {value!r}; it must be a time such as "90s", "15m" or "2h"'
-        )
+        what = 'it must be a time such as "90s", "15m" or "2h"'
+        raise lines.error(table, key, f"{key} is {value!r}; {what}")
     return found
+
+
+def _part(value: Any, key: str, lines: _Lines) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        what = "it must be a part, above 0 and up to 1"
+        raise lines.error("size", key, f"{key} is {value!r}; {what}")
+    return float(value)
 
 
 def _utility(value: Any, lines: _Lines) -> tuple[tuple[float, float], ...]:
     """[["1h", 10.0], ["2h", 0.0]]: what it is worth to end by then."""
     hint = 'utility is a list of times and values, like [["1h", 10], ["2h", 0]]'
     if not isinstance(value, list) or len(value) < 2:
-        raise lines.error("utility", hint)
+        raise lines.error("size", "utility", hint)
     points: list[tuple[float, float]] = []
     for pair in value:
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], (int, float)):
-            raise lines.error("utility", hint)
-        at_s = 0.0 if pair[0] == 0 else _seconds(pair[0], "utility", lines)
+            raise lines.error("size", "utility", hint)
+        at_s = 0.0 if pair[0] == 0 else _seconds(pair[0], "size", "utility", lines)
         points.append((at_s, float(pair[1])))
     if [at_s for at_s, _ in points] != sorted({at_s for at_s, _ in points}):
-        raise lines.error("utility", f"{hint}; each time later than the one before")
+        raise lines.error("size", "utility", f"{hint}; each time later than the one before")
     return tuple(points)
 
 
@@ -175,11 +249,13 @@ def _check_cost(rule: Cost, given: Mapping[str, Any], lines: _Lines) -> None:
                 "rule cost needs to know what is wanted",
             )
         )
-        raise lines.error(key, f"{why}; add a deadline, a max_cost or a utility")
+        raise lines.error("size", key, f"{why}; add a deadline, a max_cost or a utility")
     if "utility" in aims and len(aims) > 1:
-        raise lines.error("utility", f"utility and {aims[0]} contradict each other; give one")
+        raise lines.error(
+            "size", "utility", f"utility and {aims[0]} contradict each other; give one"
+        )
     if not rule.price and aims != ["deadline"]:
-        raise lines.error(aims[-1], f"{aims[-1]} needs the price of a worker for an hour")
+        raise lines.error("size", aims[-1], f"{aims[-1]} needs the price of a worker for an hour")
 
 
 def _near(word: str, known: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl.core.job.profile import SAMPLES, Curve
 from edl.core.policy.observation import Observation, Seen
+from edl.core.policy.stragglers import Times, data_part
 from edl.core.record import Record
 from edl.core.records import Reading
 from edl.core.sizes import Sizes
@@ -23,6 +24,8 @@ class Learned(Record):
         elapsed_s: of the job's training, as far as its leaders have seen it.
         worker_s: the same, times the workers.
         state: the notes of the rule whose file is ``text``; another one begins without.
+        replaced: host -> at which ``elapsed_s`` a slow worker of it was replaced.
+        times: of the slowest workers, in their last steps.
     """
 
     seen: tuple[tuple[int, Seen], ...] = ()
@@ -32,6 +35,8 @@ class Learned(Record):
     worker_s: float = 0.0
     state: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    replaced: Mapping[str, float] = field(default_factory=dict)
+    times: tuple[Times, ...] = ()
 
     def with_reading(self, before: Reading | None, now: Reading) -> Learned:
         """With what was trained between two readings of one worker in one ring.
@@ -71,7 +76,13 @@ class Learned(Record):
         )
 
     def observation(
-        self, np: int, sizes: Sizes, slots: int | None, awaits: bool, left: float | None
+        self,
+        np: int,
+        sizes: Sizes,
+        slots: int | None,
+        awaits: bool,
+        left: float | None,
+        wishes: Sequence[int] = (),
     ) -> Observation:
         """What a rule is shown of a job in which ``np`` workers train now."""
         return Observation(
@@ -84,6 +95,8 @@ class Learned(Record):
             elapsed_s=self.elapsed_s,
             worker_s=self.worker_s,
             left=left,
+            wishes=wishes,
+            data_part=data_part(self.times),
         )
 
     def _with(self, np: int, more: Seen) -> Learned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +43,8 @@ class Observation:
         elapsed_s: since training began, pauses included.
         worker_s: workers, times the seconds that each was there: what is paid.
         left: samples to train until the end; None: nobody knows.
+        wishes: workers more, or fewer, that the script of each worker wants.
+        data_part: of a step, in which the workers wait for their data, on average.
     """
 
     np: int
@@ -54,6 +56,8 @@ class Observation:
     elapsed_s: float = 0.0
     worker_s: float = 0.0
     left: float | None = None
+    wishes: Sequence[int] = ()
+    data_part: float = 0.0
 
     @property
     def most(self) -> int:

@@ -4,10 +4,11 @@ The speed of a worker is the samples that it trains in a second of its own time,
 median of all; an average that forgets by a tenth a step tells a slow worker from a slow step. Below
 0.8 it is a straggler (AutoScaling, MLSys 2020, whose code has these numbers). There it is replaced
 at once. Here it first gets a smaller share of the batch, which costs nothing and keeps the gradient
-exact; only if its share would become smaller than half is it replaced.
+exact; only if its share would be smaller than half is it replaced, too.
 
 What is slow is told apart: loading data is not computing, and no other worker would do better at
-it. A host whose workers are all slow is one finding.
+it; and where all reduce for longer than they compute, it is nobody's fault. A host whose workers
+are all slow is one finding.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any, NamedTuple
 
 from edl.core.plural import names
 from edl.core.policy.observation import State
+from edl.core.record import Record
 from edl.core.settings import setting
+
+SHOWN = 20  # workers, the slowest ones, to people
 
 
 class Slow(StrEnum):
@@ -29,16 +33,18 @@ class Slow(StrEnum):
 
     COMPUTE = "computes"
     DATA = "loads its data"
+    NETWORK = "reduces"
 
 
 @dataclass(frozen=True)
-class Times:
+class Times(Record):
     """What one worker did in each of the last ``steps`` steps, on average.
 
     Attributes:
         samples: that it trained.
-        compute_s: from having its batch to waiting for the others.
+        compute_s: its own part: from having its batch to its gradients, and with their mean.
         data_s: until it had its batch.
+        reduce_s: from its gradients to the mean of all, waiting for the others included.
     """
 
     worker: int
@@ -46,6 +52,7 @@ class Times:
     samples: float
     compute_s: float
     data_s: float = 0.0
+    reduce_s: float = 0.0
     steps: int = 1
 
     @property
@@ -55,14 +62,23 @@ class Times:
 
 @dataclass(frozen=True)
 class Finding:
-    """Who is slow, together, and what at; ``speed``: the slowest, relative to the median."""
+    """Who is slow, together, and what at.
+
+    Attributes:
+        workers: none: all alike, by the network.
+        host: where all of them are, if they are all that are there; else empty.
+        speed: of the slowest, relative to the median; of a network the part of a step that is not
+            spent in it.
+    """
 
     workers: tuple[int, ...]
-    host: str  # where all of them are, if they are all that are there; else empty
+    host: str
     at: Slow
     speed: float
 
     def __str__(self) -> str:
+        if self.at is Slow.NETWORK:
+            return f"reducing takes {1.0 - self.speed:.0%} of each step, on all workers alike"
         who = f"host {self.host} ({names(self.workers)})" if self.host else names(self.workers)
         return f"{who} {self.at} at {self.speed:.2f} of the usual speed"
 
@@ -76,21 +92,30 @@ class Care(NamedTuple):
     state: State
 
 
+NO_CARE = Care({}, (), (), {})
+
+
 @dataclass(frozen=True)
 class Stragglers:
-    """The rule. It keeps the speeds in its state."""
+    """Table ``stragglers``. It keeps the speeds in its state."""
 
-    forgets: float = setting(0.1, "of what was known of a speed, each step")
-    slow_below: float = setting(0.8, "of the median speed: then a worker is a straggler")
-    least_share: float = setting(0.5, "of a batch; who would get less is replaced")
+    forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0)
+    slow_below: float = setting(0.8, "of the median speed: then a worker is a straggler", least=0.0)
+    least_share: float = setting(0.5, "of a batch; who would get less is replaced", least=0.0)
     patience_steps: int = setting(50, "steps for which it has to be slow", least=1)
+    replaces: bool = setting(True, "another worker takes its place, where a slot is free")
+    again_s: float = setting(600.0, "until a host gets another replacement")
 
     def __call__(self, times: Sequence[Times], state: State) -> Care:
-        """What is to be done about the workers of a ring. Two can say nothing of each other."""
+        """What is to be done about the workers of a ring.
+
+        Two can say nothing of each other; who has trained nothing says nothing of itself.
+        """
+        times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:
             return Care({}, (), (), state)
         usual = median(_rate(one) for one in times)
-        notes: dict[str, Any] = {}
+        notes: dict[str, Any] = dict(state)
         slow: list[Times] = []
         for one in times:
             before = state.get(str(one.worker), {})
@@ -105,10 +130,11 @@ class Stragglers:
         computing = [
             w for finding in findings if finding.at is Slow.COMPUTE for w in finding.workers
         ]
-        speeds = {worker: float(notes[str(worker)]["speed"]) for worker in computing}
-        shares = {w: speed for w, speed in speeds.items() if speed >= self.least_share}
-        replace = tuple(w for w, speed in sorted(speeds.items()) if speed < self.least_share)
-        return Care(shares, replace, findings, notes)
+        shares = {worker: float(notes[str(worker)]["speed"]) for worker in sorted(computing)}
+        replace = tuple(
+            w for w, speed in shares.items() if self.replaces and speed < self.least_share
+        )
+        return Care(shares, replace, (*findings, *_network(times)), notes)
 
     def _findings(
         self, times: Sequence[Times], slow: Sequence[Times], notes: Mapping[str, Any]
@@ -127,8 +153,31 @@ class Stragglers:
         return found
 
 
+def data_part(times: Sequence[Times]) -> float:
+    """The part of a step in which workers wait for their data, on average; 0 of nobody."""
+    steps_s = sum(one.own_s + one.reduce_s for one in times)
+    return sum(one.data_s for one in times) / steps_s if steps_s > 0 else 0.0
+
+
+def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
+    """Those that people are shown."""
+    return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
+
+
+def _network(times: Sequence[Times]) -> list[Finding]:
+    """Whether reducing takes longer than even the slowest one computes and loads.
+
+    The one that all others wait for waits for nobody.
+    """
+    reduce_s = min(one.reduce_s for one in times)
+    own_s = max(one.own_s for one in times)
+    if reduce_s <= own_s:
+        return []
+    return [Finding((), "", Slow.NETWORK, own_s / (own_s + reduce_s))]
+
+
 def _rate(one: Times) -> float:
-    return one.samples / one.own_s if one.own_s > 0 else float("inf")
+    return one.samples / one.own_s
 
 
 def _at(one: Times, times: Sequence[Times]) -> Slow:

@@ -8,17 +8,30 @@ from edl.core.policy.observation import Observation, Rule, State, Suggestion
 
 
 def wish(
-    rule: Rule, now: Observation, state: State, now_s: float, held_s: float = 0.0
+    rule: Rule,
+    now: Observation,
+    state: State,
+    now_s: float,
+    held_s: float = 0.0,
+    data_wait: float | None = None,
 ) -> Suggestion:
     """The size that the job wishes, one that it may have and there is room for.
 
     Args:
         held_s: for how long a person's word still counts, who has asked for this size.
+        data_wait: the part of a step that may go by waiting for data; above it no worker more is
+            wished, for the data would be waited for as before. None: any.
     """
     if held_s > 0:
         why = f"stays at {now.np}: a person has asked for {workers(now.np)}, which counts for "
         return Suggestion(now.np, f"{why}{span(held_s)} more", state)
     wanted = rule(now, state, now_s)
+    if data_wait is not None and wanted.np > now.np and now.data_part > data_wait:
+        why = (
+            f"stays at {now.np}: {now.data_part:.0%} of a step goes by waiting for data, more than "
+            f"{data_wait:.0%}; let the loader have more processes (num_workers) first"
+        )
+        return Suggestion(now.np, why, state)
     fits = now.sizes.fit(min(wanted.np, now.most))
     if fits == wanted.np or wanted.np == now.np:
         return wanted

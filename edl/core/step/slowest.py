@@ -52,7 +52,7 @@ class Slowest:
 
     def look(self, records: StepRecords) -> Slow | None:
         """Who is found slow for the first time; ``records``: of a step, in rank order."""
-        self._rows.append(records.column("compute_us").copy())
+        self._rows.append(records.column("compute_us") + records.column("data_us"))
         self._seen += 1
         if len(records) == 1 or self._seen < OF_STEPS or self._seen % EVERY:
             return None

@@ -126,8 +126,10 @@ class StepRecord(SwitchTimes):
     ``newest_generation`` is the newest one that it knows to be prepared, its own at least.
     ``stop`` is a :class:`Stop`.
     ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
-    ``compute_us`` describes its last step, the other ``*_us`` fields its last switch; all rows of
-    a table together report that switch.
+    ``wish``: so many workers more, or fewer, its script wants; 0 also if it has no wishes.
+    ``data_us``, ``compute_us`` and ``reduce_us`` describe its last step: how long it waited for its
+    batch; all between that was its own; and from its gradients to the mean of all. The
+    other ``*_us`` fields are of its last switch; all rows of a table together report that one.
     """
 
     generation: int
@@ -149,6 +151,9 @@ class StepRecord(SwitchTimes):
     stop: int = Stop.NO
     state: int = 0
     compute_us: int = 0
+    data_us: int = 0
+    reduce_us: int = 0
+    wish: int = 0
 
     def encode(self) -> Table:
         """The row, shape ``(1, WIDTH)``."""

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from edl.framework import process as edl
+from edl.framework.adapting import on_interval
 from edl.testing import throttle
 
 PAUSE_S = 0.5
@@ -43,6 +44,8 @@ def parser():
     options.add_argument("--num-workers", type=int, default=0)
     options.add_argument("--together", type=Path, help="newcomers wait as long as it exists")
     options.add_argument("--stuck", type=Path, help="the worker of the slot in it stands still")
+    options.add_argument("--wish", type=Path, help="how many workers more the script wants")
+    options.add_argument("--slow", type=Path, help="who computes how long: see Diary.compute")
     options.add_argument("--lock", type=Path, help="that of this slot holds the GIL for good")
     options.add_argument("--checkpoint", type=Path, help="save into this directory")
     options.add_argument("--tfrecord", help="samples: the numbers in the sound records of files")
@@ -115,6 +118,8 @@ class Diary:
         self.epochs = []  # the counts at the end of each epoch that this worker was in
         self._last_step = time.monotonic()
         self._scene = None
+        if args.wish:
+            on_interval(lambda: int(args.wish.read_text()), every_s=0.5)
         if args.scene:
             from benchmarks.scenarios.scene import Scene
 
@@ -132,6 +137,7 @@ class Diary:
     def in_step(self):
         args = self.args
         throttle.step()
+        self.compute()
         if args.talk:
             print("talks " + "." * args.talk)
         while args.together and edl.is_warming_up() and args.together.exists():
@@ -141,6 +147,15 @@ class Diary:
                 time.sleep(0.05)
         if args.lock and args.lock.exists() and args.lock.read_text() == str(edl.local_rank()):
             hold_the_lock()
+
+    def compute(self):
+        """--slow: "a:1 4 0.01" is 0.01 s a sample, and 4 times as long in slot 1 of host a."""
+        if not self.args.slow or not self.args.slow.exists() or edl.is_warming_up():
+            return
+        who, factor, each_s = self.args.slow.read_text().split()
+        slow = who == f"{os.environ['EDL_HOST']}:{edl.local_rank()}"
+        samples = edl.current_worker().loader.batch_weight
+        time.sleep(float(each_s) * samples * (float(factor) if slow else 1.0))
 
     def end_step(self, steps, problem):
         now = time.monotonic()

@@ -1,0 +1,25 @@
+"""What the workers of a ring tell each other in their step records, as a policy needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.core.policy.stragglers import NO_CARE, Care, Times
+
+
+@dataclass(frozen=True)
+class RingReport:
+    """Of the last steps of one ring.
+
+    Attributes:
+        care: what is to be done about slow workers.
+        times: what each worker did.
+        wishes: workers more, or fewer, that the script of each wants.
+    """
+
+    care: Care = NO_CARE
+    times: tuple[Times, ...] = ()
+    wishes: tuple[int, ...] = ()
+
+
+NO_REPORT = RingReport()

@@ -1,0 +1,93 @@
+"""What the workers of a ring tell each other of their steps, for the job's policy.
+
+How fast they are decides which share of a batch each takes. Every worker looks at the same records
+and comes to the same findings, but nobody depends on that: a share is each worker's own affair, and
+says in its record how many samples it brings. The leader replaces who is too slow
+(:mod:`edl.leader.straggler_care`), by what its own worker has found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.policy.observation import State
+from edl.core.policy.ring_report import NO_REPORT, RingReport
+from edl.core.policy.stragglers import NO_CARE, Times
+from edl.core.records import Generation
+from edl.core.step.step_record import StepRecords
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.sampler import BatchSampler
+from edl.daemon.switching import Switching
+
+EVERY = 10  # steps between two looks
+COLUMNS = ("compute_us", "data_us", "reduce_us")
+
+
+class RingWatch:
+    """Adds up what the workers of one ring say of their steps. Used by the training thread."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._state: State = {}
+        self._generation = 0
+        self._before: npt.NDArray[np.int64] | None = None  # samples of the step before
+        self._rows: list[npt.NDArray[np.int64]] = []
+
+    def look(self, records: StepRecords, switching: Switching, sampler: BatchSampler) -> None:
+        """A step is complete: let ``sampler`` form what this worker is able to train in time."""
+        policy, generation = self._mailbox.policy, switching.generation
+        if policy is None or generation is None:
+            self._mailbox.ring, self._generation = NO_REPORT, 0
+            sampler.share(1.0)
+            return
+        if generation.number != self._generation:
+            self._restart(generation)
+        if (times := self._add(records, generation)) is None:
+            return
+        care = NO_CARE
+        if policy.stragglers is not None:
+            care = policy.stragglers(times, self._state)
+            self._state = care.state
+        self._mailbox.ring = RingReport(care, tuple(times), tuple(records.values("wish")))
+        sampler.share(care.shares.get(switching.worker, 1.0))
+
+    def _restart(self, generation: Generation) -> None:
+        """Another ring stands; of who is in it still, the speed is known."""
+        members = map(str, generation.members)
+        self._state = {name: self._state[name] for name in members if name in self._state}
+        self._generation, self._before = generation.number, None
+        self._rows.clear()
+
+    def _add(self, records: StepRecords, generation: Generation) -> list[Times] | None:
+        """What each worker did, each EVERY steps."""
+        before, self._before = self._before, records.column("samples").copy()
+        if before is None:  # a record tells of the times of the step before
+            return None
+        self._rows.append(np.stack([before, *(records.column(name) for name in COLUMNS)]))
+        if len(self._rows) < EVERY:
+            return None
+        rows = np.stack(self._rows)
+        self._rows.clear()
+        return _times(rows, records.values("worker"), generation)
+
+
+def _times(
+    rows: npt.NDArray[np.int64], workers: Sequence[int], generation: Generation
+) -> list[Times]:
+    """What each worker did; ``rows`` has shape (steps, 1 + len(COLUMNS), workers).
+
+    In its usual steps: the end of an epoch, with a small batch or none, tells nothing of a speed.
+    """
+    hosts: Mapping[int, str] = {seat.id: seat.host for seat in generation.seats}
+    samples = rows[:, 0]
+    usual = (samples > 0) & (2 * samples > samples.max(axis=0))
+    steps = usual.sum(axis=0)
+    means = (rows * usual[:, None]).sum(axis=0) / np.maximum(steps, 1)
+    found = zip(workers, steps.tolist(), *means.tolist(), strict=True)
+    return [
+        Times(w, hosts.get(w, ""), count, compute / 1e6, data / 1e6, reduce / 1e6, steps)
+        for w, steps, count, compute, data, reduce in found
+    ]

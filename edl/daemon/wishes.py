@@ -1,0 +1,64 @@
+"""What the script of a worker wishes: so many workers more, or fewer, asked again and again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from edl.errors import UsageError
+
+
+class Wishes:
+    """Asks the script's function; used by the training thread.
+
+    Attributes:
+        wish: the newest answer; 0 before the first.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.wish = 0
+        self._now_s = now_s
+        self._ask: Callable[[], Any] | None = None
+        self._every_s = 0.0
+        self._asked_s = 0.0
+
+    def ask(self, desired_change: Callable[[], Any], every_s: float) -> None:
+        """Ask this function from now on, for the first time in ``every_s`` seconds.
+
+        Raises:
+            UsageError: another one is asked already.
+        """
+        if self._ask is not None:
+            raise UsageError("edl.on_interval was called already; a script has one wish at a time")
+        self._ask, self._every_s, self._asked_s = desired_change, every_s, self._now_s()
+
+    def look(self) -> None:
+        """Between two steps: ask, if it is due.
+
+        Raises:
+            UsageError: the answer is no whole number.
+            What the function raises.
+        """
+        if self._ask is None or self._now_s() - self._asked_s < self._every_s:
+            return
+        self._asked_s = self._now_s()
+        answer = self._ask()
+        try:
+            self.wish = _whole(answer)
+        except TypeError:
+            raise UsageError(
+                f"the function of edl.on_interval returned {answer!r}; it must return a whole "
+                "number: workers more, or fewer, or 0"
+            ) from None
+
+
+def _whole(answer: Any) -> int:
+    """NumPy's integers are whole, 2.0 is not, and True is none.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(answer, bool):
+        raise TypeError
+    return operator.index(answer)

@@ -1,0 +1,128 @@
+"""What a leader does for its job's policy, turn by turn: its size, its stragglers.
+
+Nothing is written here; what is to be, :class:`edl.leader.leader.LeaderTerm` writes, fenced as all
+that a leader writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edl.coordination.job_store import JobStore
+from edl.core.events import Details, PolicyDetails, StragglerDetails
+from edl.core.job.decision import Decision
+from edl.core.policy.file import Policy, parse
+from edl.core.policy.learned import Learned
+from edl.core.policy.ring_report import RingReport
+from edl.core.policy.stragglers import Finding, slowest
+from edl.core.records import Asker, JobPolicy, JobState, Reading, Snapshot
+from edl.errors import UsageError
+from edl.leader.size_policy import SizePolicy
+from edl.leader.straggler_care import StragglerCare
+
+News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What a turn has come to.
+
+    Attributes:
+        says: the policy's last word; empty: the job has none.
+        news: for the event log; together with the decision, if there is one.
+        decision: to be carried out.
+        learned: to be written, if it is due.
+        failed: why the policy cannot go on; it is to be switched off.
+    """
+
+    says: str = ""
+    news: News = ()
+    decision: Decision | None = None
+    learned: Learned | None = None
+    failed: str = ""
+
+
+class Adapting:
+    """One leader's part in it; only its daemon thread calls it.
+
+    Args:
+        wait_s: for the replacement of a slow worker to come.
+        ring: what this worker's training thread knows of the others.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        wait_s: float,
+        ring: Callable[[], RingReport],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._ring = ring
+        self._kept = JobPolicy()
+        self._policy: Policy | None = None
+        self.size = SizePolicy(store, clock)
+        self._stragglers = StragglerCare(wait_s, clock)
+
+    def turn(
+        self, snapshot: Snapshot, now: Reading | None, left: float | None, samples_per_s: float
+    ) -> Adapted:
+        """Observe, and decide if the job has a policy.
+
+        Args:
+            now: how far the ring is; None: nobody has told.
+            left: samples to train until the end of the job; None: nobody knows.
+            samples_per_s: of all workers together, for the event log.
+        """
+        kept = snapshot.policy
+        if (kept.text, kept.off) != (self._kept.text, self._kept.off):
+            try:
+                self._policy = parse(kept.text, kept.source) if kept.is_on else None
+            except UsageError as error:
+                return Adapted(failed=str(error))
+            self._kept = kept
+        policy = self._policy if self._may_follow(snapshot) else None
+        ring = self._ring()
+        self.size.note(times=slowest(ring.times))
+        wish = self.size.turn(snapshot, policy, now, left, ring.wishes)
+        if wish.failed:
+            return Adapted(failed=wish.failed)
+        said, np = wish.suggestion, len(snapshot.generation.seats) if snapshot.generation else 0
+        says = [said.reason] if said is not None else []
+        if said is not None and wish.is_news:
+            news: News = ((PolicyDetails(np, said.np, samples_per_s), f"policy: {said.reason}"),)
+            decision = None
+            if wish.change is not None:
+                decision = Decision(said.reason, change=wish.change)
+            return Adapted(said.reason, news, decision, wish.learned)
+        if policy is None or policy.stragglers is None:
+            return Adapted("".join(says), learned=wish.learned)
+        learned = self.size.learned
+        told = self._stragglers.turn(
+            snapshot, policy.stragglers, ring.care, learned.replaced, learned.elapsed_s
+        )
+        self.size.note(replaced=told.replaced or learned.replaced)
+        says += [told.says] if told.says else []
+        due = self.size.learned if told.decision or wish.learned else None
+        news = tuple((_details(finding), text) for finding, text in told.findings)
+        return Adapted("; ".join(says), news, told.decision, due)
+
+    def written(self) -> None:
+        """What was learned is in ZooKeeper."""
+        self.size.written()
+
+    def _may_follow(self, snapshot: Snapshot) -> bool:
+        """Whether the job trains, and nobody steps it through sizes."""
+        generation = snapshot.generation
+        trains = generation is not None and generation.seats and not snapshot.paused
+        if not trains or snapshot.job.state is not JobState.RUNNING:
+            return False
+        profiled = snapshot.desired.by is Asker.PROFILE and self._store.profile.held() is not None
+        return not profiled
+
+
+def _details(finding: Finding) -> StragglerDetails:
+    workers = tuple(f"w{worker}" for worker in finding.workers)
+    return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))

@@ -1,0 +1,348 @@
+"""What a leader makes of its job's policy, turn by turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from made import make_job, wanted
+
+from edl.core.events import PolicyDetails, StragglerDetails
+from edl.core.job.desired import Change
+from edl.core.job.profile_hold import ProfileHold
+from edl.core.policy.learned import Learned
+from edl.core.policy.ring_report import RingReport
+from edl.core.policy.stragglers import NO_CARE, Care, Finding, Slow, Times
+from edl.core.records import (
+    Asked,
+    Asker,
+    Desired,
+    Generation,
+    Host,
+    JobPolicy,
+    JobState,
+    Member,
+    Reading,
+    Request,
+    Seat,
+    Snapshot,
+    Stage,
+)
+from edl.leader.adapting import Adapted, Adapting
+from edl.leader.size_policy import KEEP_S
+
+TEXT = '[size]\nrule = "throughput"\nevery_steps = 10\nstaying_steps = 10\n'
+HERE = "127.0.0.1"
+WAIT_S = 60.0
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def snapshot(np: int, text: str = TEXT, slots: int = 4, **changes: Any) -> Snapshot:
+    seats = tuple(Seat(n, "a", n, HERE, 1) for n in range(np))
+    members = tuple(
+        Member(n, "a", n, HERE, 1, 1, "x", Stage.ACTIVE, generation=np) for n in range(np)
+    )
+    values: dict[str, Any] = {
+        "job": make_job(),
+        "hosts": (Host("a", slots, HERE),),
+        "members": members,
+        "generation": Generation(np, 1, seats, 0, (), (), ""),
+        "policy": JobPolicy(text, "policy.toml"),
+        **wanted({"a": np}),
+    }
+    return Snapshot(**{**values, **changes})
+
+
+def reading(np: int, step: int, at_s: float) -> Reading:
+    return Reading(0, np, np, 0, step, 40 * np * step, at_s)
+
+
+class Leader:
+    """The policy of a leader, and a job whose throughput is 10 * 40 samples/s a worker."""
+
+    def __init__(self, learned: Learned | None = None) -> None:
+        self.clock = Clock()
+        self.held: ProfileHold | None = None
+        store: Any = SimpleNamespace(
+            policy=SimpleNamespace(learned=lambda: learned or Learned()),
+            profile=SimpleNamespace(held=lambda: self.held),
+        )
+        self.care = NO_CARE
+        self.wishes: tuple[int, ...] = ()
+        self.times: tuple[Times, ...] = ()
+        self.policy = Adapting(
+            store, WAIT_S, lambda: RingReport(self.care, self.times, self.wishes), self.clock
+        )
+        self.step = 0
+
+    def trains(self, now: Snapshot, steps: int) -> Adapted:
+        assert now.generation is not None
+        np = len(now.generation.seats)
+        for _ in range(steps):
+            self.step += 1
+            self.clock.now_s += 0.1
+            outcome = self.policy.turn(now, reading(np, self.step, self.clock.now_s), None, 40.0)
+        return outcome
+
+
+def change_of(outcome: Adapted) -> Change:
+    assert outcome.decision is not None
+    assert outcome.decision.change is not None
+    return outcome.decision.change
+
+
+def test_it_tries_another_size_when_it_knows_the_first() -> None:
+    leader = Leader()
+    assert leader.trains(snapshot(2), 10).decision is None
+    outcome = leader.trains(snapshot(2), 1)
+    assert outcome.says == "tries 3: only 2 have been measured"
+    assert outcome.news == ((PolicyDetails(2, 3, 40.0), f"policy: {outcome.says}"),)
+    change = change_of(outcome)
+    assert (dict(change.desired.hosts), change.desired.by) == ({"a": 3}, Asker.POLICY)
+    assert change.assigned is not None
+    assert change.assigned.hosts == {"a": 3}
+    assert outcome.learned is not None
+    assert outcome.learned.state == {"np": 2, "steps": 10}
+
+
+def test_while_a_change_is_under_way_it_waits() -> None:
+    leader = Leader()
+    leader.trains(snapshot(2), 11)
+    coming = snapshot(2, **wanted({"a": 3}))
+    assert leader.trains(coming, 5).decision is None
+    entering = snapshot(3)
+    entering = replace(entering, members=entering.members[:2])
+    assert leader.trains(entering, 50).decision is None
+
+
+def test_the_next_leader_goes_on() -> None:
+    leader = Leader()
+    learned = leader.trains(snapshot(2), 11).learned
+    other = Leader(learned)
+    other.step = leader.step
+    assert change_of(other.trains(snapshot(3), 11)).desired.np == 4
+
+
+def test_there_has_to_be_room() -> None:
+    outcome = Leader().trains(snapshot(2, slots=2), 11)
+    assert change_of(outcome).desired.np == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": JobPolicy()},
+        {"policy": JobPolicy(TEXT, "policy.toml", off="edl policy off")},
+        {"job": make_job(state=JobState.STOPPING)},
+        {"generation": None},
+        {"job": make_job(min_np=3)},  # it is paused
+    ],
+)
+def test_when_it_has_nothing_to_say(changes: dict[str, Any]) -> None:
+    now = replace(snapshot(2), **changes)
+    policy = Leader().policy
+    for step in range(20):
+        assert policy.turn(now, reading(2, step, float(step)), None, 0.0).says == ""
+
+
+def test_while_somebody_profiles_the_job_its_sizes_are_not_the_rules() -> None:
+    leader = Leader()
+    leader.held = ProfileHold("token", "process 1 on a", {"a": 2})
+    profiled = snapshot(2, desired=Desired({"a": 2}, Asker.PROFILE))
+    assert leader.trains(profiled, 30).says == ""
+    leader.held = None  # what it gave back is still desired by it
+    assert change_of(leader.trains(profiled, 1)).desired.np == 3
+
+
+def test_another_rule_begins_without_the_notes_of_the_last() -> None:
+    leader, job = Leader(), make_job(min_np=2, max_np=2, np=2)
+    one = replace(snapshot(2), job=job)
+    leader.trains(one, 11)
+    assert "found_s" in leader.policy.size.learned.state
+    learned = leader.trains(one, 150).learned
+    assert learned is not None
+    assert (learned.text, learned.state["np"]) == (TEXT, 2)
+    other = replace(one, policy=JobPolicy(TEXT + "add = 2\n", "policy.toml"), job=make_job())
+    assert change_of(leader.trains(other, 1)).desired.np == 4
+    assert Leader(learned).trains(replace(one, job=make_job()), 1).decision is None
+
+
+def test_a_persons_word_is_left_alone() -> None:
+    held = JobPolicy(TEXT, "policy.toml", held_until_s=4e9)
+    outcome = Leader().trains(replace(snapshot(2), policy=held), 30)
+    assert outcome.decision is None
+    assert outcome.says.startswith("stays at 2: a person has asked for 2 workers")
+
+
+def test_what_cannot_be_read_is_switched_off_with_the_reason() -> None:
+    outcome = Leader().trains(snapshot(2, text='[size]\nrule = "none"'), 1)
+    assert outcome.failed.startswith("policy.toml, line 2: there is no rule 'none'")
+
+
+def test_a_rule_that_fails_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("of nothing")
+
+    monkeypatch.setattr("edl.core.policy.throughput.Throughput.__call__", fails)
+    outcome = Leader().trains(snapshot(2), 11)
+    assert outcome.failed == "its rule has failed: ZeroDivisionError('of nothing')"
+    assert outcome.decision is None
+
+
+def test_the_same_is_said_once_and_what_is_learned_is_kept_now_and_then() -> None:
+    leader = Leader()
+    job = make_job(min_np=2, max_np=2, np=2)
+    outcomes = [leader.trains(replace(snapshot(2), job=job), 1) for _ in range(200)]
+    assert sum(bool(outcome.news) for outcome in outcomes) == 1
+    assert outcomes[-1].learned is not None  # nobody has written it
+    leader.policy.written()
+    due = [leader.trains(replace(snapshot(2), job=job), 1) for _ in range(int(KEEP_S / 0.1) + 2)]
+    assert [outcome.learned is None for outcome in due].count(True) >= KEEP_S / 0.1 - 2
+    assert due[-1].learned is not None
+
+
+# --- stragglers
+
+CARES = "[stragglers]\n"
+SLOW = Finding((2,), "", Slow.COMPUTE, 0.25)
+TOO_SLOW = Care({2: 0.25}, (2,), (SLOW,), {})
+TWO_HOSTS = (Host("a", 4, HERE), Host("b", 4, HERE))
+
+
+def test_one_that_is_too_slow_is_replaced_on_another_host() -> None:
+    leader = Leader()
+    now = snapshot(4, CARES, hosts=TWO_HOSTS)
+    assert leader.trains(now, 1).says == ""
+    leader.care = TOO_SLOW
+    told = leader.trains(now, 1)
+    assert told.says == (
+        "w2 computes at 0.25 of the usual speed; trains 0.25 of a batch in each step; "
+        "w2 is replaced on host b"
+    )
+    assert told.news == ((StragglerDetails(("w2",), "", "computes", 0.25), told.says),)
+    assert told.decision is not None
+    assert told.decision.asks == (Request(Asked.REPLACE, 2, host="b"),)
+    assert dict(change_of(told).desired.hosts) == {"a": 3, "b": 1}
+    assert told.learned is not None
+    assert told.learned.replaced.keys() == {"a"}
+
+
+def moving(request: Request) -> Snapshot:
+    now = snapshot(4, CARES, hosts=TWO_HOSTS, requests=(request,))
+    return replace(now, **wanted({"a": 3, "b": 1}))
+
+
+def test_the_next_leader_lets_it_go_on_and_asks_for_nobody_else() -> None:
+    leader = Leader()
+    leader.care = Care({2: 0.25, 3: 0.4}, (2, 3), (SLOW, replace(SLOW, workers=(3,))), {})
+    told = leader.trains(moving(Request(Asked.REPLACE, 2, 0, host="b")), 100)
+    assert told.decision is None
+    assert "w2 is replaced on host b" in told.says
+    assert "w3 is replaced" not in told.says
+
+
+def test_when_nobody_comes_it_stays() -> None:
+    leader = Leader()
+    leader.care = TOO_SLOW
+    now = moving(Request(Asked.REPLACE, 2, 0, host="b"))
+    leader.trains(now, 1)
+    leader.clock.now_s += WAIT_S
+    told = leader.trains(now, 1)
+    assert told.decision is not None
+    outcome = "no replacement of w2 came within 60 s; it stays"
+    assert told.decision.answers == (Request(Asked.REPLACE, 2, 0, True, False, outcome, "b"),)
+    assert dict(change_of(told).desired.hosts) == {"a": 4, "b": 0}
+
+
+def test_without_another_host_a_free_slot_of_its_own_will_do_once() -> None:
+    leader = Leader()
+    leader.care = TOO_SLOW
+    now = snapshot(4, CARES, slots=5)
+    told = leader.trains(now, 1)
+    assert told.decision is not None
+    assert (told.decision.change, told.decision.asks[0].host) == (None, "a")
+    later = leader.trains(now, 1)
+    assert later.decision is None, "the host had its replacement"
+    assert later.says.endswith("trains 0.25 of a batch in each step")
+    leader.clock.now_s += 600
+    assert leader.trains(now, 1).decision is not None, "ten minutes later it gets another"
+
+
+def test_without_room_and_under_horovodrun_it_keeps_its_share() -> None:
+    full = snapshot(4, CARES, slots=4)
+    by_slot = snapshot(4, CARES, hosts=(), discovered={"a": 8}, **wanted({"a": 4}, by_slot=True))
+    for now in (full, by_slot):
+        leader = Leader()
+        leader.care = TOO_SLOW
+        told = leader.trains(now, 1)
+        assert told.decision is None
+        assert told.says.endswith("trains 0.25 of a batch in each step")
+
+
+def test_a_slow_host_gets_no_replacements() -> None:
+    leader = Leader()
+    whole = Finding((2, 3), "a", Slow.COMPUTE, 0.25)
+    leader.care = Care({2: 0.25, 3: 0.25}, (2, 3), (whole,), {})
+    assert leader.trains(snapshot(4, CARES, slots=5), 1).decision is None
+
+
+def test_who_is_fast_again_is_said_to_be() -> None:
+    leader = Leader()
+    now = snapshot(4, CARES, slots=4)
+    leader.care = Care({2: 0.7}, (), (replace(SLOW, speed=0.7),), {})
+    assert len(leader.trains(now, 1).news) == 1
+    leader.care = Care({2: 0.6}, (), (replace(SLOW, speed=0.6),), {})
+    assert leader.trains(now, 5).news == (), "the same again"
+    leader.care = NO_CARE
+    [(details, reason)] = leader.trains(now, 1).news
+    assert reason == "w2 computes as fast as the others again"
+    assert details == StragglerDetails(("w2",), "", "computes", 1.0)
+
+
+def test_the_policy_of_a_person_who_holds_the_size_still_replaces() -> None:
+    leader = Leader()
+    leader.care = TOO_SLOW
+    now = snapshot(4, TEXT + CARES, hosts=TWO_HOSTS)
+    now = replace(now, policy=replace(now.policy, held_until_s=4e9))
+    told = leader.trains(now, 1)
+    assert told.says.startswith("stays at 4: a person has asked for 4 workers")
+    assert told.decision is not None
+    assert told.decision.asks[0].worker == 2
+
+
+# --- what the script wishes, and what it waits for
+
+
+def test_the_wishes_of_the_script_become_the_size() -> None:
+    leader = Leader()
+    now = snapshot(2, '[size]\nrule = "votes"\n')
+    assert leader.trains(now, 1).says == "stays at 2: no worker wishes anything"
+    leader.wishes = (1, 0)
+    told = leader.trains(now, 1)
+    assert change_of(told).desired.np == 3
+    assert told.says == "goes to 3: the sum of what 2 workers wish is +1"
+    assert leader.trains(snapshot(3, '[size]\nrule = "votes"\n'), 1).decision is None
+
+
+def test_a_job_that_waits_for_its_data_does_not_grow() -> None:
+    leader = Leader()
+    text = '[size]\nrule = "votes"\ndata_wait = 0.3\n'
+    leader.times = tuple(Times(w, "a", 8.0, 0.05, 0.04, 0.01) for w in range(2))
+    leader.wishes = (1, 0)
+    told = leader.trains(snapshot(2, text), 1)
+    assert told.decision is None
+    assert told.says.startswith("stays at 2: 40% of a step goes by waiting for data, more than 30%")
+    leader.times = tuple(replace(one, data_s=0.01) for one in leader.times)
+    assert change_of(leader.trains(snapshot(2, text), 1)).desired.np == 3
+    leader.wishes = (-1, 0)
+    leader.clock.now_s += 60
+    leader.times = tuple(replace(one, data_s=1.0) for one in leader.times)
+    assert change_of(leader.trains(snapshot(3, text), 1)).desired.np == 2, "it may shrink"

@@ -1,0 +1,122 @@
+"""What a script says of its job's size: its policy, and its wishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.core.policy.file import parse
+from edl.core.policy.votes import Votes
+from edl.core.records import JobPolicy
+from edl.core.sizes import Sizes
+from edl.daemon.wishes import Wishes
+from edl.errors import UsageError
+from edl.framework import adapting
+
+SHORT = '[size]\nrule = "throughput"\n'
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_script_is_asked_when_it_is_due() -> None:
+    clock, answers = Clock(), [2, np.int64(-1)]
+    wishes = Wishes(clock)
+    wishes.look()
+    wishes.ask(lambda: answers.pop(0), 60.0)
+    seen = []
+    for clock.now_s in (0.0, 59.0, 60.0, 119.0, 121.0, 150.0):
+        wishes.look()
+        seen.append(wishes.wish)
+    assert seen == [0, 0, 2, 2, -1, -1]
+    assert type(wishes.wish) is int
+
+
+@pytest.mark.parametrize("answer", [1.0, None, "1", True])
+def test_a_wish_is_a_whole_number(answer: object) -> None:
+    clock = Clock()
+    wishes = Wishes(clock)
+    wishes.ask(lambda: answer, 1.0)
+    clock.now_s = 1.0
+    with pytest.raises(UsageError, match=r"returned .*; it must return a whole number"):
+        wishes.look()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    one = SimpleNamespace(is_shared=True, sizes=Sizes(1, 4), followed=[], wishes=Wishes(Clock()))
+    one.follow = one.followed.append
+    one.on_interval = one.wishes.ask
+    monkeypatch.setattr(adapting, "current_worker", lambda: one)
+    return one
+
+
+def test_a_policy_is_a_file_or_its_text(worker: Any, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(SHORT)
+    adapting.policy(file)
+    adapting.policy(str(file))
+    adapting.policy(SHORT)
+    assert worker.followed == [
+        JobPolicy(SHORT, str(file), 1800.0),
+        JobPolicy(SHORT, str(file), 1800.0),
+        JobPolicy(SHORT, "edl.policy", 1800.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("missing.toml", "cannot read the policy missing.toml: No such file or directory"),
+        (3, "edl.policy needs a file or its text, and was given 3"),
+        ('[size]\nrule = "thruput"\n', "edl.policy, line 2: there is no rule 'thruput'"),
+        ('[size]\nrule = "nowhere:at_all"\n', "edl.policy: cannot find the rule nowhere:at_all"),
+        ('[size]\nrule = "json:at_all"\n', "edl.policy: cannot find the rule json:at_all"),
+        ('[size]\nrule = "json:__name__"\n', "edl.policy: the rule json:__name__ is no function"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(worker: Any, policy: Any, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        adapting.policy(policy)
+    assert said in str(refused.value)
+    assert not worker.followed
+
+
+def test_a_policy_for_a_job_of_one_size_is_refused(worker: Any) -> None:
+    worker.sizes = Sizes(2, 2)
+    with pytest.raises(UsageError, match="is to find the job's size, and the job may have"):
+        adapting.policy(SHORT)
+    worker.is_shared = False
+    adapting.policy(SHORT)
+
+
+def test_wishes_are_a_policy(worker: Any) -> None:
+    adapting.on_interval(lambda: 1, 90, "mean")
+    [policy] = worker.followed
+    assert policy.source == "edl.on_interval"
+    assert parse(policy.text, policy.source).size == Votes("mean", 90.0)
+    with pytest.raises(UsageError, match=r"edl\.on_interval was called already"):
+        adapting.on_interval(lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((1,), "edl.on_interval needs a function that returns how many workers more"),
+        ((int, 0), "every_s is 0; it must be a number of seconds above 0"),
+        ((int, "1m"), "every_s is '1m'; it must be a number of seconds above 0"),
+        ((int, 60.0, "any"), "together is 'any'; it must be sum or mean or max"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(worker: Any, arguments: Any, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        adapting.on_interval(*arguments)
+    assert said in str(refused.value)
