@@ -93,11 +93,14 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
     table = Table(box=box.SIMPLE)
     for title in ("workers", "samples/s", "steps"):
         table.add_column(title, justify="right")
-    table.add_column("the next size")
-    why = {verdict.fewer: verdict.why for verdict in found.verdicts}
-    for np, seen in found.learned.seen:
-        mark = " *" if np == found.np else ""
-        table.add_row(f"{np}{mark}", f"{seen.samples_per_s:.1f}", f"{seen.steps}", why.get(np, ""))
+    table.add_column("model" if found.modelled else "the next size")
+    more = {verdict.fewer: verdict.why for verdict in found.verdicts}
+    more |= {np: f"{rate:.1f}" for np, rate in found.modelled.items()}
+    measured = dict(found.learned.seen)
+    for np in sorted({*measured, *found.modelled}):
+        seen = measured.get(np)
+        figures = (f"{seen.samples_per_s:.1f}", f"{seen.steps}") if seen else ("", "")
+        table.add_row(f"{np} *" if np == found.np else f"{np}", *figures, more.get(np, ""))
     if found.learned.seen:
         console().print(table)
     if found.learned.times:
@@ -129,6 +132,7 @@ def _figures(found: Explanation) -> dict[str, object]:
             {"np": np, "samples_per_s": seen.samples_per_s, "steps": seen.steps}
             for np, seen in found.learned.seen
         ],
+        "modelled": {str(np): rate for np, rate in found.modelled.items()},
         "times": [one.to_json() for one in found.learned.times],
         "verdicts": [
             {"fewer": one.fewer, "more": one.more, "pays": one.pays, "why": one.why}

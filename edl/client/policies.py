@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from edl.coordination.job_store import JobStore
 from edl.core.policy.climbing import Climbing, Verdict
 from edl.core.policy.cost import span
 from edl.core.policy.file import check_sizes, parse
+from edl.core.policy.goodput import Goodput
 from edl.core.policy.learned import Learned
 from edl.core.policy.own import Own
 from edl.core.records import JobPolicy
@@ -24,13 +25,19 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a policy decides from now: ``np`` workers train; ``verdicts``: of a rule that climbs."""
+    """What a policy decides from now: ``np`` workers train.
+
+    Attributes:
+        verdicts: of a rule that climbs.
+        modelled: samples/s that a model expects of each size.
+    """
 
     policy: JobPolicy
     np: int
     learned: Learned
     verdicts: tuple[Verdict, ...]
     says: str  # the leader's last word
+    modelled: Mapping[int, float] = field(default_factory=dict)
 
 
 def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
@@ -89,10 +96,11 @@ def explain(store: JobStore) -> Explanation:
     np = len(now.generation.seats) if now.generation is not None else 0
     rule = parse(now.policy.text, now.policy.source).size
     slots = sum(host.slots for host in now.available)
-    left = now.status.left
-    observation = learned.observation(np, now.job.sizes, slots, False, left)
+    left, filled = now.status.left, [host.slots for host in now.available]
+    observation = learned.observation(np, now.job.sizes, slots, False, left, (), filled)
     verdicts = tuple(rule.table(observation)) if isinstance(rule, Climbing) else ()
-    return Explanation(now.policy, np, learned, verdicts, now.status.policy)
+    modelled = rule.table(observation) if isinstance(rule, Goodput) else {}
+    return Explanation(now.policy, np, learned, verdicts, now.status.policy, modelled)
 
 
 def read(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path) -> JobPolicy:

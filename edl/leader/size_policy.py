@@ -17,17 +17,20 @@ from edl.core.job import desired
 from edl.core.job.desired import Change
 from edl.core.job.placement import place
 from edl.core.policy.file import Policy
+from edl.core.policy.goodput import Goodput
 from edl.core.policy.learned import Learned
 from edl.core.policy.observation import Rule, Suggestion
 from edl.core.policy.own import Own
 from edl.core.policy.wish import wish
 from edl.core.records import Asker, Reading, Snapshot
 from edl.errors import UsageError
+from edl.leader.fitting import Fitting
 from edl.leader.own_rule import OwnRule
 
 logger = logging.getLogger(__name__)
 
 KEEP_S = 10.0  # between two writings of what was learned, at most
+PROFILE_S = 30.0  # between two looks whether the job was profiled
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class SizePolicy:
         self._at_s: float | None = None  # of the last turn in which the job trained
         self._written_s = clock()
         self._said: tuple[int, int, str] | None = None
+        self._fitting = Fitting(clock)
+        self._profile_due_s = clock()
 
     @property
     def learned(self) -> Learned:
@@ -96,10 +101,17 @@ class SizePolicy:
         if policy is None or rule is None or generation is None:
             return Outcome(learned=self._due(learned))
         self._learned = learned = learned.for_rule(policy.text)
+        self._learned = learned = self._with_profile(learned)
+        if isinstance(rule, Goodput):
+            newest = self._fitting.look(dict(learned.seen))
+            self._learned = learned = replace(learned, step_time=newest or learned.step_time)
         np, slots = len(generation.seats), sum(host.slots for host in snapshot.available)
+        filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
         awaits = snapshot.desired.np != np or not _all_in(snapshot)
         try:
-            observation = learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes)
+            observation = learned.observation(
+                np, snapshot.job.sizes, slots, awaits, left, wishes, filled
+            )
             held_s = max(0.0, snapshot.policy.held_until_s - time.time())
             found = wish(
                 rule, observation, learned.state, learned.elapsed_s, held_s, policy.data_wait
@@ -134,7 +146,9 @@ class SizePolicy:
             self._learned = self._store.policy.learned()
         learned, now_s = self._learned, self._clock()
         if now is not None and now.generation and now != self._before:
-            learned = learned.with_reading(self._before, now)
+            seats = snapshot.generation.seats if snapshot.generation is not None else ()
+            hosts = len({seat.host for seat in seats})
+            learned = learned.with_reading(self._before, now, max(1, hosts))
             self._before = now
         if snapshot.generation is not None and snapshot.generation.seats:
             if self._at_s is not None:
@@ -142,6 +156,14 @@ class SizePolicy:
             self._at_s = now_s
         self._learned = learned
         return learned
+
+    def _with_profile(self, learned: Learned) -> Learned:
+        """With the sizes that `edl profile` has measured, and the job itself has not."""
+        if self._clock() < self._profile_due_s:
+            return learned
+        self._profile_due_s = self._clock() + PROFILE_S
+        curve = self._store.profile.get()
+        return learned if curve is None else learned.with_curve(curve)
 
     def _is_news(self, np: int, found: Suggestion) -> bool:
         """Whether another size is wished, or the same for another reason, whatever its numbers."""

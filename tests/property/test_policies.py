@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.core.policy.cost import Cost
+from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Observation, Rule, Seen, State
+from edl.core.policy.scaling import Scaling, measured
+from edl.core.policy.step_time import StepTime, fit
 from edl.core.policy.throughput import Throughput
 from edl.core.sizes import Sizes
 
@@ -40,6 +43,9 @@ class Job:
     state: State = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
     changes: list[float] = field(default_factory=list)
+    step_time: StepTime = field(default_factory=StepTime)
+    fitted_of: set[int] = field(default_factory=set)
+    fitted_s: float = 0.0
 
     def rate(self, np: int) -> float:
         return np / (self.shared + self.serial * np)
@@ -52,10 +58,17 @@ class Job:
             took_s = every * BATCH * self.np / mean
             self.now_s, self.left = self.now_s + took_s, self.left - mean * took_s
             self.worker_s += self.np * took_s
-            one = Seen(mean, every)
+            one = Seen(mean, every, float(BATCH))
             self.seen[self.np] = self.seen[self.np].and_then(one) if self.np in self.seen else one
             self.steps += every
             self.ask()
+
+    def model(self) -> Scaling | None:
+        """Fitted anew for each new size, and now and then."""
+        if self.seen.keys() != self.fitted_of or self.now_s - self.fitted_s >= 600.0:
+            self.fitted_of, self.fitted_s = set(self.seen), self.now_s
+            self.step_time = fit(measured(self.seen))
+        return Scaling(self.step_time, BATCH, (), self.seen)
 
     def ask(self) -> None:
         now = Observation(
@@ -67,6 +80,8 @@ class Job:
             elapsed_s=self.now_s,
             worker_s=self.worker_s,
             left=self.left,
+            model=self.model() if isinstance(self.rule, Goodput) else None,
+            change_s=self.switch_s,
         )
         suggestion = self.rule(now, self.state, self.now_s)
         assert self.sizes.allows(suggestion.np) or suggestion.np == self.np
@@ -93,6 +108,7 @@ def rules() -> st.SearchStrategy[Rule]:
     return st.one_of(
         st.builds(Throughput, threshold=st.floats(0.0, 0.9), **walk),
         st.builds(Cost, **cost, **walk),
+        st.builds(Goodput, least_gain=st.floats(0.05, 0.2)),
     )
 
 

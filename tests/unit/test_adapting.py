@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from made import make_job, wanted
 
 from edl.core.events import PolicyDetails, StragglerDetails
 from edl.core.job.desired import Change
+from edl.core.job.profile import Curve, Point
 from edl.core.job.profile_hold import ProfileHold
 from edl.core.policy.learned import Learned
 from edl.core.policy.ring_report import RingReport
@@ -71,9 +73,10 @@ class Leader:
     def __init__(self, learned: Learned | None = None) -> None:
         self.clock = Clock()
         self.held: ProfileHold | None = None
+        self.curve: Curve | None = None
         store: Any = SimpleNamespace(
             policy=SimpleNamespace(learned=lambda: learned or Learned()),
-            profile=SimpleNamespace(held=lambda: self.held),
+            profile=SimpleNamespace(held=lambda: self.held, get=lambda: self.curve),
         )
         self.care = NO_CARE
         self.wishes: tuple[int, ...] = ()
@@ -346,3 +349,41 @@ def test_a_job_that_waits_for_its_data_does_not_grow() -> None:
     leader.clock.now_s += 60
     leader.times = tuple(replace(one, data_s=1.0) for one in leader.times)
     assert change_of(leader.trains(snapshot(3, text), 1)).desired.np == 2, "it may shrink"
+
+
+# --- goodput
+
+GOODPUT = '[size]\nrule = "goodput"\n'
+
+
+def until(leader: Leader, now: Snapshot, says: str) -> Adapted:
+    """Steps of ``now`` until the model is fitted, in its thread, and something is said of it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        told = leader.trains(now, 1)
+        if told.says.startswith(says):
+            return told
+    raise AssertionError(f"{told.says!r}")
+
+
+def test_a_model_of_the_steps_is_fitted_and_decides() -> None:
+    leader = Leader()
+    assert leader.trains(snapshot(1, GOODPUT), 1).says == (
+        "stays at 1: its steps are yet to be measured"
+    )
+    told = until(leader, snapshot(1, GOODPUT), "goes to 2")
+    assert told.says == "goes to 2: 2 would train +100.0% of what 1 do"
+    assert change_of(told).desired.np == 2
+    assert told.learned is not None
+    assert told.learned.step_time is not None
+    again = Leader(replace(told.learned, state={})).trains(snapshot(1, GOODPUT), 1)
+    assert again.says == told.says, "the next leader need not fit it again"
+
+
+def test_a_profile_spares_the_job_the_trying() -> None:
+    leader = Leader()
+    flat = tuple(Point(n, 1600.0, 0.025 * n, 50, 5.0) for n in (1, 2, 3))
+    leader.curve = Curve("digits", 0.0, flat)
+    now = snapshot(4, GOODPUT)
+    told = until(leader, now, "goes to 1")
+    assert change_of(told).desired.np == 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,15 +13,24 @@ from edl.core.sizes import Sizes
 
 RULE = Goodput()
 # n / (1 + (n - 1) / 8) times 100: 100, 178, 240, 291, 333, 369, 400, 427 for 1 to 8.
-NOW = Observation(2, Sizes(1, 8), seen={2: Seen(178.0, 50)})
 
 
 def amdahl(np: int) -> float:
     return 100.0 * np / (1 + (np - 1) / 8)
 
 
-def asked(now: Observation = NOW, rule: Goodput = RULE, **other: Any) -> Suggestion:
-    return rule(now, {}, 0.0, other.pop("throughput", amdahl), **other)
+@dataclass(frozen=True)
+class Made:
+    """A model of which the truth is known."""
+
+    throughput: Callable[[int], float] = amdahl
+
+
+NOW = Observation(2, Sizes(1, 8), seen={2: Seen(178.0, 50)}, model=Made())
+
+
+def asked(now: Observation = NOW, rule: Goodput = RULE) -> Suggestion:
+    return rule(now, {}, 0.0)
 
 
 def test_it_grows_to_twice_of_what_was_measured() -> None:
@@ -42,27 +51,24 @@ def test_for_less_than_five_percent_nothing_is_changed() -> None:
 
 
 def test_a_smaller_size_that_trains_as_much_is_taken() -> None:
-    flat = asked(replace(NOW, np=6), throughput=lambda np: min(300.0, 100.0 * np))
-    assert (flat.np, flat.reason) == (3, "goes to 3: it trains no less than 6")
-
-
-def test_a_large_batch_may_be_worth_less() -> None:
-    """Each sample is worth 1/n of one more: with it 4 workers train less than 3."""
-    worth = {1: 1.0, 2: 0.95, 3: 0.9, 4: 0.7}
-    assert asked(efficiency=lambda np: worth.get(np, 0.1)).np == 3
+    flat = asked(replace(NOW, np=6, model=Made(lambda np: min(300.0, 100.0 * np))))
+    assert (flat.np, flat.reason) == (3, "goes to 3: it trains as much as 6")
 
 
 @pytest.mark.parametrize(("left", "np"), [(1000.0, 4), (400.0, 2)])
 def test_what_is_left_has_to_repay_the_change(left: float, np: int) -> None:
     # 1000 samples: 5.62 s with 2 and 3.44 s with 4, saved 2.19 s; of 400: 0.87 s. It costs 1 s.
-    assert asked(replace(NOW, left=left), change_s=1.0).np == np
+    assert asked(replace(NOW, left=left, change_s=1.0)).np == np
 
 
 def test_it_decides_every_half_minute() -> None:
     state = asked().state
-    assert RULE(NOW, state, 29.0, amdahl).np == 2
-    assert RULE(NOW, state, 30.0, amdahl).np == 4
-    assert RULE(replace(NOW, awaits=True), {}, 0.0, amdahl).np == 2
+    asked_s = state["asked_s"]
+    later = RULE(NOW, state, asked_s + 29.0)
+    assert (later.np, later.state) == (2, state)
+    assert RULE(NOW, state, asked_s + 30.0).np == 4
+    assert RULE(replace(NOW, awaits=True), {}, 0.0).np == 2
+    assert RULE(replace(NOW, model=None), {}, 0.0).np == 2
 
 
 def test_only_sizes_that_may_be() -> None:

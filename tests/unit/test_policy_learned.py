@@ -8,7 +8,15 @@ import pytest
 
 from edl.core.job.profile import COMMITS, Curve, Point
 from edl.core.policy.learned import Learned
-from edl.core.policy.observation import KEPT_STEPS, Observation, Rule, Seen, State, Suggestion
+from edl.core.policy.observation import (
+    CHANGE_S,
+    KEPT_STEPS,
+    Observation,
+    Rule,
+    Seen,
+    State,
+    Suggestion,
+)
 from edl.core.policy.wish import wish
 from edl.core.records import Reading
 from edl.core.sizes import Sizes
@@ -30,7 +38,7 @@ def learn(*readings: Reading, learned: Learned | None = None) -> Learned:
 def test_steps_between_two_readings_are_a_throughput() -> None:
     learned = learn(reading(1, 100.0), reading(5, 102.0), reading(11, 104.0))
     # 80 samples in 2 s, then 120 in 2 s: 40 in 4 steps and 60 in 6 steps are 52 on average.
-    assert learned.seen == ((2, Seen(pytest.approx(52.0), 10)),)
+    assert learned.seen == ((2, Seen(pytest.approx(52.0), 10, 10.0)),)
     assert (learned.np, learned.steps) == (2, 10)
 
 
@@ -42,7 +50,7 @@ def test_readings_of_others_say_nothing_together(other: dict[str, int]) -> None:
 
 def test_what_lies_between_two_epochs_is_no_throughput() -> None:
     learned = learn(reading(1, 100.0), reading(5, 190.0, epoch=1), reading(7, 191.0, epoch=1))
-    assert learned.seen == ((2, Seen(pytest.approx(40.0), 2)),)
+    assert learned.seen == ((2, Seen(pytest.approx(40.0), 2, 10.0)),)
     assert learned.steps == 6  # they were made with 2 workers all the same
 
 
@@ -58,7 +66,7 @@ def test_a_ring_of_another_size_begins_anew_and_a_repair_does_not() -> None:
 
 def test_a_script_that_counts_no_samples_is_measured_by_its_commits() -> None:
     before, now = (Reading(0, 1, 3, 0, step, 0, float(step)) for step in (1, 5))
-    assert learn(before, now).seen == ((3, Seen(pytest.approx(3.0), 4)),)
+    assert learn(before, now).seen == ((3, Seen(pytest.approx(3.0), 4, 1.0)),)
 
 
 def test_an_old_throughput_is_forgotten_bit_by_bit() -> None:
@@ -69,9 +77,19 @@ def test_an_old_throughput_is_forgotten_bit_by_bit() -> None:
 def test_a_profile_tells_of_sizes_that_were_not_seen() -> None:
     points = (Point(1, 30.0, 0.3, 50, 15.0), Point(2, 99.0, 0.3, 50, 15.0))
     learned = learn(reading(1, 100.0), reading(5, 102.0)).with_curve(Curve("digits", 0.0, points))
-    assert learned.seen == ((1, Seen(30.0, 50)), (2, Seen(40.0, 4)))
+    assert learned.seen == ((1, Seen(30.0, 50, 9.0)), (2, Seen(40.0, 4, 10.0)))
     commits = Curve("digits", 0.0, (Point(3, 9.0, 0.3, 50, 15.0, COMMITS),))
     assert learned.with_curve(commits) == learned
+
+
+def test_what_a_change_costs_is_what_lies_between_two_rings_and_was_not_trained() -> None:
+    """40 samples/s with 2: half a second a step; 2 steps in 3 s, so 2 s are lost."""
+    learned = learn(reading(1, 100.0), reading(5, 102.0), reading(7, 105.0, 3, generation=2))
+    assert learned.change_s == pytest.approx(2.0)
+    assert learned.observation(3, Sizes(1, 4), 4, False, None).change_s == pytest.approx(2.0)
+    repaired = learn(reading(1, 100.0), reading(5, 102.0), reading(6, 190.0, generation=2))
+    assert repaired.change_s == 0.0
+    assert repaired.observation(2, Sizes(1, 4), 4, False, None).change_s == CHANGE_S
 
 
 def test_it_survives_its_leader() -> None:

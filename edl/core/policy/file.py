@@ -20,6 +20,7 @@ from typing import Any, get_args, get_type_hints
 
 from edl.core.duration import seconds
 from edl.core.policy.cost import Cost
+from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Rule
 from edl.core.policy.own import Own, named
 from edl.core.policy.stragglers import Stragglers
@@ -28,7 +29,12 @@ from edl.core.policy.votes import Votes
 from edl.core.sizes import Sizes
 from edl.errors import UsageError
 
-RULES: Mapping[str, type[Any]] = {"throughput": Throughput, "cost": Cost, "votes": Votes}
+RULES: Mapping[str, type[Any]] = {
+    "throughput": Throughput,
+    "cost": Cost,
+    "goodput": Goodput,
+    "votes": Votes,
+}
 TABLES = ("size", "stragglers")
 COMMON = ("rule", "hold", "data_wait")  # keys that each rule may have
 HOLD_S = 1800.0

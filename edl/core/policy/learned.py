@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl.core.job.profile import SAMPLES, Curve
-from edl.core.policy.observation import Observation, Seen
+from edl.core.policy.observation import CHANGE_S, Observation, Seen
+from edl.core.policy.scaling import Scaling
+from edl.core.policy.step_time import StepTime
 from edl.core.policy.stragglers import Times, data_part
 from edl.core.record import Record
 from edl.core.records import Reading
@@ -26,6 +28,8 @@ class Learned(Record):
         state: the notes of the rule whose file is ``text``; another one begins without.
         replaced: host -> at which ``elapsed_s`` a slow worker of it was replaced.
         times: of the slowest workers, in their last steps.
+        change_s: for how long nobody trained when the size changed, lately; 0: it never did.
+        step_time: the model of a step that was fitted last.
     """
 
     seen: tuple[tuple[int, Seen], ...] = ()
@@ -37,16 +41,22 @@ class Learned(Record):
     text: str = ""
     replaced: Mapping[str, float] = field(default_factory=dict)
     times: tuple[Times, ...] = ()
+    change_s: float = 0.0
+    step_time: StepTime | None = None
 
-    def with_reading(self, before: Reading | None, now: Reading) -> Learned:
+    def with_reading(self, before: Reading | None, now: Reading, hosts: int = 1) -> Learned:
         """With what was trained between two readings of one worker in one ring.
+
+        Of two readings in two rings of different sizes it is what the change has cost.
 
         The first reading of a ring is taken after its first step, which so does not count. Nor does
         what lies between two epochs, where a script evaluates or saves.
         """
         learned = self if now.size == self.np else replace(self, np=now.size, steps=0)
-        if before is None or (before.worker, before.generation) != (now.worker, now.generation):
+        if before is None or before.worker != now.worker:
             return learned
+        if before.generation != now.generation:
+            return learned._with_change(before, now)
         steps, seconds = now.step - before.step, now.at_s - before.at_s
         if steps <= 0 or seconds <= 0:
             return learned
@@ -55,7 +65,7 @@ class Learned(Record):
             return learned
         samples = now.samples - before.samples
         work = samples or steps * now.size  # a script that keeps its own place counts no samples
-        return learned._with(now.size, Seen(work / seconds, steps))
+        return learned._with(now.size, Seen(work / seconds, steps, work / steps / now.size, hosts))
 
     def for_rule(self, text: str) -> Learned:
         """For the rule in ``text``."""
@@ -66,7 +76,9 @@ class Learned(Record):
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
             if point.unit == SAMPLES and point.np not in known:
-                learned = learned._with(point.np, Seen(point.throughput, point.steps))
+                batch = point.throughput * point.step_s / point.np
+                seen = Seen(point.throughput, point.steps, batch)
+                learned = learned._with(point.np, seen)
         return learned
 
     def passed(self, seconds: float, np: int) -> Learned:
@@ -83,8 +95,18 @@ class Learned(Record):
         awaits: bool,
         left: float | None,
         wishes: Sequence[int] = (),
+        host_slots: Sequence[int] = (),
     ) -> Observation:
-        """What a rule is shown of a job in which ``np`` workers train now."""
+        """What a rule is shown of a job in which ``np`` workers train now.
+
+        Args:
+            host_slots: of the hosts, in the order in which they are filled.
+        """
+        seen = dict(self.seen)
+        batch = seen[np].batch if np in seen else max((s.batch for s in seen.values()), default=0)
+        model = None
+        if self.step_time is not None and batch > 0:
+            model = Scaling(self.step_time, batch, host_slots, seen)
         return Observation(
             np=np,
             sizes=sizes,
@@ -97,7 +119,20 @@ class Learned(Record):
             left=left,
             wishes=wishes,
             data_part=data_part(self.times),
+            model=model,
+            change_s=self.change_s or CHANGE_S,
         )
+
+    def _with_change(self, before: Reading, now: Reading) -> Learned:
+        """With what the change from the ring of one reading to that of the other has cost."""
+        usual = dict(self.seen).get(before.size)
+        if before.size == now.size or usual is None or not (usual.batch and usual.samples_per_s):
+            return self
+        step_s = before.size * usual.batch / usual.samples_per_s
+        cost_s = now.at_s - before.at_s - max(0, now.step - before.step) * step_s
+        if cost_s <= 0:
+            return self
+        return replace(self, change_s=(self.change_s + cost_s) / 2 if self.change_s else cost_s)
 
     def _with(self, np: int, more: Seen) -> Learned:
         seen = dict(self.seen)

@@ -11,22 +11,40 @@ from edl.core.sizes import Sizes
 
 KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
 
+CHANGE_S = 1.0  # what a change costs until one was measured
+
 State = Mapping[str, Any]
 """What a rule notes for the next time: JSON values, for another leader may ask then."""
 
 
 @dataclass(frozen=True)
 class Seen(Record):
-    """What was measured with some number of workers, of all together, in so many steps."""
+    """What was measured with some number of workers, of all together, in so many steps.
+
+    Attributes:
+        batch: samples of one worker in a step, on average; 0: nobody knows.
+        hosts: that the workers were on.
+    """
 
     samples_per_s: float
     steps: int
+    batch: float = 0.0
+    hosts: int = 1
 
     def and_then(self, more: Seen) -> Seen:
         """Both, as one measurement, which forgets what is older than KEPT_STEPS, bit by bit."""
         before = min(self.steps, KEPT_STEPS)
-        total = self.samples_per_s * before + more.samples_per_s * more.steps
-        return Seen(total / (before + more.steps), self.steps + more.steps)
+        both = before + more.steps
+        rate = (self.samples_per_s * before + more.samples_per_s * more.steps) / both
+        batch = (self.batch * before + more.batch * more.steps) / both
+        return Seen(rate, self.steps + more.steps, batch, more.hosts)
+
+
+class Model(Protocol):
+    """What a job would train with other numbers of workers."""
+
+    def throughput(self, np: int) -> float:
+        """Samples a second of ``np`` workers together."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,8 @@ class Observation:
         left: samples to train until the end; None: nobody knows.
         wishes: workers more, or fewer, that the script of each worker wants.
         data_part: of a step, in which the workers wait for their data, on average.
+        model: of the throughput, where somebody has fitted one.
+        change_s: for how long nobody trains when the size changes.
     """
 
     np: int
@@ -58,6 +78,8 @@ class Observation:
     left: float | None = None
     wishes: Sequence[int] = ()
     data_part: float = 0.0
+    model: Model | None = None
+    change_s: float = CHANGE_S
 
     @property
     def most(self) -> int:
