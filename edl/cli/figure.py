@@ -1,4 +1,4 @@
-"""The curve of a profile as a figure, for who has matplotlib."""
+"""The curve of a profile, and the sizes of a job over time, as figures, with matplotlib."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edl.core.job.profile import Curve
+from edl.core.policy.history import History
 from edl.errors import UsageError
 
 FORMATS = (".png", ".svg")
 
 
-def check_figure(path: Path) -> None:
+def check_figure(path: Path, what: str = "--plot") -> None:
     """Refuse, before anything is measured, a figure that cannot be drawn.
+
+    Args:
+        what: asks for it, for messages.
 
     Raises:
         UsageError: the format is another one, its folder does not exist, or there is no matplotlib.
     """
     if path.suffix not in FORMATS:
-        raise UsageError(f"--plot {path}: the name must end with {' or '.join(FORMATS)}")
+        raise UsageError(f"{what} {path}: the name must end with {' or '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot {path}: there is no folder {path.parent}")
+        raise UsageError(f"{what} {path}: there is no folder {path.parent}")
     if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: `pip install matplotlib`, or leave --plot out")
+        raise UsageError(f"{what} needs matplotlib: `pip install matplotlib`, or leave {what} out")
 
 
 def draw(curve: Curve, path: Path) -> None:
@@ -47,4 +51,35 @@ def draw(curve: Curve, path: Path) -> None:
     axes.set(title=f"job {curve.job}", xlabel="workers", ylabel=curve.unit, xticks=sizes)
     axes.set_ylim(bottom=0)
     axes.legend()
+    figure.savefig(path)
+
+
+COLOURS = {"policy": "C1", "person": "C2", "straggler": "C3"}
+
+
+def draw_history(found: History, path: Path) -> None:
+    """Size and throughput over time, with who decided when."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 4.5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    times, sizes, rates = list[float](), list[int](), list[float]()
+    for span in found.spans:
+        times += [span.from_s, span.to_s]
+        sizes += [span.np, span.np]
+        rates += [float("nan") if span.samples_per_s is None else span.samples_per_s] * 2
+    above.plot(times, sizes, color="C0")
+    below.plot(times, rates, color="C0")
+    for who in sorted({mark.by for mark in found.marks}):
+        at = [mark.at_s for mark in found.marks if mark.by == who]
+        for axes in (above, below):
+            lines = axes.vlines(at, 0, 1, COLOURS.get(who, "0.7"), linestyles=":", label=who)
+            lines.set_transform(axes.get_xaxis_transform())
+    above.set(title=f"job {found.job}", ylabel="workers")
+    below.set(xlabel="seconds", ylabel="samples a second")
+    for axes in (above, below):
+        axes.set_ylim(bottom=0)
+    above.yaxis.get_major_locator().set_params(integer=True)
+    if found.marks:
+        above.legend()
     figure.savefig(path)

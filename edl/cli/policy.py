@@ -12,19 +12,21 @@ from rich import box
 from rich.table import Table
 
 from edl.cli.common import JsonOption, ZooKeeperOption, console
+from edl.cli.figure import check_figure, draw_history
 from edl.client import Job
 from edl.client.policies import Explanation, stands
 from edl.core.policy.stragglers import Times
 from edl.errors import UsageError
 
-ACTIONS = ("show", "set", "off", "resume", "explain")
+ACTIONS = ("show", "set", "off", "resume", "explain", "plot")
+FILES = ("set", "plot")  # that need a file
 
 
 def policy(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[JOB] show | set FILE | off | resume | explain",
+            metavar="[JOB] show | set FILE | off | resume | explain | plot FILE",
             help="The job may be left out when one is running.",
             show_default=False,
         ),
@@ -47,6 +49,11 @@ def policy(
     elif action == "resume":
         target.resume_policy()
         typer.echo("the policy decides again")
+    elif action == "plot":
+        assert file is not None
+        check_figure(file, "plot")
+        draw_history(target.history(), file)
+        typer.echo(f"{file} is written")
     else:
         _show(target.explain_policy(), whole=action == "explain", as_json=as_json)
 
@@ -70,14 +77,14 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
     if words and (words[0] not in ACTIONS or (len(words) > 1 and words[1] in ACTIONS)):
         job, words = words[0], words[1:]
     action = words[0] if words else "show"
-    needed = 2 if action == "set" else 1
+    needed = 2 if action in FILES else 1
     if action not in ACTIONS or (words and len(words) != needed):
         said = " ".join(words) or "nothing"
         raise UsageError(
-            f"{said!r} is not understood; write edl policy [JOB] show, set FILE, off, resume or "
-            "explain"
+            f"{said!r} is not understood; write edl policy [JOB] show, set FILE, off, resume, "
+            "explain or plot FILE"
         )
-    return job, action, Path(words[1]) if action == "set" else None
+    return job, action, Path(words[1]) if action in FILES else None
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:

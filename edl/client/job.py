@@ -15,6 +15,7 @@ from edl.coordination.job_store import JobStore
 from edl.core.job.migration import Migration
 from edl.core.job.placement import whole
 from edl.core.job.profile import STEPS, Curve
+from edl.core.policy.history import History, history
 from edl.core.records import JobPolicy
 from edl.core.status import JobStatus, job_status
 
@@ -228,6 +229,14 @@ class Job:
         """
         with self._store(ended=True) as store:
             return policies.explain(store)
+
+    def history(self) -> History:
+        """The sizes that the job has had, its throughput, and who decided when, by its event log.
+
+        The log keeps the newest events, some thousands.
+        """
+        with self._store(ended=True) as store:
+            return history(store.name, [event for _, event in store.events.read()])
 
     # --- the way there ---
 

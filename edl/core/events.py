@@ -124,6 +124,7 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
         "of a repair: survivor -> what Horovod told it, and the rank that it blames if the error "
         "names a host with one worker",
     ] = field(default_factory=dict)
+    samples_per_s: Annotated[float, "of the ring before it, at last; 0: nobody knows"] = 0.0
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,7 @@ class LeaderTerm:
                 left=tuple(f"w{worker}" for worker in new.left),
                 repair=new.repairs,
                 failures=failures,
+                samples_per_s=round(self._rate.newest, 1),
             )
             yield self._event(written, new.reason, new.number)
         if decision.change:
