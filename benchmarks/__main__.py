@@ -20,6 +20,7 @@ from benchmarks.jobs import (
     BenchmarkError,
     ChangedImportJob,
     EdlJob,
+    FollowingEdlJob,
     HorovodrunJob,
     Job,
     PlainJob,
@@ -38,7 +39,7 @@ CHANGED_SYSTEM: System = (report.CHANGED, ChangedImportJob, "stock")
 BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-PARTS = ["resize", "crash", "step-time", "horovod", "goodput", "thousand"]
+PARTS = ["resize", "crash", "step-time", "horovod", "goodput", "thousand", "policy"]
 parser.add_argument("--only", choices=PARTS, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
@@ -90,6 +91,11 @@ class Bench:
             results["horovod"] = self.horovod(args)
         if args.only in (None, "goodput") and args.framework != "tensorflow":
             results["goodput"] = self.goodputs(args.minutes, args.every, args.seed)
+        if args.only in (None, "policy"):
+            frameworks = (args.framework,) if args.framework else ("torch", "tensorflow")
+            results["policy"] = {
+                each: self.policy_cost(each, args.rounds, args.block) for each in frameworks
+            }
         if args.only in (None, "thousand") and args.framework is None:
             results["thousand"] = {
                 name: measure(say) for name, (measure, _) in thousand.MEASUREMENTS.items()
@@ -215,6 +221,19 @@ class Bench:
         )
         return comparison
 
+    def policy_cost(self, framework: str, rounds: int, block: int) -> step_time.Comparison:
+        """A job without a policy, and one with, in turns."""
+        kinds = (EdlJob, FollowingEdlJob)
+        a, b = ((self._job(kind), f"benchmarks.{framework}.edl") for kind in kinds)
+        turns = self._scratch / f"turns-{self._jobs}"
+        arguments = ("--mode", MODES[0]) if framework == "tensorflow" else ()
+        found = step_time.compare(a, b, turns, rounds, block, arguments)
+        say(
+            f"policy, {framework}: {found.a_s * 1e3:.2f} ms and {found.b_s * 1e3:.2f} ms, ratio "
+            f"{found.ratio:.4f} ({found.low:.4f} to {found.high:.4f})"
+        )
+        return found
+
     def _job(self, kind: type[AnyJob], settings: Mapping[str, str] | None = None) -> AnyJob:
         self._jobs += 1
         directory = self._scratch / f"job-{self._jobs}"
@@ -248,6 +267,10 @@ def write(out: Path, results: dict[str, Any]) -> None:
         conditions = mine["minutes"], mine["every_s"], mine["seed"]
         text = goodput.markdown(mine["systems"], *conditions)
         (out / "goodput.md").write_text(text)
+        print(text)
+    if "policy" in results:
+        text = step_time.policy_page(results["policy"], results["machine"])
+        (out / "policy.md").write_text(text)
         print(text)
     if "thousand" in results:
         mine = results["thousand"]

@@ -199,7 +199,11 @@ class EdlJob(Job):
 
     def command(self, script: list[str], size: int) -> list[str]:
         limits = ["-np", str(size), "--min-np", "1", "--max-np", "16", "--job", self.name]
-        return [str(BIN / "edl"), "run", *limits, *script]
+        return [str(BIN / "edl"), "run", *limits, *self.options(), *script]
+
+    def options(self) -> list[str]:
+        """More ones of `edl run`."""
+        return []
 
     def printed(self, verb: str) -> list[dict[str, Any]]:
         """What `edl VERB --json` prints, a line each."""
@@ -222,6 +226,24 @@ class EdlJob(Job):
             stderr=subprocess.DEVNULL,
             env=self.environment(),
         ).wait(60)
+
+
+POLICY = """[size]
+rule = "votes"
+
+[stragglers]
+"""
+
+
+class FollowingEdlJob(EdlJob):
+    """The same with a policy, which observes each step and never finds another size better."""
+
+    kind = "edl with a policy"
+
+    def options(self) -> list[str]:
+        file = self.directory / "policy.toml"
+        file.write_text(POLICY)
+        return ["--policy", str(file)]
 
 
 class HorovodrunJob(EdlJob):

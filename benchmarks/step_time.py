@@ -9,6 +9,7 @@ the result. The first steps of a block are dropped: they meet the other job's da
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import psutil
 
 from benchmarks.jobs import Job
+from benchmarks.page import Section, markdown
 
 WARM = 40  # steps before the first block
 DROPPED = 3  # steps at the start of a block
@@ -86,6 +88,31 @@ def compare(
         a_idle=float(np.median(idle["a"])),
         b_idle=float(np.median(idle["b"])),
     )
+
+
+def policy_page(found: Mapping[str, Comparison], machine: str) -> str:
+    """docs/benchmarks/policy.md."""
+    rows = [
+        [
+            framework,
+            f"{1e3 * one.a_s:.2f}",
+            f"{1e3 * one.b_s:.2f}",
+            f"{one.ratio - 1:+.2%} ({one.low - 1:+.2%} to {one.high - 1:+.2%})",
+            f"{1e3 * one.a_cpu_s:.2f}, {1e3 * one.b_cpu_s:.2f}",
+        ]
+        for framework, one in found.items()
+    ]
+    head = ["", "without, ms", "with, ms", "longer by (95 %)", "processor time, ms"]
+    pairs = max(len(one.ratios) for one in found.values())
+    how = (
+        f"Two jobs of {WORKERS} workers, one of which follows a policy (rule `votes`, which wishes "
+        "for nothing, and `stragglers`), train in turns, a block of steps each: the median step of "
+        f"{pairs} pairs of blocks. The workers wait for each other in each step, so the figures of "
+        "one pair vary by more than a policy costs."
+    )
+    section = Section("A step with a policy", how, head, rows)
+    command = "python -m benchmarks --only policy"
+    return markdown("What a policy costs", command, f"Machine: {machine}.", [section])
 
 
 def confidence(ratios: npt.NDArray[np.float64]) -> tuple[float, float]:

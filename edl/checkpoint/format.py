@@ -25,7 +25,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,7 +52,13 @@ _ZEROS = "0" * 64
 
 @dataclass(frozen=True)
 class Manifest:
-    """Where the job was. ``run`` is the start of the job that wrote it, ``saved_at`` for people."""
+    """Where the job was.
+
+    Attributes:
+        run: the start of the job that wrote it.
+        saved_at: for people.
+        learned: what the job had learned of its sizes; empty: nothing, or nobody could say.
+    """
 
     job: str
     run: str
@@ -62,6 +68,7 @@ class Manifest:
     source: Mapping[str, Any]  # what is trained on: total, seed, shuffle, batch_size
     ledger: Mapping[str, Any]
     saved_at: float = 0.0  # wall clock
+    learned: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,15 +78,21 @@ class CheckpointConfig:
 class Checkpoints:
     """Saves and restores one worker's state. Used by the training thread only.
 
-    ``log`` and ``saved`` (directory, step) are called from the writing thread, too.
+    ``log``, ``saved`` (directory, step) and ``learned`` (what the job knows of its sizes) are
+    called from the writing thread, too.
     """
 
     def __init__(
-        self, config: CheckpointConfig, log: LogEvent, saved: Callable[[str, int], None]
+        self,
+        config: CheckpointConfig,
+        log: LogEvent,
+        saved: Callable[[str, int], None],
+        learned: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._config = config
         self._log = log
         self._saved = saved
+        self._learned = learned
         self._last_step = -1  # of the last good file of this worker
         self._why_failed = "its last checkpoint was not written"
         self.generation = 0  # of the ring that saves
@@ -325,7 +331,7 @@ class Checkpoints:
                 self.superseded = why
                 raise CheckpointError(why)
             claim(directory, owner)
-            size = files.write(path, manifest, state)
+            size = files.write(path, replace(manifest, learned=self._learned()), state)
             write_s = time.monotonic() - began
             self._last_step = step
             self._saved(str(directory), step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from edl.coordination.nodes import JobNodes, Values, record_or_none
 from edl.coordination.reads import get
@@ -53,3 +54,13 @@ class PolicyNodes:
         """What the job has learned; nothing at first."""
         path = self._nodes.paths.learned
         return record_or_none(Learned, path, self._nodes.read(get(path))[0]) or Learned()
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """Let the job begin with what another start of it has learned, if it has seen nothing."""
+        path = self._nodes.paths.learned
+        before = Learned.from_json(learned)
+
+        def change(found: dict[str, Any]) -> dict[str, Any]:
+            return found if found.get("seen") else before.to_json()
+
+        self._nodes.compare_and_set(path, change)

@@ -91,7 +91,9 @@ class Checkpointing:
             resume_from=self._resume_from(resume, directory),
             or_begin=resume.lower() == _AUTO,
         )
-        checkpoints = Checkpoints(settings, self._log_event, self._coordinator.put_saved)
+        checkpoints = Checkpoints(
+            settings, self._log_event, self._coordinator.put_saved, self._coordinator.learned
+        )
         checkpoints.check_directory()
         self._checkpoints = checkpoints
 
@@ -129,6 +131,8 @@ class Checkpointing:
         if self._checkpoints is not None:
             self._checkpoints.take_over(generation.number)
         if found is not None:
+            if found.manifest.learned:
+                self._coordinator.put_learned(found.manifest.learned)
             self._log_resumed(generation, found, warmed_up)
 
     def _restore(self) -> Checkpoint | None:

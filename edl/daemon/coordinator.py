@@ -7,7 +7,8 @@ waits for anybody, but :meth:`Coordinator.flush`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from edl.core.events import Event
 from edl.core.job_spec import JobSettings
@@ -62,6 +63,12 @@ class Coordinator(Protocol):
 
     def propose(self, policy: JobPolicy) -> None:
         """Let the job follow ``policy``, unless it has one."""
+
+    def learned(self) -> Mapping[str, Any]:
+        """What the job has learned of its sizes; empty: nobody can say. From any thread."""
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """Let the job know that from the start, if it has learned nothing itself."""
 
     def last_step(self) -> int:
         """The last step that a leader has reported."""

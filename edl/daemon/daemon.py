@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,6 +211,18 @@ class Daemon:
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``; safe from any thread."""
         self._unwritten.put_saved(directory, step)
+        self._wake.set()
+
+    def learned(self) -> Mapping[str, Any]:
+        """What the job has learned of its sizes; empty: nobody can say. From any thread."""
+        found: Mapping[str, Any] = {}
+        with suppress(CoordinationError, UnknownJob):
+            found = {} if self.away else self._store.policy.learned().to_json()
+        return found
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """Let the job know that from the start, if it has learned nothing itself."""
+        self._unwritten.put_learned(learned)
         self._wake.set()
 
     def propose(self, policy: JobPolicy) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from edl.config import Config
 from edl.core.events import Event
@@ -46,6 +48,11 @@ class JobOfOne:
     def put_saved(self, directory: str, step: int) -> None: ...
 
     def propose(self, policy: JobPolicy) -> None: ...
+
+    def learned(self) -> Mapping[str, Any]:
+        return {}
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None: ...
 
     def last_step(self) -> int:
         return 0

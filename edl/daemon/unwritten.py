@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event
@@ -32,6 +33,7 @@ class Unwritten:
         self._dirty = False  # the member node is behind self._member
         self._saved: tuple[str, int] | None = None
         self._policy: JobPolicy | None = None
+        self._learned: Mapping[str, Any] = {}
         self._end: tuple[JobEnd, Event | None] | None = None
 
     @property
@@ -65,6 +67,11 @@ class Unwritten:
         with self._written:
             self._policy = policy
 
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """The job is to know that of its sizes, if it has learned nothing itself."""
+        with self._written:
+            self._learned = learned
+
     def end_job(self, end: JobEnd, event: Event | None) -> None:
         """The job has ended; ``event`` is logged if nobody has said so before."""
         with self._written:
@@ -91,13 +98,16 @@ class Unwritten:
         """
         with self._written:
             member, dirty = self._member, self._dirty and as_member
-            saved, end, policy = self._saved, self._end, self._policy
+            saved, end = self._saved, self._end
+            policy, learned = self._policy, self._learned
         if dirty and member is not None:
             self._store.members.put(member)
         if saved is not None:
             self._store.put_saved(*saved)
         if policy is not None:
             self._store.policy.propose(policy)
+        if learned:
+            self._store.policy.put_learned(learned)
         if end is not None:
             self._conclude(*end)
         self.events.write()
@@ -108,6 +118,8 @@ class Unwritten:
                 self._saved = None
             if self._policy is policy:
                 self._policy = None
+            if self._learned is learned:
+                self._learned = {}
             if self._end is end:
                 self._end = None
             self._written.notify_all()

@@ -142,8 +142,8 @@ class SizePolicy:
         self._written_s = self._clock()
 
     def _learn(self, snapshot: Snapshot, now: Reading | None) -> Learned:
-        if self._learned is None:
-            self._learned = self._store.policy.learned()
+        if self._learned is None or not self._learned.seen:  # it may have been resumed just now
+            self._learned = self._resumed(self._store.policy.learned())
         learned, now_s = self._learned, self._clock()
         if now is not None and now.generation and now != self._before:
             seats = snapshot.generation.seats if snapshot.generation is not None else ()
@@ -164,6 +164,13 @@ class SizePolicy:
         self._profile_due_s = self._clock() + PROFILE_S
         curve = self._store.profile.get()
         return learned if curve is None else learned.with_curve(curve)
+
+    def _resumed(self, kept: Learned) -> Learned:
+        """What stands in ZooKeeper, which a checkpoint may have brought; with our own notes."""
+        own = self._learned
+        if own is None or kept.seen:
+            return kept
+        return own
 
     def _is_news(self, np: int, found: Suggestion) -> bool:
         """Whether another size is wished, or the same for another reason, whatever its numbers."""

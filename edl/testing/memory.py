@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from edl.core.events import Event
 from edl.core.job.ages import AgeTracker
@@ -259,6 +260,12 @@ class MemoryCoordinator:
 
     def last_step(self) -> int:
         return 0  # nothing is saved here
+
+    def learned(self) -> Mapping[str, Any]:
+        return {}
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """Nothing is learned here."""
 
     def propose(self, policy: JobPolicy) -> None:
         """No policy is followed here."""

@@ -18,14 +18,17 @@ from edl.coordination.lifecycle import list_jobs
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
-from edl.core.events import DesiredDetails, Event, EvictedDetails
+from edl.core.events import DesiredDetails, Event, EventKind, EvictedDetails
 from edl.core.job.profile_hold import ProfileHold
+from edl.core.policy.learned import Learned
+from edl.core.policy.observation import Seen
 from edl.core.record import Record
 from edl.core.records import (
     Asker,
     Assigned,
     Generation,
     Host,
+    JobPolicy,
     JobState,
     KeptSlot,
     Member,
@@ -529,6 +532,27 @@ class TestWatches:
         store.desire(lambda now: {"alpha": 7}, Asker.PERSON, "so")
         wait_until(lambda: woken)
         assert len(woken) == 1
+
+    def test_a_worker_that_does_not_lead_hears_of_a_policy(
+        self, store: JobStore, woken: list[int], wait_until: Wait
+    ) -> None:
+        assert store.watch_generation(lambda: woken.append(1)).policy == JobPolicy()
+        script, person = (JobPolicy("[stragglers]\n", source) for source in ("train.py", "p.toml"))
+        store.policy.propose(script)
+        wait_until(lambda: woken)
+        assert store.watch_generation(None).policy == script
+        store.policy.change(lambda _: person, "edl policy set")
+        store.policy.propose(script)
+        assert store.policy.get() == person, "what people say counts more"
+        kinds = [event.kind for _, event in store.events.read()]
+        assert kinds.count(EventKind.POLICY_SET) == 2
+
+    def test_what_was_learned_before_counts_until_something_is_seen(self, store: JobStore) -> None:
+        before, now = (Learned(seen=((np, Seen(40.0, 9)),)) for np in (2, 3))
+        store.policy.put_learned(before.to_json())
+        assert store.policy.learned() == before
+        store.policy.put_learned(now.to_json())
+        assert store.policy.learned() == before
 
     def test_a_worker_that_does_not_lead_hears_less(
         self, store: JobStore, woken: list[int], wait_until: Wait

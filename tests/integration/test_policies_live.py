@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from horovodrun import WORKER, HorovodrunTrial
 from paths import SCRIPTS
 from trial import Trial, trial
 
@@ -22,6 +23,13 @@ staying_steps = 8
 """
 SCALES = Throttle(0.1, 10**6)  # each step takes as long with any number of workers
 SCALES_NOT = Throttle(0.05, 10**6, 0.05, each_s=0.05)
+
+
+GOODPUT = """
+[size]
+rule = "goodput"
+every = "2s"
+"""
 
 
 def options(directory: Path, text: str = RULE) -> dict[str, Any]:
@@ -63,15 +71,25 @@ def test_one_that_scales_grows_and_a_killed_leader_changes_nothing(
         job.prove(workers=3)
 
 
+UNDER_HOROVODRUN: dict[str, Any] = {"kind": HorovodrunTrial, "shield": WORKER}
+EQUAL: dict[str, Any] = {"samples": 5400, "batch_size": 6}  # batches, as Horovod's sampler has them
+
+
 @pytest.mark.parametrize(
-    "script", ["counting.py", pytest.param("tf_counting.py fit", marks=pytest.mark.long)]
+    ("script", "more"),
+    [
+        ("counting.py", {}),
+        pytest.param("tf_counting.py fit", {}, marks=pytest.mark.long),
+        pytest.param("counting.py", UNDER_HOROVODRUN, marks=pytest.mark.long),
+        pytest.param("hvd_counting.py", UNDER_HOROVODRUN | EQUAL, marks=pytest.mark.long),
+    ],
 )
 def test_a_script_says_itself_how_many_workers_it_wants(
-    script: str, tmp_path: Path, zk_hosts: str
+    script: str, more: dict[str, Any], tmp_path: Path, zk_hosts: str
 ) -> None:
     wish = tmp_path / "wish"
     script, _, mode = script.partition(" ")
-    settings: dict[str, Any] = {"script": SCRIPTS / script, "samples": 4800}
+    settings: dict[str, Any] = {"script": SCRIPTS / script, "samples": 4800, **more}
     settings["more"] = ["--wish", str(wish), *(["--mode", mode] if mode else [])]
 
     def wishes(change: int) -> None:
@@ -115,3 +133,20 @@ def test_one_that_does_not_scale_shrinks_and_people_may_say_otherwise(
         job.edl("policy", "off")
         job.wait(lambda now: not now["policy"], "end of the policy")
         job.prove(workers=1)
+
+
+@pytest.mark.long
+def test_a_model_finds_the_size_without_walking_there(tmp_path: Path, zk_hosts: str) -> None:
+    settings = {"throttled": SCALES, **options(tmp_path, GOODPUT)}
+    with trial(tmp_path, zk_hosts, np=1, max_np=4, **settings) as job:
+        job.wait_for_size(4)
+        job.wait(lambda now: now["policy"].startswith("stays at 4"), "rest")
+        said = reasons(job)
+        assert said[0].startswith("policy: goes to 2: 2 would train +")
+        assert any(one.startswith("policy: goes to 4: 4 would train +") for one in said)
+        assert "model" in job.edl("policy", "explain")
+        figure = tmp_path / "policy.svg"
+        job.edl("policy", "plot", str(figure))
+        assert "samples a second" in figure.read_text()
+        job.process(job.leader()).kill()
+        job.prove(workers=4)

@@ -15,6 +15,7 @@ from edl.core.job.desired import Change
 from edl.core.job.profile import Curve, Point
 from edl.core.job.profile_hold import ProfileHold
 from edl.core.policy.learned import Learned
+from edl.core.policy.observation import Seen
 from edl.core.policy.ring_report import RingReport
 from edl.core.policy.stragglers import NO_CARE, Care, Finding, Slow, Times
 from edl.core.records import (
@@ -72,10 +73,11 @@ class Leader:
 
     def __init__(self, learned: Learned | None = None) -> None:
         self.clock = Clock()
+        self.kept = learned or Learned()
         self.held: ProfileHold | None = None
         self.curve: Curve | None = None
         store: Any = SimpleNamespace(
-            policy=SimpleNamespace(learned=lambda: learned or Learned()),
+            policy=SimpleNamespace(learned=lambda: self.kept),
             profile=SimpleNamespace(held=lambda: self.held, get=lambda: self.curve),
         )
         self.care = NO_CARE
@@ -132,6 +134,20 @@ def test_the_next_leader_goes_on() -> None:
     other = Leader(learned)
     other.step = leader.step
     assert change_of(other.trains(snapshot(3), 11)).desired.np == 4
+
+
+def test_what_a_checkpoint_brings_is_known_before_anything_is_seen() -> None:
+    leader = Leader()
+    leader.trains(snapshot(2), 1)
+    leader.kept = Learned(seen=((3, Seen(500.0, 100)),), elapsed_s=60.0)
+    leader.trains(snapshot(2), 5)
+    learned = leader.policy.size.learned
+    assert [np for np, _ in learned.seen] == [2, 3]
+    assert learned.elapsed_s > 60.0
+    leader.kept = Learned(seen=((4, Seen(1.0, 1)),))
+    leader.trains(snapshot(2), 5)
+    known = dict(leader.policy.size.learned.seen)
+    assert 4 not in known, "what it has learned itself counts from then on"
 
 
 def test_there_has_to_be_room() -> None:

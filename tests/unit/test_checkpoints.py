@@ -26,6 +26,9 @@ from edl.errors import CheckpointError, UsageError
 SOURCE = Source(total=100, batch_size=4, shuffle=True, seed=7, prefetch_batches=0)
 
 
+LEARNED = {"seen": [[2, {"samples_per_s": 40.0, "steps": 9}]]}
+
+
 class Replica:
     """A framework whose state is one value."""
 
@@ -67,7 +70,7 @@ class Start:
             or_begin=or_begin,
         )
         self.checkpoints = Checkpoints(
-            config, self._log, lambda _path, step: self.saved.append(step)
+            config, self._log, lambda _path, step: self.saved.append(step), lambda: LEARNED
         )
         self.checkpoints.check_directory()
 
@@ -87,6 +90,11 @@ class Start:
         progress = self.progress
         found = self.checkpoints.restore(progress.source, self.replica, progress.resume)
         return None if found is None else found.manifest.step
+
+
+def test_what_the_job_has_learned_is_saved(tmp_path: Path) -> None:
+    Start(tmp_path).save(3)
+    assert files.read(files.path_of(tmp_path, 3)).manifest.learned == LEARNED
 
 
 def tear(directory: Path, step: int) -> None:

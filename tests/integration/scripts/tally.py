@@ -118,14 +118,16 @@ class Diary:
         self.epochs = []  # the counts at the end of each epoch that this worker was in
         self._last_step = time.monotonic()
         self._scene = None
-        if args.wish:
-            on_interval(lambda: int(args.wish.read_text()), every_s=0.5)
+        self._wishes = False
         if args.scene:
             from benchmarks.scenarios.scene import Scene
 
             self._scene = Scene(args.scene)
 
     def begin_step(self, steps):
+        if self.args.wish and not self._wishes:
+            self._wishes = True
+            on_interval(lambda: int(self.args.wish.read_text()), every_s=0.5)
         generation = edl.generation()
         if not edl.is_warming_up() and (
             not self.rings or self.rings[-1]["generation"] != generation
