@@ -81,5 +81,5 @@ def draw_history(found: History, path: Path) -> None:
         axes.set_ylim(bottom=0)
     above.yaxis.get_major_locator().set_params(integer=True)
     if found.marks:
-        above.legend()
+        above.legend(loc="lower right")
     figure.savefig(path)

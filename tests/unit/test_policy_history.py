@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from edl.cli.figure import draw_history
 from edl.core.events import (
     DesiredDetails,
     Details,
@@ -50,3 +55,17 @@ def test_what_nobody_has_said_is_not_known_and_an_end_is_no_size() -> None:
     assert found.spans == (Span(0.0, 5.0, 2, 40.0),)
     assert history("digits", [ring(0.0, 2), ring(5.0, 3)]).spans[0].samples_per_s is None
     assert history("digits", []) == History("digits", (), ())
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.svg"])
+def test_it_is_drawn(name: str, tmp_path: Path) -> None:
+    events = [
+        event(0.0, DesiredDetails("person", {}, {"a": 1})),
+        ring(1.0, 1),
+        event(8.0, PolicyDetails(1, 2, 90.0)),
+        ring(9.0, 2),
+        event(12.0, JobFinishedDetails()),
+    ]
+    draw_history(history("digits", events), tmp_path / name)
+    draw_history(history("digits", []), tmp_path / f"nothing-{name}")
+    assert (tmp_path / name).stat().st_size > 1000
