@@ -44,9 +44,9 @@ class PolicyNodes:
         found = self._nodes.change_together((p.policy, p.generation, p.status), changed)
         return JobPolicy.from_json(found[p.policy])
 
-    def propose(self, policy: JobPolicy) -> None:
-        """Let it be the policy, unless the job has one."""
-        self.change(
+    def propose(self, policy: JobPolicy) -> JobPolicy:
+        """Let it be the policy, unless the job has one; the one that stands."""
+        return self.change(
             lambda now: now if now.text else policy, f"the script has a policy: {policy.source}"
         )
 

@@ -105,7 +105,7 @@ class Unwritten:
         if saved is not None:
             self._store.put_saved(*saved)
         if policy is not None:
-            self._store.policy.propose(policy)
+            self._propose(policy)
         if learned:
             self._store.policy.put_learned(learned)
         if end is not None:
@@ -128,6 +128,16 @@ class Unwritten:
         """Remove the member node."""
         if self._member is not None:
             self._store.members.remove(self._member.id)
+
+    def _propose(self, policy: JobPolicy) -> None:
+        """Let the job follow ``policy``, unless it has one."""
+        stands = self._store.policy.propose(policy)
+        if stands.text != policy.text:
+            logger.warning(
+                "the job follows the policy of %s, so that of %s counts for nothing",
+                stands.source,
+                policy.source,
+            )
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Say how the job has ended, unless it goes on without this worker.

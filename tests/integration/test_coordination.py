@@ -538,12 +538,12 @@ class TestWatches:
     ) -> None:
         assert store.watch_generation(lambda: woken.append(1)).policy == JobPolicy()
         script, person = (JobPolicy("[stragglers]\n", source) for source in ("train.py", "p.toml"))
-        store.policy.propose(script)
+        assert store.policy.propose(script) == script
         wait_until(lambda: woken)
         assert store.watch_generation(None).policy == script
         store.policy.change(lambda _: person, "edl policy set")
-        store.policy.propose(script)
-        assert store.policy.get() == person, "what people say counts more"
+        assert store.policy.propose(script) == person, "what people say counts more"
+        assert store.policy.get() == person
         kinds = [event.kind for _, event in store.events.read()]
         assert kinds.count(EventKind.POLICY_SET) == 2
 

@@ -75,13 +75,14 @@ UNDER_HOROVODRUN: dict[str, Any] = {"kind": HorovodrunTrial, "shield": WORKER}
 EQUAL: dict[str, Any] = {"samples": 5400, "batch_size": 6}  # batches, as Horovod's sampler has them
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "more"),
     [
         ("counting.py", {}),
-        pytest.param("tf_counting.py fit", {}, marks=pytest.mark.long),
-        pytest.param("counting.py", UNDER_HOROVODRUN, marks=pytest.mark.long),
-        pytest.param("hvd_counting.py", UNDER_HOROVODRUN | EQUAL, marks=pytest.mark.long),
+        ("tf_counting.py fit", {}),
+        ("counting.py", UNDER_HOROVODRUN),
+        ("hvd_counting.py", UNDER_HOROVODRUN | EQUAL),
     ],
 )
 def test_a_script_says_itself_how_many_workers_it_wants(

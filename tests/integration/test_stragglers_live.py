@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 CARES = """
 [stragglers]
-patience_steps = 20
+patience_steps = 10
 """
 
 
