@@ -37,3 +37,13 @@ def changed(job: Job, **changes: Any) -> Job:
 def wanted(hosts: Mapping[str, int], by_slot: bool = False) -> dict[str, Any]:
     """What a snapshot says of so many workers that are desired, and assigned, on each host."""
     return {"desired": Desired(dict(hosts)), "assigned": Assigned(dict(hosts), by_slot)}
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s

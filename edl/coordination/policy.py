@@ -55,12 +55,11 @@ class PolicyNodes:
         path = self._nodes.paths.learned
         return record_or_none(Learned, path, self._nodes.read(get(path))[0]) or Learned()
 
-    def put_learned(self, learned: Mapping[str, Any]) -> None:
+    def put_learned(self, learned: Learned) -> None:
         """Let the job begin with what another start of it has learned, if it has seen nothing."""
         path = self._nodes.paths.learned
-        before = Learned.from_json(learned)
 
         def change(found: dict[str, Any]) -> dict[str, Any]:
-            return found if found.get("seen") else before.to_json()
+            return found if found.get("seen") else learned.to_json()
 
         self._nodes.compare_and_set(path, change)

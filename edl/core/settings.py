@@ -20,6 +20,7 @@ def setting(
     option: str = "",
     metavar: str = "",
     least: float | None = None,
+    most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A field that is a setting.
@@ -27,7 +28,7 @@ def setting(
     Args:
         help: what it decides; for the option and for the docs.
         option: of `edl run`, like "--stall-limit"; empty: it has none.
-        least: no number below is accepted.
+        least, most: no number below, or above, is accepted.
         choices: no other text is accepted; empty: any is.
     """
     about = {
@@ -35,6 +36,7 @@ def setting(
         "option": option,
         "metavar": metavar,
         "least": least,
+        "most": most,
         "choices": choices,
     }
     return field(default=default, metadata=about)
@@ -59,6 +61,9 @@ def check(values: Any) -> None:
             )
         if least is not None and value is not None and value < least:
             raise ConfigError(one.name, f"{one.name} is {value:g}; it must be at least {least:g}")
+        most = one.metadata.get("most")
+        if most is not None and value is not None and value > most:
+            raise ConfigError(one.name, f"{one.name} is {value:g}; it must be at most {most:g}")
         choices = one.metadata.get("choices")
         if choices and value not in choices:
             raise ConfigError(

@@ -92,7 +92,7 @@ class Checkpointing:
             or_begin=resume.lower() == _AUTO,
         )
         checkpoints = Checkpoints(
-            settings, self._log_event, self._coordinator.put_saved, self._coordinator.learned
+            settings, self._log_event, self._coordinator.put_saved, self._coordinator.policy.learned
         )
         checkpoints.check_directory()
         self._checkpoints = checkpoints
@@ -132,7 +132,7 @@ class Checkpointing:
             self._checkpoints.take_over(generation.number)
         if found is not None:
             if found.manifest.learned:
-                self._coordinator.put_learned(found.manifest.learned)
+                self._coordinator.policy.put_learned(found.manifest.learned)
             self._log_resumed(generation, found, warmed_up)
 
     def _restore(self) -> Checkpoint | None:

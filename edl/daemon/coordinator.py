@@ -7,13 +7,13 @@ waits for anybody, but :meth:`Coordinator.flush`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from edl.core.events import Event
 from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, JobEnd, JobPolicy, Member, RingFailure, Stage
+from edl.core.records import Generation, JobEnd, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
+from edl.daemon.job_policy import PolicySide
 
 
 class Coordinator(Protocol):
@@ -38,6 +38,10 @@ class Coordinator(Protocol):
         """Nobody can be heard and nobody can lead, for now."""
 
     @property
+    def policy(self) -> PolicySide:
+        """This worker's side of the job's policy."""
+
+    @property
     def run(self) -> str:
         """An identity of this start of the job."""
 
@@ -60,15 +64,6 @@ class Coordinator(Protocol):
 
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``."""
-
-    def propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy``, unless it has one."""
-
-    def learned(self) -> Mapping[str, Any]:
-        """What the job has learned of its sizes; empty: nobody can say. From any thread."""
-
-    def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job know that from the start, if it has learned nothing itself."""
 
     def last_step(self) -> int:
         """The last step that a leader has reported."""

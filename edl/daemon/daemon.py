@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +27,6 @@ from edl.core.job_spec import JobSettings
 from edl.core.records import (
     Generation,
     JobEnd,
-    JobPolicy,
     JobState,
     Leader,
     Member,
@@ -39,6 +37,7 @@ from edl.core.sizes import Sizes
 from edl.daemon.activity import Watch
 from edl.daemon.candidacy import Candidacy
 from edl.daemon.ending import Ending
+from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.own_log import OwnLog
 from edl.daemon.unwritten import Unwritten
@@ -105,6 +104,7 @@ class Daemon:
         self._server = RendezvousServer(config.own_address, health=self._health, guard=self._guard)
         self._watch = Watch()
         self._wake = threading.Event()
+        self.policy = PolicyInZooKeeper(self._store.policy, lambda: self.away, self._wake.set)
         self._lock = threading.Lock()
         self._stopping = False
         self._withdrawn = False
@@ -211,23 +211,6 @@ class Daemon:
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``; safe from any thread."""
         self._unwritten.put_saved(directory, step)
-        self._wake.set()
-
-    def learned(self) -> Mapping[str, Any]:
-        """What the job has learned of its sizes; empty: nobody can say. From any thread."""
-        found: Mapping[str, Any] = {}
-        with suppress(CoordinationError, UnknownJob):
-            found = {} if self.away else self._store.policy.learned().to_json()
-        return found
-
-    def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job know that from the start, if it has learned nothing itself."""
-        self._unwritten.put_learned(learned)
-        self._wake.set()
-
-    def propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy``, unless it has one; as soon as ZooKeeper allows."""
-        self._unwritten.propose(policy)
         self._wake.set()
 
     def last_step(self) -> int:
@@ -344,6 +327,7 @@ class Daemon:
             self.leave_requested = False
             self.set_stage(Stage.LEAVING)
         self._unwritten.write(as_member=True)
+        self.policy.write()
         job, generation, evicted, leader, policy = self._store.watch_generation(self._wake.set)
         if self._incarnation != self._store.incarnation:
             self._wake.set()

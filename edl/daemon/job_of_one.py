@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
-from typing import Any
 
 from edl.config import Config
 from edl.core.events import Event
-from edl.core.records import Generation, JobEnd, JobPolicy, Member, RingFailure, Seat, Stage
+from edl.core.records import Generation, JobEnd, Member, RingFailure, Seat, Stage
 from edl.core.sizes import Sizes
+from edl.daemon.job_policy import NoPolicy
 
 NUMBER = 0  # of its only generation
 
@@ -26,6 +25,7 @@ class JobOfOne:
         self.settings, self.sizes = config.job_settings, Sizes()
         self.run = uuid.uuid4().hex
         self.leave_requested = False
+        self.policy = NoPolicy()
 
     def start(self) -> tuple[Member, Generation | None]:
         config, launch = self._config, ""
@@ -46,13 +46,6 @@ class JobOfOne:
     def report_broken(self, failure: RingFailure) -> None: ...
 
     def put_saved(self, directory: str, step: int) -> None: ...
-
-    def propose(self, policy: JobPolicy) -> None: ...
-
-    def learned(self) -> Mapping[str, Any]:
-        return {}
-
-    def put_learned(self, learned: Mapping[str, Any]) -> None: ...
 
     def last_step(self) -> int:
         return 0

@@ -38,6 +38,7 @@ from edl.daemon.sampler import Batch, BatchSampler
 from edl.daemon.state_check import StateCheck
 from edl.daemon.steps import Steps
 from edl.daemon.switching import Switching
+from edl.daemon.wishes import Wishes
 from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
 
@@ -52,10 +53,11 @@ class LoaderSteps(Steps):
         ring: Ring,
         mailbox: Mailbox,
         switching: Switching,
+        wishes: Wishes,
         progress: LoaderProgress,
         state_check: StateCheck,
     ) -> None:
-        super().__init__(ring, mailbox, switching)
+        super().__init__(ring, mailbox, switching, wishes)
         self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
         self.open_step = progress.open_step
@@ -164,7 +166,7 @@ class LoaderSteps(Steps):
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        self._repair(error, self._pace.waiting_since)
+        self._repair(error, self.pace.waiting_since)
         self.changes += 1
         if not self.open_step.superseded:
             self._send_row()
@@ -192,7 +194,7 @@ class LoaderSteps(Steps):
         self._watch.look(self.records(), self._switching, self.sampler)
         if reason := self._completed():
             logger.info("after step %d: %s", progress.step, reason)
-        self._pace.end()
+        self.pace.end()
         self._publish()
 
     def compare(self, records: StepRecords) -> None:

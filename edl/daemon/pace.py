@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from edl.core.step.step_record import us
 
@@ -31,8 +32,15 @@ class Pace:
         """A new ring stands, after ``step``."""
         self.steps_here, self.entered_at, self._entered = 0, step, self._now_s()
 
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """This worker waits for its data meanwhile."""
+        began_s = self._now_s()
+        yield
+        self.load(self._now_s() - began_s)
+
     def load(self, seconds: float) -> None:
-        """This worker has waited for its data."""
+        """This worker has waited so long for its data."""
         self._data_s += seconds
 
     def wait(self) -> None:

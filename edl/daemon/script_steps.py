@@ -17,6 +17,7 @@ from edl.daemon.mailbox import Mailbox
 from edl.daemon.script_progress import ScriptProgress
 from edl.daemon.steps import Steps
 from edl.daemon.switching import Switching
+from edl.daemon.wishes import Wishes
 from edl.errors import RingError, UsageError
 from edl.ring.ring import Ring
 
@@ -26,8 +27,8 @@ logger = logging.getLogger(__name__)
 class ScriptSteps(Steps):
     """The steps of one worker whose script says when its state is saved."""
 
-    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching) -> None:
-        super().__init__(ring, mailbox, switching)
+    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching, wishes: Wishes) -> None:
+        super().__init__(ring, mailbox, switching, wishes)
         self._progress = ScriptProgress()
 
     @property
@@ -50,8 +51,8 @@ class ScriptSteps(Steps):
         """The gradients of an update are in, says the script's optimizer: the job moves on."""
         self.begun += 1
         if not self.warming_up:
-            self._pace.end()
-            self._mailbox.report(replace(self._mailbox.progress, updated_at=self._pace.ended))
+            self.pace.end()
+            self._mailbox.report(replace(self._mailbox.progress, updated_at=self.pace.ended))
 
     def saved(self) -> None:
         """The script has saved its state, as all workers do at this point of it."""
@@ -67,12 +68,13 @@ class ScriptSteps(Steps):
         assert not self.warming_up
         failpoints.reached("boundary")
         self._mailbox.check()
-        self.wishes.look()
+        self._wishes.look()
         self._send(self.idle_record())
         reason = self._completed()
-        self._mailbox.ring = RingReport(wishes=tuple(self.records().values("wish")))
+        wishes = tuple(self.records().values("wish"))
+        self._mailbox.ring = RingReport(wishes=wishes, is_timed=False)
         if self.begun == 0:
-            self._pace.end()
+            self.pace.end()
         if reason:
             logger.info("after commit %d: %s", self._progress.step, reason)
         self._publish()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,19 +41,19 @@ class Steps(ABC):
         target: the generation that all agreed to switch to.
         slowest: the worker that the others wait for, if there is one.
         wants_to_stop: the script: all stop after the next step in whose record it is.
-        wishes: what it wishes of the job's size.
+        pace: how long they take, here.
     """
 
-    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching) -> None:
+    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching, wishes: Wishes) -> None:
         self.ring = ring
         self.begun = 0
         self.target: int | None = None
         self.wants_to_stop = False
         self._mailbox = mailbox
         self._switching = switching
-        self._pace = Pace(mailbox.clock.now_s)
+        self.pace = Pace(mailbox.clock.now_s)
         self.slowest = Slowest()
-        self.wishes = Wishes(mailbox.clock.now_s)
+        self._wishes = wishes
         self._pending: Any = None  # the step record on its way
         self._records: StepRecords | None = None
 
@@ -109,7 +108,7 @@ class Steps(ABC):
     @property
     def median_step_us(self) -> int:
         """The usual step."""
-        return round(self._pace.median_step_s * 1e6)
+        return round(self.pace.median_step_s * 1e6)
 
     def records(self) -> StepRecords:
         """Everybody's step records, in rank order; waits for them.
@@ -120,7 +119,7 @@ class Steps(ABC):
             StateDiffers: they do not hold the same state.
         """
         if self._records is None:
-            self._pace.wait()
+            self.pace.wait()
             failpoints.reached("records")
             if isinstance(self._pending, RingBroken):
                 raise self._pending
@@ -132,33 +131,18 @@ class Steps(ABC):
 
     def entered(self) -> None:
         """A new ring stands."""
-        self._pace.enter(self.progress.step)
+        self.pace.enter(self.progress.step)
         self.slowest.restart()
         self.target = None
 
     def log_switch_if_due(self) -> None:
         """The ring is left or training ends after one step in it: nobody logs it later."""
-        if self._pace.steps_here == 1:
+        if self.pace.steps_here == 1:
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
         """This worker's row while nothing is trained."""
         return self._record(samples=0, idle=True)
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """The script waits for the data of its batch meanwhile."""
-        began_s = self._mailbox.clock.now_s()
-        yield
-        self.loaded(self._mailbox.clock.now_s() - began_s)
-
-    def loaded(self, seconds: float) -> None:
-        """The script has waited so long for the data of its batch."""
-        self._pace.load(seconds)
-
-    def reduced(self) -> None:
-        """The gradients of the step have been, or nobody had any."""
-        self._pace.reduce()
 
     # --- for the two kinds
 
@@ -173,18 +157,18 @@ class Steps(ABC):
     def _completed(self) -> str:
         """A step is complete: whether all are to switch, with the reason."""
         self.target, reason = agreed_generation(self.records())
-        self._pace.steps_here += 1
+        self.pace.steps_here += 1
         return reason if self.target is not None else ""
 
     def _publish(self) -> None:
         """The others, and the log, hear of a step that is complete."""
-        if self._pace.steps_here == 2:
+        if self.pace.steps_here == 2:
             self._log_switch()
         self._report()
 
     def _report(self) -> None:
         size, now_s = self.ring.place.size, self._mailbox.clock.now_s()
-        report = self.progress.report(self.generation, size, self._pace.median_step_s, now_s)
+        report = self.progress.report(self.generation, size, self.pace.median_step_s, now_s)
         if (slow := self.slowest.found) is not None:
             report = replace(
                 report, slowest=slow.worker, slowest_s=slow.own_s, others_s=slow.others_s
@@ -204,7 +188,7 @@ class Steps(ABC):
         newest = self._mailbox.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
             newest = None  # it is adopted some batches later
-        times = replace(self._switching.times, first_step_us=self._pace.first_step_us)
+        times = replace(self._switching.times, first_step_us=self.pace.first_step_us)
         return StepRecord(
             generation=self.generation,
             step=self.progress.step,
@@ -215,10 +199,10 @@ class Steps(ABC):
             stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
             state=state,
             **self.progress.row(),
-            compute_us=self._pace.compute_us,
-            data_us=self._pace.data_us,
-            reduce_us=self._pace.reduce_us,
-            wish=self.wishes.wish,
+            compute_us=self.pace.compute_us,
+            data_us=self.pace.data_us,
+            reduce_us=self.pace.reduce_us,
+            wish=self._wishes.wish,
             **vars(times),
         )
 
@@ -232,5 +216,5 @@ class Steps(ABC):
 
     def _switch_event(self, generation: Generation, records: StepRecords) -> Event:
         details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
-        at, reason = self._pace.entered_at, generation.reason
+        at, reason = self.pace.entered_at, generation.reason
         return Event(time.time(), generation.number, at, reason, details)

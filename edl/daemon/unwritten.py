@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event
-from edl.core.records import JobEnd, JobPolicy, Member
+from edl.core.records import JobEnd, Member
 from edl.daemon.event_log import EventLog
 from edl.daemon.mailbox import Mailbox
 
@@ -18,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unwritten:
-    """The member node, a checkpoint, a policy, the end of the job, and the mailbox's events.
+    """The member node, a checkpoint, the end of the job, and the events of the mailbox.
 
     The training thread changes them; the daemon thread writes them, again and again while
     ZooKeeper is away.
@@ -32,8 +31,6 @@ class Unwritten:
         self._member: Member | None = None
         self._dirty = False  # the member node is behind self._member
         self._saved: tuple[str, int] | None = None
-        self._policy: JobPolicy | None = None
-        self._learned: Mapping[str, Any] = {}
         self._end: tuple[JobEnd, Event | None] | None = None
 
     @property
@@ -62,16 +59,6 @@ class Unwritten:
         with self._written:
             self._saved = (directory, step)
 
-    def propose(self, policy: JobPolicy) -> None:
-        """The job is to follow ``policy``, unless it has one."""
-        with self._written:
-            self._policy = policy
-
-    def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """The job is to know that of its sizes, if it has learned nothing itself."""
-        with self._written:
-            self._learned = learned
-
     def end_job(self, end: JobEnd, event: Event | None) -> None:
         """The job has ended; ``event`` is logged if nobody has said so before."""
         with self._written:
@@ -99,15 +86,10 @@ class Unwritten:
         with self._written:
             member, dirty = self._member, self._dirty and as_member
             saved, end = self._saved, self._end
-            policy, learned = self._policy, self._learned
         if dirty and member is not None:
             self._store.members.put(member)
         if saved is not None:
             self._store.put_saved(*saved)
-        if policy is not None:
-            self._propose(policy)
-        if learned:
-            self._store.policy.put_learned(learned)
         if end is not None:
             self._conclude(*end)
         self.events.write()
@@ -116,10 +98,6 @@ class Unwritten:
                 self._dirty = False
             if self._saved is saved:
                 self._saved = None
-            if self._policy is policy:
-                self._policy = None
-            if self._learned is learned:
-                self._learned = {}
             if self._end is end:
                 self._end = None
             self._written.notify_all()
@@ -128,16 +106,6 @@ class Unwritten:
         """Remove the member node."""
         if self._member is not None:
             self._store.members.remove(self._member.id)
-
-    def _propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy``, unless it has one."""
-        stands = self._store.policy.propose(policy)
-        if stands.text != policy.text:
-            logger.warning(
-                "the job follows the policy of %s, so that of %s counts for nothing",
-                stands.source,
-                policy.source,
-            )
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Say how the job has ended, unless it goes on without this worker.

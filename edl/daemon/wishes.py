@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from edl.core.job.placement import whole
 from edl.errors import UsageError
+
+MOST = 10**6  # workers; the step record has numbers of 64 bits
 
 
 class Wishes:
@@ -43,22 +46,12 @@ class Wishes:
         if self._ask is None or self._now_s() - self._asked_s < self._every_s:
             return
         self._asked_s = self._now_s()
-        answer = self._ask()
-        try:
-            self.wish = _whole(answer)
-        except TypeError:
+        answer, wish = self._ask(), None
+        with suppress(UsageError):
+            wish = None if isinstance(answer, bool) else whole(answer)
+        if wish is None or abs(wish) > MOST:
             raise UsageError(
                 f"the function of edl.on_interval returned {answer!r}; it must return a whole "
                 "number: workers more, or fewer, or 0"
-            ) from None
-
-
-def _whole(answer: Any) -> int:
-    """NumPy's integers are whole, 2.0 is not, and True is none.
-
-    Raises:
-        TypeError: it is not.
-    """
-    if isinstance(answer, bool):
-        raise TypeError
-    return operator.index(answer)
+            )
+        self.wish = wish

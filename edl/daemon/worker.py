@@ -21,7 +21,7 @@ from functools import partial
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event, FinishedDetails
-from edl.core.records import JobEnd, JobPolicy, JobState, Leader, Stage
+from edl.core.records import JobEnd, JobState, Leader, Stage
 from edl.core.sizes import Sizes
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
@@ -35,6 +35,7 @@ from edl.daemon.state_check import StateCheck
 from edl.daemon.steps import Steps
 from edl.daemon.stream_sampler import Reader
 from edl.daemon.switching import Replica, Shared, Switching
+from edl.daemon.wishes import Wishes
 from edl.errors import UsageError
 from edl.ring.ring import Ring
 
@@ -50,6 +51,8 @@ class Worker:
         steps: those of the two that this script makes.
         checkpointing: how the job is saved, and how it ends before its time.
         replica: the state that is shared; None until the script has declared it.
+        wishes: how many workers more, or fewer, the script wants.
+        policy: its side of the job's policy.
         local_rank: the slot on its host.
         finished: the script has trained to its end.
     """
@@ -70,8 +73,12 @@ class Worker:
         self._switching.median_step_us = lambda: self.steps.median_step_us
         self._switching.on_switch = self._switched
         self._check = StateCheck(ring, progress, self.checkpointing, self.log_event)
-        self.loader = LoaderSteps(ring, mailbox, self._switching, progress, self._check)
-        self.script = ScriptSteps(ring, mailbox, self._switching)
+        self.wishes = Wishes(mailbox.clock.now_s)
+        self.policy = coordinator.policy
+        self.loader = LoaderSteps(
+            ring, mailbox, self._switching, self.wishes, progress, self._check
+        )
+        self.script = ScriptSteps(ring, mailbox, self._switching, self.wishes)
         self.steps: Steps = self.loader
         self.replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []
@@ -123,7 +130,7 @@ class Worker:
         failpoints.reached("boundary")
         self._mailbox.check()
         if not self.warming_up:
-            self.steps.wishes.look()
+            self.wishes.look()
         self._switching.between_steps(self._check.heal)
         target, self.steps.target = self.steps.target, None
         if target is not None:
@@ -230,15 +237,6 @@ class Worker:
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
         """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)
-
-    def on_interval(self, desired_change: Callable[[], int], every_s: float) -> None:
-        """Let the job know each ``every_s`` how many workers more, or fewer, the script wants."""
-        self.loader.wishes.ask(desired_change, every_s)
-        self.script.wishes = self.loader.wishes
-
-    def follow(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy``, if it has none; a job of one keeps its size."""
-        self._coordinator.propose(policy)
 
     def attach_source(self, source: Source, reader: Reader | None = None) -> None:
         """Declare what is trained on; ``reader`` reads it, if it is a stream.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from edl.core.policy.file import check_sizes, parse
@@ -36,7 +37,7 @@ def policy(policy: str | os.PathLike[str]) -> None:
         check_sizes(found, worker.sizes, source)
     if isinstance(found.size, Own):
         _find(found.size, source)
-    worker.follow(JobPolicy(text, source, found.hold_s))
+    worker.policy.propose(JobPolicy(text, source, found.hold_s))
 
 
 def on_interval(
@@ -61,14 +62,15 @@ def on_interval(
             f"edl.on_interval needs a function that returns how many workers more, or fewer, the "
             f"script wants, and was given {desired_change!r}"
         )
-    if isinstance(every_s, bool) or not isinstance(every_s, (int, float)) or not every_s > 0:
+    if isinstance(every_s, bool) or not isinstance(every_s, (int, float)) or not 0 < every_s < inf:
         raise UsageError(f"every_s is {every_s!r}; it must be a number of seconds above 0")
     if together not in TOGETHER:
         raise UsageError(f"together is {together!r}; it must be {' or '.join(TOGETHER)}")
+    text = f'[size]\nrule = "votes"\ntogether = "{together}"\nevery = "{every_s:f}s"\n'
+    found = parse(text, "edl.on_interval")
     worker = current_worker()
-    worker.on_interval(desired_change, float(every_s))
-    text = f'[size]\nrule = "votes"\ntogether = "{together}"\nevery = "{every_s:g}s"\n'
-    worker.follow(JobPolicy(text, "edl.on_interval", parse(text, "edl.on_interval").hold_s))
+    worker.wishes.ask(desired_change, float(every_s))
+    worker.policy.propose(JobPolicy(text, "edl.on_interval", found.hold_s))
 
 
 def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:

@@ -330,7 +330,7 @@ class StepReduction:
 
     def _reached(self) -> None:
         if self.step.state in DECIDED and not self._worker.warming_up:
-            self._worker.loader.reduced()
+            self._worker.loader.pace.reduce()
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:

@@ -154,7 +154,7 @@ class Steps:
         if worker.loader.sampler.restarts != self._restarts:
             self._restarts = worker.loader.sampler.restarts
             feed.restart()
-        with worker.loader.loading():
+        with worker.loader.pace.loading():
             batch, padding = feed.next(waits=not (self._is_new and self._others_train()))
         self._is_new &= padding
         worker.loader.begin(batch, padding)

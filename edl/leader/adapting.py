@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Details, PolicyDetails, StragglerDetails
@@ -16,11 +16,13 @@ from edl.core.job.decision import Decision
 from edl.core.policy.file import Policy, parse
 from edl.core.policy.learned import Learned
 from edl.core.policy.ring_report import RingReport
-from edl.core.policy.stragglers import Finding, slowest
+from edl.core.policy.stragglers import Finding, data_part, slowest
 from edl.core.records import Asker, JobPolicy, JobState, Reading, Snapshot
 from edl.errors import UsageError
 from edl.leader.size_policy import SizePolicy
 from edl.leader.straggler_care import StragglerCare
+
+UNTIMED = "{what} cannot count: the script reads its own data, so nobody knows the workers' times"
 
 News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
@@ -85,32 +87,36 @@ class Adapting:
             self._kept = kept
         policy = self._policy if self._may_follow(snapshot) else None
         ring = self._ring()
-        self.size.note(times=slowest(ring.times))
+        self.size.note(times=slowest(ring.times), data_part=data_part(ring.times))
         wish = self.size.turn(snapshot, policy, now, left, ring.wishes)
         if wish.failed:
             return Adapted(failed=wish.failed)
         said, np = wish.suggestion, len(snapshot.generation.seats) if snapshot.generation else 0
         says = [said.reason] if said is not None else []
+        if policy is not None and not ring.is_timed and policy.needs_times:
+            says.append(UNTIMED.format(what=policy.needs_times))
         if said is not None and wish.is_news:
             news: News = ((PolicyDetails(np, said.np, samples_per_s), f"policy: {said.reason}"),)
             decision = None
             if wish.change is not None:
                 decision = Decision(said.reason, change=wish.change)
-            return Adapted(said.reason, news, decision, wish.learned)
+            return Adapted("; ".join(says), news, decision, wish.learned)
         if policy is None or policy.stragglers is None:
-            return Adapted("".join(says), learned=wish.learned)
+            return Adapted("; ".join(says), learned=wish.learned)
         learned = self.size.learned
         told = self._stragglers.turn(
             snapshot, policy.stragglers, ring.care, learned.replaced, learned.elapsed_s
         )
-        self.size.note(replaced=told.replaced or learned.replaced)
         says += [told.says] if told.says else []
-        due = self.size.learned if told.decision or wish.learned else None
+        due = wish.learned
+        if told.replaced is not None:
+            due = replace(learned, replaced=told.replaced)
         news = tuple((_details(finding), text) for finding, text in told.findings)
         return Adapted("; ".join(says), news, told.decision, due)
 
-    def written(self) -> None:
-        """What was learned is in ZooKeeper."""
+    def written(self, learned: Learned) -> None:
+        """That is in ZooKeeper, as :attr:`Adapted.learned` was."""
+        self.size.note(replaced=learned.replaced)
         self.size.written()
 
     def _may_follow(self, snapshot: Snapshot) -> bool:

@@ -148,7 +148,7 @@ class LeaderTerm:
                 self._log(event)
         if found.learned is not None:
             self._leadership.commit([Write(paths.learned, found.learned.to_json())])
-            self._adapting.written()
+            self._adapting.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""

@@ -210,7 +210,7 @@ class PipelineFeed:
             self._fail(entry, error)
             return None
         if (late_s := time.monotonic() - entry.handed_s) > 0:  # the step waits for it
-            self._worker.loader.loaded(late_s)
+            self._worker.loader.pace.load(late_s)
         return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from edl.core.events import Event
 from edl.core.job.ages import AgeTracker
@@ -23,7 +22,6 @@ from edl.core.records import (
     Host,
     Job,
     JobEnd,
-    JobPolicy,
     JobState,
     Leader,
     Member,
@@ -32,6 +30,7 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
+from edl.daemon.job_policy import NoPolicy
 from edl.daemon.mailbox import Mailbox
 from edl.ring.loopback import LoopbackNetwork
 from edl.ring.ring import Ring
@@ -251,6 +250,7 @@ class MemoryCoordinator:
         self._cut_after = 0.0
         self.settings, self.sizes = job.job.spec.settings, job.job.sizes
         self.leave_requested = False
+        self.policy = NoPolicy()
         name = f"daemon of w{member.id}"
         job.schedule.actors.append(Actor(name, self._is_due, self._turn, self._cuts_at))
 
@@ -260,15 +260,6 @@ class MemoryCoordinator:
 
     def last_step(self) -> int:
         return 0  # nothing is saved here
-
-    def learned(self) -> Mapping[str, Any]:
-        return {}
-
-    def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Nothing is learned here."""
-
-    def propose(self, policy: JobPolicy) -> None:
-        """No policy is followed here."""
 
     def put_saved(self, directory: str, step: int) -> None:
         self._job.job = replace(self._job.job, checkpoint=directory, saved_step=step)

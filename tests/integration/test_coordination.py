@@ -549,9 +549,9 @@ class TestWatches:
 
     def test_what_was_learned_before_counts_until_something_is_seen(self, store: JobStore) -> None:
         before, now = (Learned(seen=((np, Seen(40.0, 9)),)) for np in (2, 3))
-        store.policy.put_learned(before.to_json())
+        store.policy.put_learned(before)
         assert store.policy.learned() == before
-        store.policy.put_learned(now.to_json())
+        store.policy.put_learned(now)
         assert store.policy.learned() == before
 
     def test_a_worker_that_does_not_lead_hears_less(

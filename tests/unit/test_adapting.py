@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from made import make_job, wanted
+from made import Clock, make_job, wanted
 
 from edl.core.events import PolicyDetails, StragglerDetails
 from edl.core.job.desired import Change
@@ -33,19 +33,12 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
-from edl.leader.adapting import Adapted, Adapting
+from edl.leader.adapting import UNTIMED, Adapted, Adapting
 from edl.leader.size_policy import KEEP_S
 
 TEXT = '[size]\nrule = "throughput"\nevery_steps = 10\nstaying_steps = 10\n'
 HERE = "127.0.0.1"
 WAIT_S = 60.0
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def snapshot(np: int, text: str = TEXT, slots: int = 4, **changes: Any) -> Snapshot:
@@ -72,7 +65,7 @@ class Leader:
     """The policy of a leader, and a job whose throughput is 10 * 40 samples/s a worker."""
 
     def __init__(self, learned: Learned | None = None) -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.kept = learned or Learned()
         self.held: ProfileHold | None = None
         self.curve: Curve | None = None
@@ -80,13 +73,19 @@ class Leader:
             policy=SimpleNamespace(learned=lambda: self.kept),
             profile=SimpleNamespace(held=lambda: self.held, get=lambda: self.curve),
         )
-        self.care = NO_CARE
+        self.care, self.is_timed = NO_CARE, True
         self.wishes: tuple[int, ...] = ()
         self.times: tuple[Times, ...] = ()
         self.policy = Adapting(
-            store, WAIT_S, lambda: RingReport(self.care, self.times, self.wishes), self.clock
+            store,
+            WAIT_S,
+            lambda: RingReport(self.care, self.times, self.wishes, self.is_timed),
+            self.clock,
         )
         self.step = 0
+
+    def ring(self) -> RingReport:
+        return RingReport(self.care, self.times, self.wishes, self.is_timed)
 
     def trains(self, now: Snapshot, steps: int) -> Adapted:
         assert now.generation is not None
@@ -222,7 +221,7 @@ def test_the_same_is_said_once_and_what_is_learned_is_kept_now_and_then() -> Non
     outcomes = [leader.trains(replace(snapshot(2), job=job), 1) for _ in range(200)]
     assert sum(bool(outcome.news) for outcome in outcomes) == 1
     assert outcomes[-1].learned is not None  # nobody has written it
-    leader.policy.written()
+    leader.policy.written(outcomes[-1].learned)
     due = [leader.trains(replace(snapshot(2), job=job), 1) for _ in range(int(KEEP_S / 0.1) + 2)]
     assert [outcome.learned is None for outcome in due].count(True) >= KEEP_S / 0.1 - 2
     assert due[-1].learned is not None
@@ -252,6 +251,17 @@ def test_one_that_is_too_slow_is_replaced_on_another_host() -> None:
     assert dict(change_of(told).desired.hosts) == {"a": 3, "b": 1}
     assert told.learned is not None
     assert told.learned.replaced.keys() == {"a"}
+    assert leader.trains(now, 1).decision is not None, "it was not written: once more"
+    leader.policy.written(told.learned)
+    assert leader.policy.size.learned.replaced.keys() == {"a"}
+
+
+def test_what_needs_times_says_so_where_nobody_knows_them() -> None:
+    leader = Leader()
+    leader.is_timed = False
+    said = leader.trains(snapshot(2, TEXT + "data_wait = 0.3\n" + CARES), 1).says
+    assert said.endswith("; [stragglers] and data_wait cannot count: " + UNTIMED.partition(": ")[2])
+    assert "cannot count" not in leader.trains(snapshot(2), 1).says
 
 
 def moving(request: Request) -> Snapshot:
@@ -288,6 +298,8 @@ def test_without_another_host_a_free_slot_of_its_own_will_do_once() -> None:
     told = leader.trains(now, 1)
     assert told.decision is not None
     assert (told.decision.change, told.decision.asks[0].host) == (None, "a")
+    assert told.learned is not None
+    leader.policy.written(told.learned)
     later = leader.trains(now, 1)
     assert later.decision is None, "the host had its replacement"
     assert later.says.endswith("trains 0.25 of a batch in each step")

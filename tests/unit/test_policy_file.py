@@ -71,6 +71,7 @@ def test_a_utility() -> None:
     [
         ("[size", "p.toml is not TOML: "),
         ("", 'p.toml says nothing; write [size] and below it rule = "throughput", or one of'),
+        ("[stragglers]\nforgets = 2", "p.toml, line 2: forgets is 2; it must be at most 1"),
         (size("data_wait = 2"), "p.toml, line 3: data_wait is 2; it must be a part, above 0"),
         (
             size('together = "any"', rule="votes"),

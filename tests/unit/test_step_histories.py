@@ -59,6 +59,7 @@ class Worker:
     recovered: int = 0
     cut: bool = False  # the ring is broken
     ring: Any = field(default_factory=lambda: SimpleNamespace(alone=False))
+    pace: Any = field(default_factory=lambda: SimpleNamespace(reduce=lambda: None))
 
     def begin(self) -> None:
         self.begun += 1
@@ -84,9 +85,6 @@ class Worker:
     @property
     def changes(self) -> int:
         return self.begun
-
-    def reduced(self) -> None:
-        """Nobody measures."""
 
     def announce(self) -> None:
         assert (SENT, "record") in self.log

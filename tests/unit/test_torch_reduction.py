@@ -31,6 +31,7 @@ class Worker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ring = SimpleNamespace(alone=False)
+        self.pace = SimpleNamespace(reduce=lambda: None)
         self.warming_up = self.open = False
         self.begun, self.samples, self.generation = 0, BATCH, 1
         self.optimizers = self.updates = 0
@@ -75,9 +76,6 @@ class Worker:
     @property
     def source(self) -> Any:
         return SimpleNamespace(batch_size=BATCH)
-
-    def reduced(self) -> None:
-        """Nobody measures."""
 
     def announce(self) -> None:
         pass

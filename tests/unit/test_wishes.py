@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made import Clock
 
 from edl.core.policy.file import parse
 from edl.core.policy.votes import Votes
@@ -18,13 +19,6 @@ from edl.errors import UsageError
 from edl.framework import adapting
 
 SHORT = '[size]\nrule = "throughput"\n'
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_the_script_is_asked_when_it_is_due() -> None:
@@ -40,7 +34,7 @@ def test_the_script_is_asked_when_it_is_due() -> None:
     assert type(wishes.wish) is int
 
 
-@pytest.mark.parametrize("answer", [1.0, None, "1", True])
+@pytest.mark.parametrize("answer", [1.0, None, "1", True, 10**30])
 def test_a_wish_is_a_whole_number(answer: object) -> None:
     clock = Clock()
     wishes = Wishes(clock)
@@ -53,8 +47,7 @@ def test_a_wish_is_a_whole_number(answer: object) -> None:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     one = SimpleNamespace(is_shared=True, sizes=Sizes(1, 4), followed=[], wishes=Wishes(Clock()))
-    one.follow = one.followed.append
-    one.on_interval = one.wishes.ask
+    one.policy = SimpleNamespace(propose=one.followed.append)
     monkeypatch.setattr(adapting, "current_worker", lambda: one)
     return one
 
@@ -112,6 +105,7 @@ def test_wishes_are_a_policy(worker: Any) -> None:
     [
         ((1,), "edl.on_interval needs a function that returns how many workers more"),
         ((int, 0), "every_s is 0; it must be a number of seconds above 0"),
+        ((int, float("inf")), "every_s is inf; it must be a number of seconds above 0"),
         ((int, "1m"), "every_s is '1m'; it must be a number of seconds above 0"),
         ((int, 60.0, "any"), "together is 'any'; it must be sum or mean or max"),
     ],

@@ -58,6 +58,12 @@ class Policy:
     stragglers: Stragglers | None = None
     data_wait: float | None = None
 
+    @property
+    def needs_times(self) -> str:
+        """What of it counts only where the workers' times are known."""
+        needing = {"[stragglers]": self.stragglers, "data_wait": self.data_wait}
+        return " and ".join(name for name, value in needing.items() if value is not None)
+
 
 def parse(text: str, source: str) -> Policy:
     """The policy in ``text``, which is from ``source``, a file.
@@ -209,6 +215,9 @@ def _value(
     least = one.metadata.get("least")
     if least is not None and value < least:
         raise lines.error(table, key, f"{key} is {value}; it must be at least {least:g}")
+    most = one.metadata.get("most")
+    if most is not None and value > most:
+        raise lines.error(table, key, f"{key} is {value}; it must be at most {most:g}")
     assert one.default is not MISSING
     return value if whole else float(value)
 

@@ -37,7 +37,7 @@ class Goodput:
         if asked_s is not None and now_s - asked_s < self.every_s and state.get("np") == now.np:
             return Suggestion(now.np, str(state["why"]), state)
         np, why = self._choice(now, self.table(now))
-        stays = why if np == now.np else f"stays at {now.np}: {why} half a minute ago"
+        stays = why if np == now.np else f"stays at {now.np}: {np} were asked for just now"
         return Suggestion(np, why, {"asked_s": now_s, "np": now.np, "why": stays})
 
     def table(self, now: Observation) -> dict[int, float]:

@@ -10,7 +10,7 @@ from edl.core.job.profile import SAMPLES, Curve
 from edl.core.policy.observation import CHANGE_S, Observation, Seen
 from edl.core.policy.scaling import Scaling
 from edl.core.policy.step_time import StepTime
-from edl.core.policy.stragglers import Times, data_part
+from edl.core.policy.stragglers import Times
 from edl.core.record import Record
 from edl.core.records import Reading
 from edl.core.sizes import Sizes
@@ -28,6 +28,7 @@ class Learned(Record):
         state: the notes of the rule whose file is ``text``; another one begins without.
         replaced: host -> at which ``elapsed_s`` a slow worker of it was replaced.
         times: of the slowest workers, in their last steps.
+        data_part: of a step in which the workers wait for their data, on average.
         change_s: for how long nobody trained when the size changed, lately; 0: it never did.
         step_time: the model of a step that was fitted last.
     """
@@ -41,6 +42,7 @@ class Learned(Record):
     text: str = ""
     replaced: Mapping[str, float] = field(default_factory=dict)
     times: tuple[Times, ...] = ()
+    data_part: float = 0.0
     change_s: float = 0.0
     step_time: StepTime | None = None
 
@@ -118,7 +120,7 @@ class Learned(Record):
             worker_s=self.worker_s,
             left=left,
             wishes=wishes,
-            data_part=data_part(self.times),
+            data_part=self.data_part,
             model=model,
             change_s=self.change_s or CHANGE_S,
         )

@@ -15,11 +15,13 @@ class RingReport:
         care: what is to be done about slow workers.
         times: what each worker did.
         wishes: workers more, or fewer, that the script of each wants.
+        is_timed: the script trains with edl's loaders, so the workers' times are known.
     """
 
     care: Care = NO_CARE
     times: tuple[Times, ...] = ()
     wishes: tuple[int, ...] = ()
+    is_timed: bool = True
 
 
 NO_REPORT = RingReport()

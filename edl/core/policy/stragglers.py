@@ -99,9 +99,13 @@ NO_CARE = Care({}, (), (), {})
 class Stragglers:
     """Table ``stragglers``. It keeps the speeds in its state."""
 
-    forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0)
-    slow_below: float = setting(0.8, "of the median speed: then a worker is a straggler", least=0.0)
-    least_share: float = setting(0.5, "of a batch; who would get less is replaced", least=0.0)
+    forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0, most=1.0)
+    slow_below: float = setting(
+        0.8, "of the median speed: then a worker is a straggler", least=0.0, most=1.0
+    )
+    least_share: float = setting(
+        0.5, "of a batch; who would get less is replaced", least=0.0, most=1.0
+    )
     patience_steps: int = setting(50, "steps for which it has to be slow", least=1)
     replaces: bool = setting(True, "another worker takes its place, where a slot is free")
     again_s: float = setting(600.0, "until a host gets another replacement")

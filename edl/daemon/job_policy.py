@@ -1,0 +1,106 @@
+"""What a worker tells the job of its policy, and asks of it: what was learned of its sizes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from edl.coordination.policy import PolicyNodes
+from edl.core.policy.learned import Learned
+from edl.core.records import JobPolicy
+from edl.errors import CoordinationError, UnknownJob
+
+logger = logging.getLogger(__name__)
+
+
+class PolicySide(Protocol):
+    """A worker's side of its job's policy; from any thread, and nobody waits."""
+
+    def propose(self, policy: JobPolicy) -> None:
+        """Let the job follow ``policy``, unless it has one."""
+
+    def learned(self) -> Mapping[str, Any]:
+        """What the job has learned of its sizes; empty: nobody can say."""
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """Let the job know that from the start, if it has learned nothing itself."""
+
+
+class NoPolicy:
+    """Of a job that has none: nobody leads it."""
+
+    def propose(self, policy: JobPolicy) -> None: ...
+
+    def learned(self) -> Mapping[str, Any]:
+        return {}
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None: ...
+
+
+class PolicyInZooKeeper:
+    """What the training thread says is kept until :meth:`write`, of the daemon's, has written it.
+
+    Args:
+        away: ZooKeeper cannot be reached.
+        wake: lets the daemon write.
+    """
+
+    def __init__(
+        self, nodes: PolicyNodes, away: Callable[[], bool], wake: Callable[[], None]
+    ) -> None:
+        self._nodes = nodes
+        self._away = away
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._proposed: JobPolicy | None = None
+        self._learned: Learned | None = None
+
+    def propose(self, policy: JobPolicy) -> None:
+        with self._lock:
+            self._proposed = policy
+        self._wake()
+
+    def learned(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = {}
+        with suppress(CoordinationError, UnknownJob):
+            found = {} if self._away() else self._nodes.learned().to_json()
+        return found
+
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """What cannot be read, of another version of edl perhaps, is left out."""
+        try:
+            read = Learned.from_json(learned)
+        except CoordinationError as error:
+            logger.warning("the job begins without what its checkpoint had learned: %s", error)
+            return
+        with self._lock:
+            self._learned = read
+        self._wake()
+
+    def write(self) -> None:
+        """Write what is not written yet.
+
+        Raises:
+            UnknownJob: the job is gone.
+            CoordinationError: ZooKeeper is away; call it again.
+        """
+        with self._lock:
+            proposed, learned = self._proposed, self._learned
+        if proposed is not None:
+            stands = self._nodes.propose(proposed)
+            if stands.text != proposed.text:
+                logger.warning(
+                    "the job follows the policy of %s, so that of %s counts for nothing",
+                    stands.source,
+                    proposed.source,
+                )
+        if learned is not None:
+            self._nodes.put_learned(learned)
+        with self._lock:
+            if self._proposed is proposed:
+                self._proposed = None
+            if self._learned is learned:
+                self._learned = None
