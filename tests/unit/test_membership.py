@@ -244,6 +244,16 @@ def test_a_ring_that_is_only_absent_may_be_training() -> None:
     )
 
 
+def test_a_newcomer_that_may_have_the_state_is_waited_for() -> None:
+    """It has just switched, the only old worker died, and its own session is over."""
+    now = job_of(A, generation=ring(A, B, joined=(1,), previous=(seat(A),)))
+    now = replace(now, members=(newcomer(2),))
+    decision = decided(now, dead=(0,))
+    assert decision.generation is None
+    assert decision.reason.startswith("all of w0, w1 left ZooKeeper and w1 may be training")
+    assert made(decided(now, dead=(0, 1))).members == (2,)
+
+
 # --- 3. a broken ring ---
 
 

@@ -101,6 +101,8 @@ def _decide(
     ring = _ring(now, current)
     absent = [s.id for s in ring if not (s.id in alive or s.id in dead or s.id in now.evicted)]
     if not any(seat.id in alive for seat in ring):
+        # Who has just switched into the new ring may hold the state, and have left ZooKeeper, too.
+        absent += sorted({*current.members} - {*alive, *dead, *now.evicted, *absent})
         return _restart(now, current, ring, alive, absent, term, ages, limits)
     training = {w: m for w, m in alive.items() if m.stage is not Stage.FINISHED}
     if any(broke(training.get(seat.id), current) for seat in ring):
@@ -176,21 +178,22 @@ def _restart(
 ) -> Decision:
     """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead."""
     if absent:
+        gone = sorted({*absent, *(seat.id for seat in ring)})
         return Decision(
-            f"all of {names([seat.id for seat in ring])} left ZooKeeper and {names(absent)} "
-            "may be training; no change until they come back or are proven dead"
+            f"all of {names(gone)} left ZooKeeper and {names(absent)} may be training; no change "
+            "until they come back or are proven dead"
         )
-    wanted, gone = _wanted_after_death(now, ages, limits)
+    wanted, hostless = _wanted_after_death(now, ages, limits)
     hosts = [seat.host for seat in ring]
     start = _start(now, wanted, alive, term, ages, limits, before=hosts)
     who = f"all {len(ring)} workers" if len(ring) > 1 else f"w{ring[0].id}, the last worker"
     lost = f"{who} of generation {current.number} died"
-    without = f"; nobody waits for {', '.join(gone)}, where no agent is" if gone else ""
+    unawaited = f"; nobody waits for {', '.join(hostless)}, where no agent is" if hostless else ""
     if start.generation is None:
-        return replace(start, reason=f"{lost}; {start.reason}{without}")
+        return replace(start, reason=f"{lost}; {start.reason}{unawaited}")
     saved = now.job.saved_step
     kept = f"the checkpoint of step {saved} is left" if saved >= 0 else "their state is lost"
-    reason = f"{lost}, {kept}; {start.generation.reason}{without}"
+    reason = f"{lost}, {kept}; {start.generation.reason}{unawaited}"
     # A newcomer that had a seat may just have received the state: let it be the root.
     before = set(current.members)
     seated = [w for w in start.generation.members if w in before]
