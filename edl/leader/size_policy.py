@@ -15,6 +15,7 @@ from typing import Any
 from edl.coordination.job_store import JobStore
 from edl.core.job import desired
 from edl.core.job.desired import Change
+from edl.core.job.leavers import attainable
 from edl.core.job.placement import place
 from edl.core.policy.file import Policy
 from edl.core.policy.goodput import Goodput
@@ -107,7 +108,9 @@ class SizePolicy:
             self._learned = learned = replace(learned, step_time=newest or learned.step_time)
         np, slots = len(generation.seats), sum(host.slots for host in snapshot.available)
         filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
-        awaits = snapshot.desired.np != np or not _all_in(snapshot)
+        # Nobody waits for workers of a host that has no agent any more: perhaps it has died.
+        coming = attainable(snapshot, generation.seats, snapshot.desired.hosts)
+        awaits = sum(coming.values()) != np or not _all_in(snapshot)
         try:
             observation = learned.observation(
                 np, snapshot.job.sizes, slots, awaits, left, wishes, filled
@@ -127,9 +130,7 @@ class SizePolicy:
             return Outcome(found, is_news, learned=self._due(learned))
         try:
             by_slot = snapshot.assigned.by_slot
-            hosts = place(
-                snapshot.job.name, found.np, snapshot.desired.hosts, snapshot.available, by_slot
-            )
+            hosts = place(snapshot.job.name, found.np, coming, snapshot.available, by_slot)
         except UsageError as error:  # a host has just gone: the next turn knows
             return Outcome(found._replace(np=np, reason=str(error)), learned=self._due(learned))
         change = desired.desire(

@@ -127,6 +127,17 @@ def test_while_a_change_is_under_way_it_waits() -> None:
     assert leader.trains(entering, 50).decision is None
 
 
+def test_a_host_that_is_gone_is_not_waited_for() -> None:
+    """Its workers died with it, and are still wanted there."""
+    leader = Leader()
+    left = snapshot(2, **wanted({"a": 2, "b": 1}))
+    outcome = leader.trains(left, 11)
+    assert outcome.says == "tries 3: only 2 have been measured"
+    assert change_of(outcome).desired.hosts == {"a": 3, "b": 0}
+    back = replace(left, hosts=(*left.hosts, Host("b", 1, HERE)))
+    assert Leader().trains(back, 11).decision is None
+
+
 def test_the_next_leader_goes_on() -> None:
     leader = Leader()
     learned = leader.trains(snapshot(2), 11).learned
