@@ -425,6 +425,28 @@ class Snapshot:
         )
 
     @property
+    def switched(self) -> bool:
+        """Whether a member adopted the generation: then its ring was built, with all members."""
+        new = self.generation
+        return new is not None and any(
+            m.generation >= new.number for m in self.members if m.id in new.members
+        )
+
+    @property
+    def ring(self) -> tuple[Seat, ...]:
+        """The ring that holds the job's state: the one before, until somebody has switched."""
+        new = self.generation
+        if new is None:
+            return ()
+        return new.seats if self.switched or not new.previous else new.previous
+
+    @property
+    def holders(self) -> frozenset[int]:
+        """The workers that may hold the job's state: of the ring, and of one that is built now."""
+        seats = (*self.ring, *(self.generation.seats if self.generation is not None else ()))
+        return frozenset(seat.id for seat in seats)
+
+    @property
     def replaced(self) -> frozenset[int]:
         """The workers in whose places others are to come."""
         return frozenset(r.worker for r in self.requests if r.kind == Asked.REPLACE)

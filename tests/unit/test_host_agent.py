@@ -387,6 +387,21 @@ def test_all_workers_failed() -> None:
     assert outcome.reason == "all workers exited with code 3; the last line of w0: Boom"
 
 
+def test_who_was_about_to_leave_keeps_the_ring_alive() -> None:
+    """w1 and w2 are to leave with the next switch, and the only worker that stays is killed."""
+    shrinks = generation(0, number=2, previous=(0, 1, 2))
+    members = tuple(member(n, f"t-{n}", stage=Stage.ACTIVE, generation=1) for n in (1, 2))
+    now = snapshot(1, shrinks, members=members)
+    killed = trainer(0, exit_code=-9, exited=NOW)
+    state = own(killed, trainer(1, departing=NOW), trainer(2, departing=NOW))
+    assert decide(now, state, NOW).outcome is None
+    left = own(killed, *(trainer(n, departing=NOW, exit_code=0, exited=NOW) for n in (1, 2)))
+    gone = replace(now, members=())
+    assert decide(gone, left, NOW).outcome is not None
+    elsewhere = tuple(replace(each, launch=f"other-{each.id}", host="b") for each in members)
+    assert decide(replace(now, members=elsewhere), own(killed), NOW).outcome is None
+
+
 def test_a_newcomer_does_not_keep_a_dead_ring_alive() -> None:
     dead, newcomer = trainer(0, exit_code=3, exited=NOW), process(1, worker=1, ready=True)
     assert decide(snapshot(2, generation(0)), own(dead, newcomer), NOW).outcome is not None

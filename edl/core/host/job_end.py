@@ -242,7 +242,7 @@ def _others_are_dead(
     ZooKeeper for so long: who only lost its session trains on, and is soon back.
     """
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
-    if {p.worker for p in own.processes} | own.ended | gone >= {*generation.members}:
+    if {p.worker for p in own.processes} | own.ended | gone >= snapshot.holders:
         return True
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
     return bool(lost) and now - lost[0] >= own.limits.lost_s

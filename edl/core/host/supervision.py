@@ -149,12 +149,12 @@ def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tup
 def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process, ...]:
     """The processes without those that matter no more.
 
-    An exited process matters while it is the last of its slot (for the back-off) or has a seat
-    in the current generation (for the end of the job).
+    An exited process matters while it is the last of its slot (for the back-off) or is of the ring
+    (for the end of the job).
     """
-    seats = snapshot.generation.members if snapshot.generation else ()
+    ring = snapshot.holders
     last = {p.slot: p.launch for p in sorted(processes, key=lambda p: p.started)}
-    return tuple(p for p in processes if p.alive or last[p.slot] == p.launch or p.worker in seats)
+    return tuple(p for p in processes if p.alive or last[p.slot] == p.launch or p.worker in ring)
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
@@ -195,12 +195,12 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
     """This launcher's processes of the current ring, when nobody of the ring is left; else none.
 
-    None of them runs, and none of the others is in ZooKeeper or answers on its port.
+    None of them runs, and none of the others is in ZooKeeper or answers on its port. Before a
+    switch the ring is the one before, with those who are to leave: they have the state, too.
     """
     members = snapshot.generation.members if snapshot.generation else ()
-    mine = tuple(p for p in own.processes if p.worker in members)
-    others = {m.id for m in foreign(snapshot, own)} | own.answering
-    return () if any(p.alive for p in mine) or others & set(members) else mine
+    left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
+    return () if left & snapshot.holders else tuple(p for p in own.processes if p.worker in members)
 
 
 def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[Seat, ...]:
@@ -209,7 +209,8 @@ def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[Seat, ...]:
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()
     dead = {p.worker for p in own.processes} | own.ended | snapshot.evicted.keys()
-    return tuple(seat for seat in generation.seats if seat.id not in dead)
+    seats = {seat.id: seat for seat in (*snapshot.ring, *generation.seats)}
+    return tuple(seat for seat in seats.values() if seat.id not in dead)
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
