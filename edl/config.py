@@ -58,6 +58,11 @@ class Config:
     keep_jobs: int = setting(100, "so many ended jobs, the newest, stay in ZooKeeper", least=0)
     keep_jobs_s: float = 604800.0  # and each so long after its end
 
+    lent_file: str = ""  # says how many slots of this host are lent to the job
+    reclaim_s: float = 30.0  # to give lent slots back, where nobody says in how long
+    leave_within_s: float | None = None  # for the workers of a host to leave, after a signal to
+    # its agent; None: as long as it takes
+
     # no answer for this long, from a worker in whose ring no step completes and that has left
     # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left
     frozen_s: float = 10.0

@@ -52,6 +52,15 @@ InterfaceOption = Annotated[
         show_default=False,
     ),
 ]
+LentFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lent-file",
+        metavar="PATH",
+        help="A file that says how many slots of this host are lent to the job.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again

@@ -108,6 +108,9 @@ def host_agent(
         on_snapshot=line.update,
         stack_signal=settings.stack_signal,
         meanwhile=Remover(store, state, Retention(settings.keep_jobs, settings.keep_jobs_s)),
+        lent_file=Path(settings.lent_file).absolute() if settings.lent_file else None,
+        reclaim_s=settings.reclaim_s,
+        leave_within_s=settings.leave_within_s,
     )
 
 

@@ -11,6 +11,7 @@ from edl.cli.common import (
     AddressOption,
     HostOption,
     InterfaceOption,
+    LentFileOption,
     ZooKeeperOption,
     check_own_name,
     choose_job,
@@ -47,6 +48,7 @@ def join(
             show_default=False,
         ),
     ] = None,
+    lent_file: LentFileOption = None,
     host: HostOption = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
@@ -57,7 +59,11 @@ def join(
     Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
     """
     settings = config.load(
-        host=host, address=address, network_interface=network_interface, zookeeper=zookeeper
+        host=host,
+        address=address,
+        network_interface=network_interface,
+        zookeeper=zookeeper,
+        lent_file=lent_file,
     )
     check_name("host", settings.host)
     check_own_name()

@@ -31,6 +31,8 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "join": ("join", "join"),
     "status": ("status", "status"),
     "scale": ("scale", "scale"),
+    "lend": ("lending", "lend"),
+    "reclaim": ("lending", "reclaim"),
     "drain": ("drain", "drain"),
     "migrate": ("migrate", "migrate"),
     "profile": ("profile", "profile"),

@@ -20,6 +20,7 @@ from edl.cli.common import (
     AddressOption,
     HostOption,
     InterfaceOption,
+    LentFileOption,
     ZooKeeperOption,
     check_own_name,
     choose_job,
@@ -106,6 +107,7 @@ def run(
             show_default=False,
         ),
     ] = None,
+    lent_file: LentFileOption = None,
     zookeeper: ZooKeeperOption = None,
     *,
     given: dict[str, Any],
@@ -119,6 +121,7 @@ def run(
         address=address,
         network_interface=network_interface,
         zookeeper=zookeeper,
+        lent_file=lent_file,
         resume=_resume(resume, resume_auto, resume_from),
         **given,
     )

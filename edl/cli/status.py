@@ -26,6 +26,8 @@ from edl.cli.common import (
     connected,
     console,
 )
+from edl.core.plural import by_host, counted
+from edl.core.records import Reclaim
 from edl.core.status import JobStatus, job_status
 from edl.core.step.slowest import Slow
 from edl.errors import CoordinationError
@@ -105,7 +107,11 @@ def table(now: JobStatus) -> RenderableType:
         slow = Slow(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)
     if free := _free(now):
-        rows["free slots"] = ", ".join(f"{host}: {n}" for host, n in free.items())
+        rows["free slots"] = by_host(free)
+    if now.lent:
+        rows["lent slots"] = by_host(now.lent)
+    if now.reclaims:
+        rows["given back"] = "; ".join(map(_due, now.reclaims))
     for worker, reason in list(now.given_up.items())[-GIVEN_UP_SHOWN:]:
         rows[f"{worker} given up"] = reason
     for slot, reason in now.slots_given_up.items():
@@ -158,4 +164,11 @@ def _free(now: JobStatus) -> dict[str, int]:
 
 def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
     """ "a: 2, b: 1", without hosts that have left."""
-    return ", ".join(f"{host}: {n}" for host, n in hosts.items() if n or host in now.hosts)
+    return by_host({host: n for host, n in hosts.items() if n or host in now.hosts})
+
+
+def _due(reclaim: Reclaim) -> str:
+    """ "2 slots of a, within 12 s"."""
+    left_s = reclaim.by_s - time.time()
+    when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
+    return f"{counted(reclaim.slots, 'slot')} of {reclaim.host} {when}"

@@ -14,9 +14,10 @@ is imported.
 """
 
 from edl.client.job import Job
+from edl.client.lending import Reclaimed
 from edl.client.scaling import Resize
 from edl.core.job.migration import Migration
 from edl.core.job.profile import Curve, Point
 from edl.core.status import JobStatus
 
-__all__ = ["Curve", "Job", "JobStatus", "Migration", "Point", "Resize"]
+__all__ = ["Curve", "Job", "JobStatus", "Migration", "Point", "Reclaimed", "Resize"]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from edl.client import draining, migrating, policies, profiling, scaling
+from edl.client import draining, lending, migrating, policies, profiling, scaling
 from edl.client.connection import choose_job, connected
+from edl.client.lending import Reclaimed
 from edl.client.policies import Explanation
 from edl.client.scaling import Resize
 from edl.client.waiting import OnMessage, ignore
@@ -21,6 +22,7 @@ from edl.core.status import JobStatus, job_status
 
 TIMEOUT_S = 600.0
 ANSWER_S = 60.0  # for the leader to answer
+RECLAIM_S = 30.0  # for lent slots to be given back
 
 
 class Job:
@@ -119,6 +121,49 @@ class Job:
         """
         with self._store() as store:
             return draining.drain_host(store, host, timeout_s)
+
+    def lend(self, slots: int, host: str | None = None) -> Resize:
+        """Lend idle slots to the job for a while: it has a worker more for each, as it can.
+
+        Until :meth:`reclaim`, or until fewer workers are wanted there.
+
+        Args:
+            host: whose slots; None: of any of the job's hosts.
+
+        Raises:
+            UsageError: the job does not run, no slot is free, or it may not have one more.
+            CoordinationError: as :meth:`scale`.
+        """
+        lent = whole(slots, least=1)
+        with self._store() as store:
+            return lending.lend(store, lent, host)
+
+    def reclaim(
+        self,
+        slots: int | None = None,
+        deadline_s: float = RECLAIM_S,
+        host: str | None = None,
+        on_message: OnMessage = ignore,
+    ) -> Reclaimed:
+        """Take ``slots`` (None: all) of the lent ones back; how long that took.
+
+        Their workers leave with a planned switch. Who has not left 2 s before the deadline (after
+        half of one below 4 s) is given up, and its process killed: the others train on.
+
+        Args:
+            deadline_s: until when the slots have to be free, in seconds from now.
+            host: whose slots; None: of any host.
+            on_message: called with sentences about how far it is.
+
+        Raises:
+            UsageError: the job does not run, not that many are lent, or too few would be left.
+            Superseded: somebody has asked for more workers there meanwhile.
+            TimedOut: nobody has seen them leave, 10 s after the deadline; it goes on.
+            JobEnded: the job ended before.
+        """
+        back = None if slots is None else whole(slots, least=1)
+        with self._store() as store:
+            return lending.reclaim(store, back, host, deadline_s, on_message)
 
     # --- where they are ---
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, ignore, looks, resizable
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Placement, place
-from edl.core.plural import workers
+from edl.core.plural import by_host, workers
 from edl.core.records import Asker, Snapshot
 from edl.errors import CoordinationError
 
@@ -22,7 +22,7 @@ class Resize:
     after: Placement
 
     def __str__(self) -> str:
-        where = ", ".join(f"{host}: {count}" for host, count in self.after.items())
+        where = by_host(self.after)
         old, new = sum(self.before.values()), sum(self.after.values())
         return f"job {self.job}: {old} -> {workers(new)} ({where})"
 

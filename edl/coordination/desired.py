@@ -11,19 +11,20 @@ from edl.coordination.paths import JobPaths
 from edl.core.events import Event
 from edl.core.job import desired
 from edl.core.job.desired import Change
+from edl.core.job.lending import NO_TERMS, Terms, told, without
 from edl.core.job.placement import Placement
-from edl.core.records import Asker, Assigned, Desired, Job, JobPolicy
+from edl.core.records import Asker, Assigned, Desired, Job, JobPolicy, Reclaim
 
 Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desired on each host
 
 
-def desire(nodes: JobNodes, choose: Choice, by: Asker, why: str) -> Change:
+def desire(nodes: JobNodes, choose: Choice, by: Asker, why: str, terms: Terms = NO_TERMS) -> Change:
     """See :meth:`JobStore.desire`."""
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[Change] = []
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        made.append(_changed(p, found, choose, by, why))
+        made.append(_changed(p, found, choose, by, why, terms))
         new, event = _written(p, found, made[-1])
         if by is Asker.PERSON and found.get(hold):
             new |= {hold: {**found[hold], "asked": True}}
@@ -35,6 +36,22 @@ def desire(nodes: JobNodes, choose: Choice, by: Asker, why: str) -> Change:
     read = (p.desired, p.assigned, p.generation, p.status, hold, p.policy)
     nodes.change_together(read, change)
     return made[-1]
+
+
+def settle(nodes: JobNodes, done: Reclaim) -> None:
+    """See :meth:`JobStore.settle`."""
+    p = nodes.paths
+
+    def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
+        before = Desired.from_json(found[p.desired])
+        after = without(before, [done])
+        if after == before:
+            return {}, None
+        now_s = time.time()
+        details, reason = told(done, now_s)
+        return {p.desired: after.to_json()}, Event(now_s, *_place(p, found), reason, details)
+
+    nodes.change_together((p.desired, p.generation, p.status), change)
 
 
 def discover(
@@ -57,12 +74,17 @@ def discover(
 
 
 def _changed(
-    p: JobPaths, found: Mapping[str, Values], choose: Choice, by: Asker, why: str
+    p: JobPaths,
+    found: Mapping[str, Values],
+    choose: Choice,
+    by: Asker,
+    why: str,
+    terms: Terms = NO_TERMS,
 ) -> Change:
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
-    return desired.desire(before, assigned, hosts, by, why, time.time())
+    return desired.desire(before, assigned, hosts, by, why, time.time(), terms)
 
 
 def _written(
@@ -72,6 +94,10 @@ def _written(
     if not change:
         return {}, None
     follows = {} if change.assigned is None else {p.assigned: change.assigned.to_json()}
-    at = found[p.generation].get("number", 0), found[p.status].get("step", 0)
-    event = Event(time.time(), *at, str(change), change.details)
+    event = Event(time.time(), *_place(p, found), str(change), change.details)
     return {p.desired: change.desired.to_json(), **follows}, event
+
+
+def _place(p: JobPaths, found: Mapping[str, Values]) -> tuple[int, int]:
+    """Generation and step at which the job is."""
+    return found[p.generation].get("number", 0), found[p.status].get("step", 0)

@@ -27,7 +27,7 @@ from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.job.decision import Decision
-from edl.core.records import Generation, Leader, TrainingStatus
+from edl.core.records import Desired, Generation, Leader, TrainingStatus
 from edl.errors import CoordinationError, Deposed
 
 logger = logging.getLogger(__name__)
@@ -308,7 +308,8 @@ class Leadership:
             value = decision.generation.to_json()
             writes.append(Write(p.generation, value, generation[1].version))
         if change := decision.change:
-            if decode(p.desired, desired[0]).get("hosts") != dict(change.before.hosts):
+            stands = Desired.from_json(decode(p.desired, desired[0]))
+            if (stands.hosts, stands.reclaims) != (change.before.hosts, change.before.reclaims):
                 raise CoordinationError("other workers are desired meanwhile; decide again")
             writes.append(Write(p.desired, change.desired.to_json(), desired[1].version))
             if change.assigned is not None:

@@ -27,6 +27,7 @@ from edl.coordination.wire import decode
 from edl.core.events import Event
 from edl.core.excerpt import excerpt
 from edl.core.job.desired import Change
+from edl.core.job.lending import NO_TERMS, Terms
 from edl.core.job.placement import Placement
 from edl.core.records import (
     NO_POLICY,
@@ -41,6 +42,7 @@ from edl.core.records import (
     KeptSlot,
     Leader,
     Member,
+    Reclaim,
     Request,
     Snapshot,
     TrainingStatus,
@@ -236,7 +238,9 @@ class JobStore:
 
     # --- how many workers
 
-    def desire(self, change: desired.Choice, by: Asker, why: str) -> Change:
+    def desire(
+        self, change: desired.Choice, by: Asker, why: str, terms: Terms = NO_TERMS
+    ) -> Change:
         """Let ``change(workers desired by host)`` be desired; what was and is desired.
 
         An agent's part, and an event that says ``why``, are written with it, all or nothing; so is,
@@ -245,8 +249,13 @@ class JobStore:
 
         Args:
             why: a clause, such as "edl scale".
+            terms: whether slots are lent, or to be given back.
         """
-        return desired.desire(self.nodes, change, by, why)
+        return desired.desire(self.nodes, change, by, why, terms)
+
+    def settle(self, done: Reclaim) -> None:
+        """Write down that lent slots were given back, with its event."""
+        desired.settle(self.nodes, done)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None

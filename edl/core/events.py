@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     PAUSED = "paused"
     DRAIN = "drain"
     DESIRED = "desired"
+    RECLAIMED = "reclaimed"
     PROFILING = "profiling"
     PROFILE = "profile"
     POLICY = "policy"
@@ -210,12 +211,23 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 @dataclass(frozen=True)
 class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
     """Other workers are wanted than before; the reason says why: `edl scale`, `edl migrate`,
-    `edl profile`, a host that comes or leaves, a slot that is given up, a worker that leaves.
+    `edl profile`, a host that comes or leaves, a slot that is given up, a worker that leaves, slots
+    that are lent to the job or wanted back.
     """
 
     by: Annotated[str, "`person`, `launcher`, `profile`, `policy` or `leader`"]
     before: Annotated[Mapping[str, int], "host -> workers wanted there before"]
     after: Annotated[Mapping[str, int], "host -> workers wanted there from now on"]
+
+
+@dataclass(frozen=True)
+class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or the leader"):
+    """Slots that were lent to the job are free again: the processes of their workers are gone."""
+
+    host: Annotated[str, "theirs"]
+    slots: Annotated[int, "how many"]
+    after_s: Annotated[float, "since they were asked for"]
+    within_s: Annotated[float, "in what time they were to be given back"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def verb(count: int, one: str = "is", several: str = "are") -> str:
@@ -28,3 +28,8 @@ def workers_train(count: int) -> str:
 def names(numbers: Sequence[int]) -> str:
     """ "w1, w3"."""
     return ", ".join(f"w{number}" for number in numbers)
+
+
+def by_host(counts: Mapping[str, int]) -> str:
+    """ "a: 2, b: 1"."""
+    return ", ".join(f"{host}: {count}" for host, count in counts.items())

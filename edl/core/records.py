@@ -110,6 +110,16 @@ class _Placed(Record):
 
 
 @dataclass(frozen=True)
+class Reclaim(Record):
+    """Slots of a host that are to be given back. Times in seconds since 1970."""
+
+    host: str
+    slots: int
+    asked_s: float
+    by_s: float  # until then
+
+
+@dataclass(frozen=True)
 class Desired(_Placed):
     """``desired``: how many workers are wanted on each host; written by :mod:`core.job.desired`.
 
@@ -120,6 +130,9 @@ class Desired(_Placed):
     by: Asker = Asker.LAUNCHER  # who asked last
     reason: str = ""
     at_s: float = 0.0  # wall clock
+    lent: Mapping[str, int] = field(default_factory=dict)  # host -> those of its workers that are
+    # in slots which were lent to the job
+    reclaims: tuple[Reclaim, ...] = ()  # that are not done yet, one for a host
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from edl.core.record import Record
-from edl.core.records import JobState, Snapshot, Stage, TrainingStatus
+from edl.core.records import JobState, Reclaim, Snapshot, Stage, TrainingStatus
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ class JobStatus(TrainingStatus):
         str, "who asked for that: `person`, `launcher`, `profile`, `policy` or `leader`"
     ]
     desired_reason: Annotated[str, "why"]
+    lent: Annotated[
+        Mapping[str, int], "host -> workers wanted there that are in slots lent to the job"
+    ]
+    reclaims: Annotated[
+        tuple[Reclaim, ...],
+        "what is to be given back: `host`, `slots`, `asked_s` and `by_s` in seconds since 1970",
+    ]
     assigned: Annotated[
         Mapping[str, int],
         "host -> workers that its launcher keeps there: as desired, but under horovodrun as its "
@@ -108,6 +115,8 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         desired=dict(snapshot.desired.hosts),
         desired_by=str(snapshot.desired.by),
         desired_reason=snapshot.desired.reason,
+        lent=dict(snapshot.desired.lent),
+        reclaims=snapshot.desired.reclaims,
         assigned=dict(snapshot.assigned.hosts),
         hosts={host.name: host.slots for host in snapshot.hosts},
         given_up={f"w{worker}": reason for worker, reason in snapshot.evicted.items()},

@@ -24,6 +24,7 @@ from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT, Process, exit_statu
 from edl.core.host.supervision import Decision, Ending, GiveUp, Start
 from edl.core.host.upkeep import lingers
 from edl.core.job.host_join import arrive, is_last, withdrawn
+from edl.core.job.lending import NO_TERMS, Terms
 from edl.core.job.placement import Placement, drain_host
 from edl.core.plural import workers
 from edl.core.records import Asker, Host, Job, JobState, Snapshot
@@ -31,6 +32,7 @@ from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.command import title
 from edl.launch.direct_end import NOT_TOLD, DirectEnd
+from edl.launch.lent_slots import LentSlots
 from edl.launch.output import Output
 from edl.launch.owner import written_down
 from edl.launch.supervisor import Supervisor
@@ -70,6 +72,9 @@ class Agent(Supervisor[AgentState]):
         on_snapshot: called with each new reading of the records.
         stack_signal: makes a worker write down where its threads are; 0: none does.
         meanwhile: entered while this host is in the job.
+        lent_file: says how many slots of this host are lent to the job; None: nobody writes one.
+        reclaim_s: to give lent slots back, where nobody says in how long.
+        leave_within_s: for the workers to leave, after a signal; None: as long as it takes.
 
     ``run()`` raises a UsageError when another agent has this host's name.
     """
@@ -90,6 +95,9 @@ class Agent(Supervisor[AgentState]):
         on_snapshot: Callable[[Snapshot], None] | None = None,
         stack_signal: int = 0,
         meanwhile: AbstractContextManager[None] | None = None,
+        lent_file: Path | None = None,
+        reclaim_s: float = 30.0,
+        leave_within_s: float | None = None,
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(job.spec.command)
         own = AgentState(
@@ -106,6 +114,8 @@ class Agent(Supervisor[AgentState]):
         self._ends_last = ends_last
         self._on_snapshot = on_snapshot
         self._meanwhile = meanwhile or nullcontext()
+        self._leaves = Terms(within_s=leave_within_s)
+        self._lent = LentSlots(store, host.name, lent_file, reclaim_s, self._say_once)
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
         self._direct_end = DirectEnd(store, host.name, limits, self._say_once)
@@ -114,7 +124,7 @@ class Agent(Supervisor[AgentState]):
     @contextmanager
     def _around(self) -> Iterator[None]:
         owner = nullcontext() if self._guest else written_down(self._logs, self._host.pid)
-        with self._output, self._meanwhile, owner:
+        with self._output, self._meanwhile, owner, self._lent.signals():
             self._await_former()
             yield
 
@@ -201,6 +211,9 @@ class Agent(Supervisor[AgentState]):
         self._arrive(snapshot, now)
         self._handle_drain(snapshot)
         self._leave_again(snapshot)
+        changed = not self._own.draining and self._lent.follow(snapshot)
+        if self._lent.settle(snapshot, self._own.living) or changed:
+            self._changed.set()
 
     def _decide(self, snapshot: Snapshot, now: float) -> Decision:
         return decide(snapshot, self._own, now)
@@ -310,8 +323,11 @@ class Agent(Supervisor[AgentState]):
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name = self._host.name
+        terms = self._leaves if self._signals else NO_TERMS
         try:
-            self._desire(lambda now: drain_host(snapshot, name, now), f"{cause}: {name} leaves")
+            self._desire(
+                lambda now: drain_host(snapshot, name, now), f"{cause}: {name} leaves", terms
+            )
         except UsageError as error:
             hint = "; a second signal kills the workers on this host" if self._signals else ""
             self._say_once(f"{error}{hint}")
@@ -342,8 +358,10 @@ class Agent(Supervisor[AgentState]):
         else:
             self._changed.set()
 
-    def _desire(self, change: Callable[[Placement], Placement], why: str) -> Placement:
-        return self._store.desire(change, Asker.LAUNCHER, why).desired.hosts
+    def _desire(
+        self, change: Callable[[Placement], Placement], why: str, terms: Terms = NO_TERMS
+    ) -> Placement:
+        return self._store.desire(change, Asker.LAUNCHER, why, terms).desired.hosts
 
     def _put_host(self) -> None:
         host = self._host

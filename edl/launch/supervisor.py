@@ -36,6 +36,7 @@ from edl.core.host.supervision import (
     whom_to_ask,
     without_zookeeper,
 )
+from edl.core.job.lending import overdue_on
 from edl.core.records import JobState, Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
@@ -154,6 +155,8 @@ class Supervisor(ABC, Generic[State]):
             if snapshot is None:
                 return self._alone(now)
             self._follow(snapshot, now)
+            late = overdue_on(self._own.host, snapshot.desired, time.time())
+            self._own = replace(self._own, overdue=late)
             decision = self._decide(snapshot, now)
             self._act(decision, snapshot, now)
             if decision.exit_code is not None:

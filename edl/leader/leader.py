@@ -28,6 +28,7 @@ from edl.core.events import (
 )
 from edl.core.job.ages import AgeTracker
 from edl.core.job.decision import Decision, Limits
+from edl.core.job.lending import overdue, told
 from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
@@ -107,7 +108,8 @@ class LeaderTerm:
         self._detector.look(snapshot)
         dead, silent = self._detector.dead(snapshot, ages.generation_s)
         dead = self._look_for_stall(snapshot) | dead
-        decision = decide(snapshot, self.term, ages, self._limits, dead, silent)
+        late = overdue(snapshot, time.time())
+        decision = decide(snapshot, self.term, ages, self._limits, dead, silent, late)
         if decision.acts:
             decision = self._completed(decision)
             failpoints.reached("deciding")
@@ -175,7 +177,7 @@ class LeaderTerm:
     @staticmethod
     def _completed(decision: Decision) -> Decision:
         """With the time, and a place in the rendezvous store that nobody can guess."""
-        if decision.change:
+        if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))
         if decision.generation is None:
             return decision
@@ -203,8 +205,10 @@ class LeaderTerm:
                 samples_per_s=round(self._rate.newest, 1),
             )
             yield self._event(written, new.reason, new.number)
-        if decision.change:
+        if decision.change and decision.change.moves:
             yield self._event(decision.change.details, str(decision.change))
+        for one in decision.reclaimed:
+            yield self._event(*told(one, time.time()))
         for worker, reason in sorted(decision.evict.items()):
             yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was given up: {reason}")
         for answer in decision.answers:

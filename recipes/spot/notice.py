@@ -9,6 +9,7 @@
 The provider's metadata service is asked every --every seconds. Upon its notice the command gets
 SIGTERM: the host leaves the job, and the others train on. A SIGTERM to this process is passed on.
 Of all these the command gets one: a second would kill its workers. Ends with the command's code.
+Workers that have not left shortly before the instance goes are given up (EDL_LEAVE_WITHIN_S).
 Plain `edl run`, without --or-join, would end the job instead: do not run that on a spot instance.
 
 Needs nothing but Python's standard library.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -86,6 +88,7 @@ def azure(base: str) -> str | None:
 
 
 PROVIDERS: dict[str, Callable[[str], str | None]] = {"aws": aws, "gcp": gcp, "azure": azure}
+LEAVE_WITHIN_S = {"aws": 110, "gcp": 25, "azure": 25}  # 10 s, or 5 s, less than is left
 
 
 def main() -> int:
@@ -110,7 +113,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, tell)
     try:
-        agent = subprocess.Popen(options.command)
+        within_s = str(LEAVE_WITHIN_S[options.provider])
+        agent = subprocess.Popen(
+            options.command, env={"EDL_LEAVE_WITHIN_S": within_s, **os.environ}
+        )
     except OSError as error:
         say(f"{options.command[0]} cannot be started: {error.strerror}; check the words after --")
         return 127

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from made import make_job
 from world import LIMITS, World
 
-from edl.core.records import Asked, JobState, Request, Stage
+from edl.core.records import Asked, Desired, JobState, Request, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)
@@ -40,7 +40,7 @@ class Membership(RuleBasedStateMachine):
         job = make_job(
             "job", np=np, command=("true",), min_np=max(1, np - below), max_np=np + above
         )
-        self.world = World(job, {"a": np, "b": 0, "c": 0})
+        self.world = World(job, Desired({"a": np, "b": 0, "c": 0}))
         self.calm(rounds)
 
     def worker(self, pick: int):  # type: ignore[no-untyped-def]
@@ -138,15 +138,24 @@ class Membership(RuleBasedStateMachine):
         sizes = [n for n in range(1, 8) if job.sizes.allows(n)]
         for _ in range(data.draw(st.sampled_from(sizes), "workers")):
             hosts[data.draw(st.sampled_from(HOSTS), "host")] += 1
-        self.world.desired = hosts
+        self.world.want(hosts)
 
     @rule(old=st.sampled_from(HOSTS), new=st.sampled_from(HOSTS), np=st.integers(1, 3))
     def migrate(self, old: str, new: str, np: int) -> None:
         """Some workers of one host to another."""
         hosts = self.world.desired
         np = min(np, hosts[old])
-        self.world.desired = {**hosts, old: hosts[old] - np}
-        self.world.desired[new] += np
+        hosts[old] -= np
+        hosts[new] += np
+        self.world.want(hosts)
+
+    @rule(slots=st.integers(1, 3))
+    def lend(self, slots: int) -> None:
+        self.world.lend(slots)
+
+    @rule(slots=st.sampled_from([None, 1, 2]), within_s=st.sampled_from([1.0, 5.0, 60.0]))
+    def reclaim(self, slots: int | None, within_s: float) -> None:
+        self.world.reclaim(slots, within_s)
 
     @rule(pick=PICK, kind=st.sampled_from(Asked))
     def drain_or_replace(self, pick: int, kind: Asked) -> None:
@@ -220,9 +229,9 @@ class Membership(RuleBasedStateMachine):
     @rule()
     def a_deposed_leader_acts(self) -> None:
         """On what it had read in its term; it finds out that this is over."""
-        before = (len(self.world.generations), dict(self.world.evicted), dict(self.world.desired))
+        before = (len(self.world.generations), dict(self.world.evicted), self.world.wanted)
         self.world.act(self.world.deposed.pop())
-        now = (len(self.world.generations), self.world.evicted, self.world.desired)
+        now = (len(self.world.generations), self.world.evicted, self.world.wanted)
         assert now == before
 
     @invariant()
@@ -270,14 +279,15 @@ def test_a_migration_is_one_switch(
     The ring never shrinks. When all workers move, one brings the state and goes with the next.
     """
     moved = data.draw(st.integers(1, np), "moved")
-    world = World(make_job("job", np=np, command=("true",), max_np=np), {"a": np, "b": 0})
+    job = make_job("job", np=np, command=("true",), max_np=np)
+    world = World(job, Desired({"a": np, "b": 0}))
     for _ in range(6):
         world.agents()
         world.round()
     (first,) = world.generations
     assert len(first.seats) == np
     old = {w.id for w in world.running()}
-    world.desired = {"a": np - moved, "b": moved}
+    world.want({"a": np - moved, "b": moved})
     ready_at: dict[int, int] = {}
     for time in range(30):
         world.agents()

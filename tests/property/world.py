@@ -13,13 +13,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from edl.core.job.ages import Ages, AgeTracker
 from edl.core.job.decision import Decision, Limits
+from edl.core.job.desired import desire
+from edl.core.job.lending import NO_TERMS, Terms, lend, overdue, reclaim, returned, without
 from edl.core.job.membership import decide
+from edl.core.job.placement import Placement
 from edl.core.records import (
     Asked,
+    Asker,
     Assigned,
     Desired,
     Generation,
@@ -33,6 +38,7 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
+from edl.errors import UsageError
 
 LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10, report_s=100)
 
@@ -78,7 +84,7 @@ class World:
     """The whole job. Methods are events; each does nothing when it cannot happen now."""
 
     job: Job
-    desired: dict[str, int]  # and assigned
+    wanted: Desired  # and assigned
     slots: int = 8
     time: float = 0.0
     workers: dict[int, Worker] = field(default_factory=dict)
@@ -94,6 +100,11 @@ class World:
     cut_off: set[int] = field(default_factory=set)  # workers that do not reach ZooKeeper
 
     # --- reading ---
+
+    @property
+    def desired(self) -> dict[str, int]:
+        """Host -> workers."""
+        return dict(self.wanted.hosts)
 
     @property
     def current(self) -> Generation | None:
@@ -287,6 +298,23 @@ class World:
         known = number if w.step < 0 else w.member.newest_generation
         w.member = replace(w.member, broken=RingFailure(number, w.step), newest_generation=known)
 
+    # --- people ---
+
+    def want(self, hosts: Placement, terms: Terms = NO_TERMS) -> None:
+        asked = desire(
+            self.wanted, Assigned(self.desired), hosts, Asker.PERSON, "so", self.time, terms
+        )
+        self.wanted = asked.desired
+
+    def lend(self, slots: int) -> None:
+        with suppress(UsageError):
+            self.want(lend(self.snapshot(), slots, None, self.desired), Terms(lends=True))
+
+    def reclaim(self, slots: int | None, within_s: float) -> None:
+        with suppress(UsageError):
+            hosts = reclaim(self.snapshot(), slots, None, self.desired)
+            self.want(hosts, Terms(within_s=within_s))
+
     # --- the leader ---
 
     def new_leader(self) -> None:
@@ -305,11 +333,14 @@ class World:
             dead.pop(w.id, None)
 
     def look(self) -> None:
-        self.leader.snapshot = Snapshot(
+        self.leader.snapshot = self.snapshot()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
             job=self.job,
             hosts=tuple(Host(h, self.slots, "::1") for h in self._offered()),
             members=tuple(self.nodes[i] for i in sorted(self.nodes)),
-            desired=Desired(dict(self.desired)),
+            desired=self.wanted,
             assigned=Assigned(dict(self.desired)),
             generation=self.current,
             requests=tuple(self.requests[n] for n in sorted(self.requests)),
@@ -326,21 +357,22 @@ class World:
         if now is None:
             return None
         ages = leader.ages.look(now, self.time)
-        decision = decide(now, leader.term, ages, LIMITS, leader.dead, frozenset(leader.silent))
+        silent, late = frozenset(leader.silent), overdue(now, self.time)
+        decision = decide(now, leader.term, ages, LIMITS, leader.dead, silent, late)
         assert decision.reason
         assert decision.generation is None or decision.generation.term == leader.term
         if leader is not self.leader:
             return None
         change = decision.change
-        if change and change.before.hosts != self.desired:
+        if change and change.before != self.wanted:
             return None  # compare-and-set: somebody scaled in between
         if decision.generation is not None:
             self._check(now, decision, ages)
             self.generations.append(decision.generation)
             self._count_loss(now, decision.generation)
         if change:
-            assert self.job.sizes.allows(change.desired.np), decision.reason
-            self.desired = dict(change.desired.hosts)
+            assert not change.moves or self.job.sizes.allows(change.desired.np), decision.reason
+            self.wanted = change.desired
         self.evicted.update(decision.evict)
         for answer in decision.answers:
             assert answer.done
@@ -375,7 +407,7 @@ class World:
         assert new.sync_root in new.members
         assert new.reason
         if not new.previous:
-            self._check_repair(now, new)
+            self._check_repair(now, decision)
             return
         # A planned change.
         old = [i for i in new.members if i in ids(new.previous)]
@@ -411,10 +443,15 @@ class World:
             excused = len(released) + len(gone) + len(self.leader.dead)
             assert len(new.seats) + excused >= min(floor, len(last.seats))
 
-    def _check_repair(self, now: Snapshot, new: Generation) -> None:
-        """Who works and holds the state goes on, whether or not its session lives."""
+    def _check_repair(self, now: Snapshot, decision: Decision) -> None:
+        """Who works and holds the state goes on, whether or not its session lives.
+
+        Not who is in a slot that was to be given back: it is given up for that.
+        """
+        new = decision.generation
+        assert new is not None
         for w in map(self.workers.__getitem__, new.left):
-            proven = w.id in self.given_up or w.id in now.evicted
+            proven = w.id in {*self.given_up, *now.evicted, *decision.evict}
             assert proven or not w.running or w.step < 0, f"w{w.id} works and is dropped: {new}"
 
     @staticmethod
@@ -478,7 +515,7 @@ class World:
         self.act(self.leader)
 
     def agents(self) -> None:
-        """Agents start who is lacking."""
+        """Agents start who is lacking, and note which lent slots are free again."""
         if self.ended or self.job.state is not JobState.RUNNING:
             return
         for host in self._offered():
@@ -493,6 +530,8 @@ class World:
             ]
             for _ in range(wanted - len(here)):
                 self.spawn(host)
+            unknown = sum(w.member.host == host and w.id not in self.nodes for w in self.running())
+            self.wanted = without(self.wanted, returned(self.snapshot(), host, unknown))
 
     def _offered(self) -> list[str]:
         """The hosts that have an agent."""
@@ -512,6 +551,8 @@ class World:
             return f"{[w.id for w in self.running()]} run, {current.members} train"
         if self.requests:
             return f"open requests {self.requests}"
+        if self.wanted.reclaims:
+            return f"{self.wanted.reclaims} are not given back"
         return size_gap(current.seats, self.desired)
 
 

@@ -54,7 +54,7 @@ def decide(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     """The agent's next act, or none, with the reason. ``now``: the agent's monotonic clock."""
     decision = as_the_job_ends(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
-    return with_lingering(decision or _keep(snapshot, own, now), own, now)
+    return with_lingering(decision or _keep(snapshot, own, now), snapshot, own, now)
 
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:

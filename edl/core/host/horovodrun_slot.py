@@ -94,7 +94,7 @@ def decide(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
     if decision is None and (own.removed or own.unread or own.ending_since is not None):
         decision = _leave(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
-    return with_lingering(decision or _keep(snapshot, own, now), own, now)
+    return with_lingering(decision or _keep(snapshot, own, now), snapshot, own, now)
 
 
 def _leave(snapshot: Snapshot, own: SlotState, now: float) -> Decision:

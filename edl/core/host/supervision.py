@@ -72,6 +72,7 @@ class SupervisorState:
     ring_deaths: tuple[RingDeath, ...] = ()
     ended: frozenset[int] = frozenset()  # workers of whose end some launcher has written an event
     answering: frozenset[int] = frozenset()  # of those not in ZooKeeper: their own ports answer
+    overdue: bool = False  # slots of this host had to be given back by now
 
     @property
     def living(self) -> tuple[Process, ...]:

@@ -30,11 +30,19 @@ from edl.core.plural import verb, workers
 from edl.core.records import JobState, Snapshot
 
 
-def with_lingering(decision: Decision, own: SupervisorState, now: float) -> Decision:
-    """``decision``, and the end of whoever was to end by itself and does not, whatever goes on."""
-    named = {ending.launch for ending in decision.endings}
+def with_lingering(
+    decision: Decision, snapshot: Snapshot, own: SupervisorState, now: float
+) -> Decision:
+    """``decision``, and the end of whoever was to end by itself and does not, whatever goes on.
+
+    Who leaves a slot that was to be given back by now is killed.
+    """
+    overdue = _overdue(snapshot, own)
+    killed = {ending.launch for ending in overdue}
+    endings = tuple(one for one in decision.endings if one.launch not in killed) + overdue
+    named = {ending.launch for ending in endings}
     lingering = [p for p in own.living if p.launch not in named and lingers(p)]
-    return replace(decision, endings=decision.endings + end(lingering, own.limits, now, ""))
+    return replace(decision, endings=endings + end(lingering, own.limits, now, ""))
 
 
 def lingers(process: Process) -> bool:
@@ -112,6 +120,20 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
     leads = snapshot.leader is not None and snapshot.leader.worker != process.worker
     long = now - max(process.mute, process.absent) >= limits.frozen_s
     return process.seated and leads and long
+
+
+def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
+    """The end of whoever was given up, or has left, and is in a slot that was to be given back.
+
+    Who is still in the ring may be the last with the state: the leader gives it up, or does not.
+    """
+    ring = {seat.id for seat in snapshot.ring}
+    return tuple(
+        Ending(p.launch, True, "its slot was to be given back by now")
+        for p in own.living
+        if own.overdue
+        and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
+    )
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edl.core.job.ages import Ages
 from edl.core.job.desired import Change
-from edl.core.records import Generation, Member, Request, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, Reclaim, Request, Seat, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Limits:
 class Decision:
     """What the leader does now; all of it in one transaction. ``reason`` is always set.
 
-    ``asks``: requests of its own, which it or its successor answers later.
+    ``asks``: requests of its own, which it or its successor answers later. ``reclaimed``: slots
+    that were lent to the job and are given back; the ``change`` says so.
     """
 
     reason: str
@@ -35,6 +36,7 @@ class Decision:
     evict: Mapping[int, str] = field(default_factory=dict)
     answers: tuple[Request, ...] = ()
     asks: tuple[Request, ...] = ()
+    reclaimed: tuple[Reclaim, ...] = ()
 
     @property
     def acts(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edl.core.events import DesiredDetails
+from edl.core.job.lending import NO_TERMS, Terms, lent_after, reclaims_after
 from edl.core.job.placement import Placement
 from edl.core.plural import workers
 from edl.core.records import Asker, Assigned, Desired
@@ -31,6 +32,11 @@ class Change:
 
     def __bool__(self) -> bool:
         return self.desired != self.before
+
+    @property
+    def moves(self) -> bool:
+        """Whether other workers are wanted: it is not only noted that a slot was given back."""
+        return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def at(self, at_s: float) -> Change:
         """The same, made at that time."""
@@ -56,11 +62,20 @@ class Change:
 
 
 def desire(
-    before: Desired, assigned: Assigned, hosts: Placement, by: Asker, why: str, at_s: float = 0.0
+    before: Desired,
+    assigned: Assigned,
+    hosts: Placement,
+    by: Asker,
+    why: str,
+    at_s: float = 0.0,
+    terms: Terms = NO_TERMS,
 ) -> Change:
     """Want ``hosts`` from now on. ``why``: a clause, which begins the sentence of its event."""
     if dict(hosts) == dict(before.hosts):
         return Change(before, before)
-    after = Desired(dict(hosts), by, why, at_s)
+    profiled = by is Asker.PROFILE  # it gives the size back
+    lent = before.lent if profiled else lent_after(before, hosts, terms)
+    reclaims = reclaims_after(before, hosts, terms, at_s)
+    after = Desired(dict(hosts), by, why, at_s, lent, reclaims)
     follows = None if assigned.by_slot else replace(assigned, hosts=after.hosts)
     return Change(before, after, follows)

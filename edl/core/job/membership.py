@@ -43,6 +43,8 @@ from types import MappingProxyType
 
 from edl.core.job.ages import Ages
 from edl.core.job.decision import Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.desired import Change
+from edl.core.job.lending import returned, without
 from edl.core.job.resize import change
 from edl.core.job.ring_failure import broke
 from edl.core.plural import names, workers
@@ -56,6 +58,7 @@ def decide(
     limits: Limits,
     dead: Mapping[int, str] = MappingProxyType({}),
     silent: frozenset[int] = frozenset(),
+    overdue: Mapping[int, str] = MappingProxyType({}),
 ) -> Decision:
     """The leader's next act, or none, with the reason.
 
@@ -64,20 +67,30 @@ def decide(
         term: the leader's own term.
         dead: workers proven dead, whether or not their session still lives, with the proof.
         silent: workers whose port has not answered just now; that alone proves nothing.
+        overdue: workers whose slots were to be given back by now, with the reason. They count as
+            dead as soon as another one, which answers, has the state.
 
     A dead worker that has a seat is given up at once: then every daemon cuts the ring that it is
     in, and nobody waits for it. Not so a leaver that has taken back its own node: it has left as
     agreed, and the others are about to close that ring anyway. Its port refuses then; when it is
     ``silent`` and nobody has switched yet, it is frozen or cut off, and they would wait for it.
     """
+    others = {seat.id for seat in now.ring} - {*dead, *overdue, *now.evicted, *silent}
+    if others & {member.id for member in now.members}:
+        dead = {**overdue, **dead}
     decision = _decide(now, term, ages, limits, frozenset(dead), silent)
     current = None if now.job.state.over else now.generation
     seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
     agreed = set(current.left) - {member.id for member in now.members} if current else set()
-    if current and not _switched(now, current):
+    if current and not now.switched:
         agreed -= silent
     lost = {w: dead[w] for w in sorted(dead) if w in seated - agreed and w not in now.evicted}
-    return replace(decision, evict={**decision.evict, **lost}) if lost else decision
+    decision = replace(decision, evict={**decision.evict, **lost}) if lost else decision
+    done = returned(now) if current and not decision.acts else ()
+    if not done:
+        return decision
+    noted = Change(now.desired, without(now.desired, done))
+    return replace(decision, change=noted, reclaimed=done)
 
 
 def _decide(
@@ -98,7 +111,7 @@ def _decide(
         return end(now, term, f"the job is asked to stop: {why}")
     if current is None:
         return _start(now, now.job.spec.np, alive, term, ages, limits)
-    ring = _ring(now, current)
+    ring = now.ring
     absent = [s.id for s in ring if not (s.id in alive or s.id in dead or s.id in now.evicted)]
     if not any(seat.id in alive for seat in ring):
         # Who has just switched into the new ring may hold the state, and have left ZooKeeper, too.
@@ -112,7 +125,7 @@ def _decide(
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
     lost = tuple(w for w in current.joined if w in dead or w in now.evicted)
     breaking = not {s.id for s in ring} <= {*alive, *absent, *lost}  # it will report
-    if lost and current.previous and not breaking and not _switched(now, current):
+    if lost and current.previous and not breaking and not now.switched:
         return _replace_newcomers(now, current, alive, lost, term)
     if waiting:
         return Decision(f"generation {current.number} waits for {names(waiting)} to switch")
@@ -123,17 +136,6 @@ def _decide(
             "no change until it comes back or the ring breaks"
         )
     return change(now, current, alive, term, ages, limits, silent)
-
-
-def _ring(now: Snapshot, current: Generation) -> tuple[Seat, ...]:
-    """The ring that holds the job's state: the one before, until somebody has switched."""
-    return current.seats if _switched(now, current) or not current.previous else current.previous
-
-
-def _switched(now: Snapshot, current: Generation) -> bool:
-    """Whether a member adopted ``current``: then the ring was built, with all its members."""
-    members = set(current.members)
-    return any(_adopted(m, current) for m in now.members if m.id in members)
 
 
 def _start(
