@@ -106,6 +106,11 @@ class TorchrunJob(Job):
         launcher = [python, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1000"]
         return [*launcher, "--nproc-per-node", str(size), "-m", module, *arguments]
 
+    def environment(self) -> dict[str, str]:
+        # Else workers that are started again meet the addresses of those before them in the store
+        # that the agent shares with them, fail, and are started again, for ever.
+        return {**super().environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
     def strike(self, victim: str, chance: random.Random) -> None:
         kill(chance.choice(_training(self)))
 
