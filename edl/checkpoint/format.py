@@ -58,6 +58,7 @@ class Manifest:
         run: the start of the job that wrote it.
         saved_at: for people.
         learned: what the job had learned of its sizes; empty: nothing, or nobody could say.
+        samples: how many it had trained, over all epochs; -1: its edl did not say.
     """
 
     job: str
@@ -69,6 +70,7 @@ class Manifest:
     ledger: Mapping[str, Any]
     saved_at: float = 0.0  # wall clock
     learned: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = -1
 
 
 @dataclass(frozen=True)

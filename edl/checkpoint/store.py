@@ -59,6 +59,16 @@ class Durable(Protocol):
 
 
 @dataclass(frozen=True)
+class Place:
+    """How far a job is, which belongs to its state. ``samples``: trained over all epochs."""
+
+    step: int
+    source: Source
+    ledger: Ledger
+    samples: int
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Where a job keeps its checkpoints, and which of them this start of it may read.
 
@@ -142,11 +152,11 @@ class Checkpoints:
         self,
         source: Source,
         replica: Durable,
-        resume: Callable[[int, Mapping[str, Any]], None],
+        resume: Callable[[int, Mapping[str, Any], int], None],
     ) -> Checkpoint | None:
         """Bring ``replica`` to the newest good checkpoint that rule 2 allows.
 
-        ``resume(step, ledger)`` is called with the place in the data that belongs to it.
+        ``resume(step, ledger, samples)`` is called with the place in the data that belongs to it.
 
         Returns:
             None for a fresh start: nothing may be read, and nothing is in the way.
@@ -166,7 +176,8 @@ class Checkpoints:
         _check_source(found, source)
         try:
             replica.restore(found.state)
-            resume(found.manifest.step, found.manifest.ledger)
+            about = found.manifest
+            resume(about.step, about.ledger, about.samples)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:
@@ -221,7 +232,7 @@ class Checkpoints:
 
     # --- saving
 
-    def save_if_due(self, step: int, source: Source, ledger: Ledger, replica: Durable) -> None:
+    def save_if_due(self, at: Place, replica: Durable) -> None:
         """Called by rank 0 at each boundary: the first step's state at once, then every so often,
         whoever was rank 0 before.
 
@@ -229,7 +240,7 @@ class Checkpoints:
         """
         now = time.monotonic()
         if self._due_at is None:
-            if step == 0 and self._last_step < 0:
+            if at.step == 0 and self._last_step < 0:
                 self._due_at = now
                 files.remove_leftovers(self._config.directory)
             else:
@@ -237,7 +248,7 @@ class Checkpoints:
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
         self._due_at = now + self._config.every_s
-        self._save(step, source, ledger, replica)
+        self._save(at, replica)
 
     def _age_of_newest(self) -> float:
         """How old the newest checkpoint is, in seconds, for who has become rank 0 just now.
@@ -254,9 +265,7 @@ class Checkpoints:
             return 0.0
         return min(max(0.0, age_s), self._config.every_s)
 
-    def save_last(
-        self, step: int, source: Source, ledger: Ledger, replica: Durable, timeout_s: float
-    ) -> str:
+    def save_last(self, at: Place, replica: Durable, timeout_s: float) -> str:
         """Save before the end, and wait until it is written, at most ``timeout_s``.
 
         Returns:
@@ -264,12 +273,12 @@ class Checkpoints:
         """
         deadline = time.monotonic() + timeout_s
         settled = self.settle(timeout_s)
-        if settled and self._last_step != step:
-            self._save(step, source, ledger, replica)
+        if settled and self._last_step != at.step:
+            self._save(at, replica)
             settled = self.settle(deadline - time.monotonic())
         if not settled:
-            self._failed(step, f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)")
-        return "" if self._last_step == step else self._why_failed
+            self._failed(at.step, f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)")
+        return "" if self._last_step == at.step else self._why_failed
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is being written any more; False at the time-out."""
@@ -280,14 +289,14 @@ class Checkpoints:
                 return False
         return True
 
-    def _save(self, step: int, source: Source, ledger: Ledger, replica: Durable) -> None:
+    def _save(self, at: Place, replica: Durable) -> None:
         began = time.monotonic()
-        config = self._config
+        config, source = self._config, at.source
         manifest = Manifest(
             job=config.job,
             run=config.run,
-            step=step,
-            epoch=ledger.epoch,
+            step=at.step,
+            epoch=at.ledger.epoch,
             framework=replica.framework,
             source={
                 "total": source.total,
@@ -296,15 +305,16 @@ class Checkpoints:
                 "batch_size": source.batch_size,
                 "fingerprint": source.fingerprint,
             },
-            ledger=ledger.snapshot(),
+            ledger=at.ledger.snapshot(),
             saved_at=time.time(),
+            samples=at.samples,
         )
         try:
             state = files.pack(replica.capture())
         except CheckpointError as error:
-            if step == 0:
+            if at.step == 0:
                 raise
-            self._failed(step, str(error))
+            self._failed(at.step, str(error))
             return
         capture_s = time.monotonic() - began
         self._writing = threading.Thread(

@@ -181,8 +181,7 @@ class Checkpointing:
             self.save_last()
             raise SystemExit(STOPPED_EXIT)
         try:
-            at = self._loader
-            self._checkpoints.save_if_due(at.step, at.source, at.ledger, self.replica)
+            self._checkpoints.save_if_due(self._loader.place, self.replica)
         except EdlError as error:
             self._end_job(str(error))
             raise
@@ -198,8 +197,8 @@ class Checkpointing:
         """
         if self._checkpoints is None or self.replica is None or not self._loader.has_state:
             return ""
-        at, timeout_s = self._loader, self.settings.save_timeout_s
-        return self._checkpoints.save_last(at.step, at.source, at.ledger, self.replica, timeout_s)
+        timeout_s = self.settings.save_timeout_s
+        return self._checkpoints.save_last(self._loader.place, self.replica, timeout_s)
 
     def finish(self, end: JobEnd) -> str:
         """:meth:`save_last` when all have trained to the end; the first to say if it failed."""

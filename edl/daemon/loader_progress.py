@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from edl.checkpoint.store import Place
 from edl.core.step.ledger import (
     Ledger,
     complete_step,
@@ -34,6 +35,8 @@ from edl.daemon.sampler import BatchSampler
 from edl.daemon.stream_sampler import Reader, StreamSampler
 from edl.errors import DataError, UsageError
 
+CHANGES_KEPT = 64  # of the global batch: none of them matters once its ramp is over
+
 
 class LoaderProgress(TrainingProgress):
     """The place of one worker in the epochs of edl's own loader."""
@@ -56,6 +59,8 @@ class LoaderProgress(TrainingProgress):
         self._updated = 0  # the optimizers, as bits, that made updates in the step before
         self.step_batches = 1  # the most that a worker had in a step
         self.samples_total = 0  # trained by all workers, since this one is in the job
+        self.trained = 0  # the same since the job began, over all epochs
+        self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: update, size
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
         self.stop = ""  # why all stop training after the last complete step, if they do
 
@@ -149,13 +154,27 @@ class LoaderProgress(TrainingProgress):
         counted_by = self.open_step.updates if self.optimizers > 1 else None
         self._ledger = complete_step(self.ledger, records, self.source.policy, counted_by)
         if self.open_step.part == 0:
-            self.samples_total += global_samples(records)
+            samples = global_samples(records)
+            self.samples_total += samples
+            self.trained += samples
+        self.batches = self.batches_with(records)
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
         self.step_batches = max(self.step_batches, int(records.column("batches").max()))
         self.open_step.trained(self.sampler)
         self.close_step()
         self.step += 1
+
+    def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
+        """The newest changes of the global batch, that of the open step included.
+
+        It is that of workers of which each has a whole batch; those of a step add up.
+        """
+        in_step = max(self.step_batches, int(records.column("batches").max()))
+        now = self.source.batch_size * in_step * len(self.members)
+        if self.batches and self.batches[-1][1] == now:
+            return self.batches
+        return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self) -> None:
         """The open step is complete, here or for the others."""
@@ -210,6 +229,8 @@ class LoaderProgress(TrainingProgress):
         """This progress as JSON values, for those who take it over."""
         return {
             "step": self.step,
+            "trained": self.trained,
+            "batches": self.batches,
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
@@ -273,15 +294,27 @@ class LoaderProgress(TrainingProgress):
             self.sampler.enter(ledger.epoch)
             self.open_step.lose()
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
+        self.trained = int(header["trained"])
+        self.batches = tuple((int(update), int(size)) for update, size in header["batches"])
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
 
-    def resume(self, step: int, ledger: Mapping[str, Any]) -> None:
+    @property
+    def place(self) -> Place:
+        """Where the job is, for a checkpoint."""
+        return Place(self.step, self.source, self.ledger, self.trained)
+
+    def resume(self, step: int, ledger: Mapping[str, Any], samples: int) -> None:
         """Go on from a checkpoint. All leases are free: other workers held them.
+
+        Args:
+            samples: trained over all epochs; -1: of an older edl, which did not say.
 
         Raises:
             DataError: it has no usable ledger.
         """
         saved = restore(ledger)
+        known = saved.epoch * self.source.known_total + saved.done
+        self.trained = known if samples < 0 else samples
         if saved.finished:  # it was made after the last step of its epoch
             saved = self._start_epoch(saved.epoch + 1)
         self._ledger = self._granted(give_back(saved, ()))

@@ -24,12 +24,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from edl import failpoints
 from edl.core.events import Event, SlowWorkerDetails
 from edl.core.step.ledger import Ledger
 from edl.core.step.slowest import Slow
-from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts
+from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts, global_samples
 from edl.daemon.exchange import check_place, exchange
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
@@ -43,6 +44,19 @@ from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
+
+
+class Update(NamedTuple):
+    """An update, as all workers know it.
+
+    ``before``, ``after``: samples that the job has trained without it, and with it. ``batches``:
+    the changes of the global batch until then, each with the number of its first update.
+    """
+
+    number: int
+    before: int
+    after: int
+    batches: tuple[tuple[int, int], ...]
 
 
 class LoaderSteps(Steps):
@@ -154,6 +168,20 @@ class LoaderSteps(Steps):
                 return records
             self._progress.announces_late = True
             self._records = self._pending = None
+
+    @property
+    def update(self) -> Update:
+        """That of the open step; between two, or if the others have made it, the last one."""
+        progress, step = self._progress, self.open_step
+        trained, number = progress.trained, progress.step
+        if self.warming_up:
+            return Update(number, trained, trained + step.samples, progress.batches)
+        if not self.open or step.superseded:
+            return Update(number - 1, trained, trained, progress.batches)
+        records = self.records()
+        samples = global_samples(records)
+        trained -= samples if step.part else 0  # counted with the first part of the batch
+        return Update(number, trained, trained + samples, progress.batches_with(records))
 
     def recover(self, error: RingError) -> bool:
         """The ring broke during a step: go on with the survivors.

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import edl.framework.needs_horovod  # noqa: F401 - before the others
-from edl import data
+from edl import data, schedules
 from edl.framework.adapting import on_interval, policy
 from edl.framework.horovod_absent import absent
 from edl.framework.metrics import batch_weight
@@ -47,6 +47,7 @@ from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.horovod_names import DistributedGradientTape
+from edl.tensorflow.lr_schedule import LRSchedule
 from edl.tensorflow.optimizer import Optimizer
 from edl.tensorflow.session import (
     Session,
@@ -61,6 +62,7 @@ __all__ = [
     "Dataset",
     "DistributedGradientTape",
     "KerasCallback",
+    "LRSchedule",
     "Optimizer",
     "Session",
     "SessionHook",
@@ -84,6 +86,7 @@ __all__ = [
     "on_resize",
     "policy",
     "rank",
+    "schedules",
     "shutdown",
     "size",
     "step",

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
+from edl.tensorflow.lr_schedule import check_scaling, correct_momentum
 from edl.tensorflow.reduction import APPLIED, GradientReduction
 from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 
@@ -96,6 +97,7 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
             "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
             f"is a {kind.__name__}"
         )
+    check_scaling(optimizer)
     elastic(optimizer, now.attach_optimizer(optimizer, model))
     _elastic.add(id(optimizer))
     return optimizer
@@ -118,7 +120,12 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
             if not optimizer.built:
                 optimizer.build(variables)
         means, proceed = for_update(list(grads), variables, reduction)
-        _if(proceed, lambda: plain(means, variables))
+
+        def update() -> None:
+            correct_momentum(optimizer)
+            plain(means, variables)
+
+        _if(proceed, update)
 
     optimizer.apply = as_it_is(apply)
 

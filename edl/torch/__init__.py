@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import edl.framework.needs_horovod  # noqa: F401 - before the others
-from edl import data
+from edl import data, schedules
 from edl.framework.adapting import on_interval, policy
 from edl.framework.horovod_absent import absent
 from edl.framework.metrics import batch_weight, mean
@@ -44,17 +44,20 @@ from edl.torch import elastic, horovod_names
 from edl.torch.api import init, no_sync, notify_batch_end, track
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
+from edl.torch.lr_schedule import LRSchedule, in_samples
 from edl.torch.optimizer import Optimizer
 from edl.torch.weights import load_weights
 
 __all__ = [
     "DataLoader",
+    "LRSchedule",
     "Optimizer",
     "batch_weight",
     "checkpoint",
     "current_worker",
     "data",
     "generation",
+    "in_samples",
     "init",
     "is_initialized",
     "is_leader",
@@ -69,6 +72,7 @@ __all__ = [
     "on_resize",
     "policy",
     "rank",
+    "schedules",
     "shutdown",
     "size",
     "step",

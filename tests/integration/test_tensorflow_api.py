@@ -789,6 +789,85 @@ assert stops[1].min_delta == -0.5
 """,
         "",
     ),
+    "rates by samples": (
+        """
+edl.init()
+total = 8 * 3
+knee = edl.schedules.Knee(peak_lr=0.5, warmup=8, explore=8, total=total)
+class Ones(keras.Model):  # whose gradient is 1
+    def __init__(self):
+        super().__init__()
+        self.w = self.add_weight(shape=(), initializer="zeros", name="w")
+    def call(self, x): return self.w + 0.0 * tf.reduce_sum(x)
+ds = edl.Dataset(data, 3)  # an epoch is 3 + 3 + 2 samples
+model, ways = Ones(), []
+rate = edl.LRSchedule(knee)
+opt = edl.Optimizer(keras.optimizers.SGD(rate), model)
+def step(x):
+    with tf.GradientTape() as tape: loss = model(x)
+    opt.apply_gradients([(tape.gradient(loss, model.w), model.w)])
+traced = tf.function(step, input_signature=ds.element_spec[:1])
+expected, trained = 0.0, 0
+for epoch in ds.epochs(3):
+    for x, _ in ds:
+        (step if epoch == 1 else traced)(x)
+        trained += len(x)
+        expected -= knee.at(trained)
+        assert abs(float(opt.learning_rate) - knee.at(trained)) < 1e-6
+        assert abs(float(model.w) - expected) < 1e-5, (trained, float(model.w), expected)
+assert trained == total and float(opt.learning_rate) == 0.0
+from keras import saving
+again = saving.deserialize_keras_object(saving.serialize_keras_object(rate))
+assert again.schedule == knee, again.schedule
+""",
+        "",
+    ),
+    "rates by the global batch": (
+        """
+from edl import errors as edl_errors
+edl.init()
+w = tf.Variable(0.0)
+ds = edl.Dataset(data, 2)  # 4 updates an epoch
+scaling = edl.schedules.Scaling(batch=1, ramp=2)  # k is 2
+rate = edl.LRSchedule(edl.schedules.Constant(peak_lr=0.5), scaling)
+opt = edl.Optimizer(keras.optimizers.SGD(rate, momentum=0.5), [w])
+@tf.function
+def step():
+    with tf.GradientTape() as tape: loss = 1.0 * w
+    opt.apply_gradients([(tape.gradient(loss, w), w)])
+mean, expected, factors = 0.0, 0.0, [2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0]
+for epoch in ds.epochs(2):
+    for number, _ in enumerate(ds):
+        factor = factors[4 * epoch + number]
+        step()
+        mean = 0.5 * mean + 1.0  # PyTorch's form: the rate is outside of the buffer
+        expected -= 0.5 * factor * mean
+        assert abs(float(opt.learning_rate) - 0.5 * factor) < 1e-6, (epoch, number)
+        assert abs(float(w) - expected) < 1e-5, (epoch, number, float(w), expected)
+    edl.current_worker().loader.progress.step_batches = 2  # as if they added up from now on
+try:
+    edl.Optimizer(keras.optimizers.Ftrl(rate), [w])
+except edl_errors.UsageError as error:
+    assert "the learning rate of Ftrl is no factor of its updates" in str(error), error
+else:
+    raise AssertionError("Ftrl")
+""",
+        "",
+    ),
+    "rates by samples in fit": (
+        """
+edl.init()
+linear = edl.schedules.Linear(peak_lr=0.5, total=16)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+model.compile(edl.Optimizer(keras.optimizers.SGD(edl.LRSchedule(linear))), lambda y, z: z)
+start = float(model.trainable_variables[0][0, 0])
+ones = np.ones((8, 1), np.float32)
+model.fit(edl.Dataset((ones, ones), 3), epochs=2, verbose=0, callbacks=[edl.KerasCallback()])
+moved = sum(linear.at(n) for n in (3, 6, 8, 11, 14, 16))
+assert abs(start - float(model.trainable_variables[0][0, 0]) - moved) < 1e-5
+""",
+        "",
+    ),
     "fit": (
         """
 keras.mixed_precision.set_global_policy("mixed_float16")

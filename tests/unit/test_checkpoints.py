@@ -11,11 +11,10 @@ import pytest
 
 from edl.checkpoint import format as files
 from edl.checkpoint.owner import Owner, owner_of
-from edl.checkpoint.store import CheckpointConfig, Checkpoints, check_resumable
+from edl.checkpoint.store import CheckpointConfig, Checkpoints, Place, check_resumable
 from edl.config import Config
 from edl.core.events import Details
 from edl.core.job_spec import JobSettings
-from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.job_of_one import JobOfOne
@@ -79,12 +78,12 @@ class Start:
 
     def save(self, step: int) -> str:
         self.progress.step, self.replica.value = step, step
-        return self.checkpoints.save_last(*self.at, self.replica, timeout_s=10)
+        return self.checkpoints.save_last(self.at, self.replica, timeout_s=10)
 
     @property
-    def at(self) -> tuple[int, Source, Ledger]:
+    def at(self) -> Place:
         """What is saved beside the state: the step, and the place in the data."""
-        return self.progress.step, self.progress.source, self.progress.ledger
+        return self.progress.place
 
     def restore(self) -> int | None:
         progress = self.progress
@@ -245,11 +244,11 @@ def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> Non
     start = Start(tmp_path)
     for step in range(3):
         start.progress.step = step
-        start.checkpoints.save_if_due(*start.at, start.replica)
+        start.checkpoints.save_if_due(start.at, start.replica)
         assert start.checkpoints.settle(10)
     assert start.saved == [0]
     start.checkpoints._due_at = 0.0
-    start.checkpoints.save_if_due(*start.at, start.replica)
+    start.checkpoints.save_if_due(start.at, start.replica)
     assert start.checkpoints.settle(10)
     assert start.saved == [0, 2]
     assert [kind for kind, _, _ in start.logged] == ["checkpoint", "checkpoint"]
@@ -259,7 +258,7 @@ def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> Non
     Start(tmp_path).save(0)
     again = Start(tmp_path)
     again.restore()
-    again.checkpoints.save_if_due(*again.at, again.replica)
+    again.checkpoints.save_if_due(again.at, again.replica)
     assert again.checkpoints.settle(10)
     assert [kind for kind, _, _ in again.logged] == []
 
@@ -274,7 +273,7 @@ def test_a_new_rank_0_saves_when_the_newest_is_old_enough(
     os.utime(files.path_of(tmp_path, 10), (then, then))
     successor = Start(tmp_path)
     successor.progress.step = 11
-    successor.checkpoints.save_if_due(*successor.at, successor.replica)
+    successor.checkpoints.save_if_due(successor.at, successor.replica)
     successor.checkpoints.settle(10)
     assert successor.saved == [11] * due
 
@@ -286,7 +285,7 @@ def test_a_new_rank_0_of_a_job_that_was_never_saved(
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     start = Start(tmp_path)
     start.progress.step = 3
-    start.checkpoints.save_if_due(*start.at, start.replica)
+    start.checkpoints.save_if_due(start.at, start.replica)
     start.checkpoints.settle(10)
     assert start.saved == [3]
 
@@ -324,9 +323,9 @@ def test_state_that_is_no_data_is_an_error_at_the_first_step_only(tmp_path: Path
     start = Start(tmp_path)
     start.replica.value = object()
     with pytest.raises(CheckpointError, match=r"builtins.object"):
-        start.checkpoints.save_if_due(*start.at, start.replica)
+        start.checkpoints.save_if_due(start.at, start.replica)
     start.progress.step = 3
-    start.checkpoints.save_last(*start.at, start.replica, timeout_s=10)
+    start.checkpoints.save_last(start.at, start.replica, timeout_s=10)
     ((kind, step, reason),) = start.logged
     assert (kind, step) == ("checkpoint_failed", 3)
     assert reason.startswith("the checkpoint of step 3 was not written")

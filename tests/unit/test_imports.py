@@ -9,6 +9,7 @@
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
       <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
+    errors <- schedules <- torch, tensorflow
     errors, config, horovod_build <- install
     testing, cli: anything but what trains; testing also drives daemon and framework
 
@@ -55,11 +56,14 @@ MAY_IMPORT = {
     "chaos": PLANES - {"checkpoint"},
     "daemon": PLANES | {"leader", "chaos"},
     "data": {"errors", "config"},
+    "schedules": {"errors"},
     "install": {"errors", "config", "horovod_build"},
     "cli": PLANES | {"launch", "client", "chaos", "install"},
 }
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data"}
-MAY_IMPORT |= dict.fromkeys(("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework"})
+MAY_IMPORT |= dict.fromkeys(
+    ("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework", "schedules"}
+)
 
 MAY_IMPORT["testing"] = MAY_IMPORT["framework"] | {"framework", "launch", "client", "install"}
 

@@ -1,0 +1,138 @@
+"""A learning rate by the samples that the job has trained, for optimizers of Keras."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl import schedules
+from edl.daemon.loader_steps import Update
+from edl.errors import UsageError
+from edl.framework.process import current_worker
+from edl.schedules import Scaling, Schedule
+
+# Those whose rate is no factor of the update, or is in more of their state than a momentum.
+_UNSCALED = {"Ftrl", "Adafactor"}
+_WITHIN = (keras.optimizers.SGD, keras.optimizers.RMSprop)  # their momentum holds the rate
+
+
+@keras.saving.register_keras_serializable(package="edl")
+class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rate of a Keras optimizer, by a schedule in samples.
+
+    ::
+
+        rate = edl.LRSchedule(edl.schedules.Cosine(peak_lr=0.1, total=epochs * samples))
+        optimizer = edl.Optimizer(tf.keras.optimizers.SGD(rate), model)
+
+    An update gets that of the samples that the job has trained with it, over all epochs: the same
+    on all workers, also on a newcomer and in a job that is resumed. Between updates it is that of
+    the last one. A graph asks for it with each update, so no change of the job traces it anew.
+
+    Args:
+        schedule: of :mod:`edl.schedules`; or its configuration, in a saved model.
+        scaling: how the rate follows the global batch; None: it does not. A
+            momentum that holds the rate, as that of Keras' SGD, is multiplied by what it changes.
+
+    Raises:
+        UsageError: it is none.
+    """
+
+    def __init__(
+        self, schedule: Schedule | Mapping[str, Any], scaling: Scaling | None = None
+    ) -> None:
+        super().__init__()
+        if isinstance(schedule, Mapping):
+            named = dict(schedule)
+            schedule = getattr(schedules, str(named.pop("schedule", "")))(**named)
+        if not isinstance(schedule, Schedule):
+            raise UsageError(f"edl.LRSchedule needs a schedule of edl.schedules, not {schedule!r}")
+        self.schedule: Schedule = schedule
+        self.scaling = scaling
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate now; Keras' ``step`` does not count."""
+        return _asked(self._now)
+
+    def momentum_factor(self) -> Any:
+        """What a momentum that holds the rate is multiplied by, before an update."""
+        return _asked(self._change)
+
+    def _now(self) -> np.float32:
+        update = current_worker().loader.update
+        return np.float32(self._factor(update) * self.schedule.at(update.after))
+
+    def _change(self) -> np.float32:
+        update = current_worker().loader.update
+        before = update._replace(number=update.number - 1)
+        return np.float32(self._factor(update) / self._factor(before))
+
+    def _factor(self, update: Update) -> float:
+        scaling = self.scaling
+        return scaling.at(update.number, update.batches) if scaling is not None else 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        """For saved models, which are trained on without the job's scaling."""
+        kind = type(self.schedule).__name__
+        return {"schedule": {"schedule": kind, **dataclasses.asdict(self.schedule)}}
+
+
+def check_scaling(optimizer: Any) -> None:
+    """Refuse an optimizer whose learning rate cannot follow the batch.
+
+    Raises:
+        UsageError: it is such a one.
+    """
+    for one in _with_inner(optimizer):
+        if not _is_scaled(one):
+            continue
+        kind = type(one).__name__
+        if kind in _UNSCALED:
+            raise UsageError(
+                f"the learning rate of {kind} is no factor of its updates, so it cannot follow the "
+                "global batch; leave out the scaling of edl.LRSchedule"
+            )
+        if getattr(one, "gradient_accumulation_steps", None):
+            raise UsageError(
+                "the scaling of edl.LRSchedule counts updates, and gradient_accumulation_steps "
+                "makes none of some; leave one of them out"
+            )
+
+
+def correct_momentum(optimizer: Any) -> None:
+    """Before an update: let the momentum be one of the learning rate that the update has."""
+    for one in _with_inner(optimizer):
+        if not _is_scaled(one) or not isinstance(one, _WITHIN):
+            continue
+        momentums = one.momentums if isinstance(one, keras.optimizers.SGD) else one._momentums
+        if not momentums:
+            continue
+        factor = one._learning_rate.momentum_factor()
+        for momentum in momentums:
+            momentum.assign(momentum * tf.cast(factor, momentum.dtype))
+
+
+def _is_scaled(optimizer: Any) -> bool:
+    rate = getattr(optimizer, "_learning_rate", None)
+    return isinstance(rate, LRSchedule) and rate.scaling is not None
+
+
+def _with_inner(optimizer: Any) -> Iterator[Any]:
+    """It, and the one that a LossScaleOptimizer wraps."""
+    yield optimizer
+    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        yield inner
+
+
+def _asked(ask: Any) -> Any:
+    """The answer now; in a graph, whenever that runs."""
+    if tf.executing_eagerly():
+        return ask()
+    answer = tf.numpy_function(ask, [], tf.float32)
+    answer.set_shape(())
+    return answer

@@ -1,0 +1,147 @@
+"""Learning rates by the samples that the job has trained: ``edl.LRSchedule``, ``edl.in_samples``.
+
+The rate of an update is set right before it, when every worker knows how many samples it has, so it
+is the same on all, whatever the batches are and whoever has come or gone. A script calls
+``scheduler.step()`` as with PyTorch's own, or leaves it out: it does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from edl.daemon.loader_steps import Update
+from edl.errors import UsageError
+from edl.framework.process import current_worker
+from edl.schedules import Scaling, Schedule
+
+_UNSCALED = {"Rprop", "ASGD"}  # their rate is no factor of the update
+
+
+class LRSchedule(LRScheduler):
+    """Lets ``optimizer`` follow a schedule in samples.
+
+    Args:
+        optimizer: that of ``edl.Optimizer``.
+        schedule: of :mod:`edl.schedules`; or one for each of its parameter groups.
+        scaling: how the rates follow the global batch; None: they do not.
+
+    Raises:
+        UsageError: the optimizer is not edl's, or there are not as many schedules as groups.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule | Sequence[Schedule],
+        scaling: Scaling | None = None,
+    ) -> None:
+        groups = len(optimizer.param_groups)
+        several = [schedule] * groups if isinstance(schedule, Schedule) else schedule
+        fits = isinstance(several, Sequence) and len(several) == groups
+        if not fits or not all(isinstance(one, Schedule) for one in several):
+            raise UsageError(
+                f"edl.LRSchedule needs a schedule of edl.schedules, or {groups}, one for each "
+                "parameter group"
+            )
+        self.schedules = tuple(several)
+        if scaling is not None and type(optimizer).__name__ in _UNSCALED:
+            raise UsageError(
+                f"the learning rate of {type(optimizer).__name__} is no factor of its updates, so "
+                "it cannot follow the global batch; leave out the scaling of edl.LRSchedule"
+            )
+        self.scaling = scaling
+        _before_each_update(optimizer, self._set, "edl.LRSchedule")
+        super().__init__(optimizer)
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):  # the groups may have one and the same
+                group["lr"] = group["lr"].clone()
+        self._set(current_worker().loader.update)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """That of the last update: nothing changes between two."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def _set(self, update: Update) -> None:
+        scaling = self.scaling
+        factor = scaling.at(update.number, update.batches) if scaling is not None else 1.0
+        for group, schedule in zip(self.optimizer.param_groups, self.schedules, strict=True):
+            rate = factor * schedule.at(update.after)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._last_lr = self.get_lr()
+
+
+class InSamples:
+    """A scheduler of PyTorch's that counts so many samples as a step. See :func:`in_samples`."""
+
+    def __init__(self, scheduler: LRScheduler, batch: int) -> None:
+        self.scheduler = scheduler
+        self.batch = batch
+        _before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
+
+    def _advance(self, update: Update) -> None:
+        while self.scheduler.last_epoch < update.before // self.batch:
+            self.scheduler.step()
+
+    def step(self) -> None:
+        """Nothing: it goes on by itself."""
+
+    def get_last_lr(self) -> list[float | torch.Tensor]:
+        """As the scheduler says it."""
+        return self.scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Into the scheduler."""
+        self.scheduler.load_state_dict(state)
+
+
+def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
+    """Let a ``scheduler`` that counts steps count ``batch`` samples as one.
+
+    So it says for the same samples what it would say in a job whose global batch is ``batch`` all
+    the time. ``step()`` of what is returned does nothing; the scheduler's own is not to be called.
+
+    Raises:
+        UsageError: it counts no steps, its optimizer is not edl's, or ``batch`` is below 1.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise UsageError(
+            f"batch is {batch!r}; edl.in_samples needs the global batch, in samples, for which the "
+            "steps of the scheduler were chosen"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
+        raise UsageError(
+            f"edl.in_samples takes an LR scheduler that counts steps; {type(scheduler).__name__} "
+            "does not"
+        )
+    return InSamples(scheduler, batch)
+
+
+def _before_each_update(
+    optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
+) -> None:
+    """Call ``then`` before each update, also of one that others have made without this worker.
+
+    Raises:
+        UsageError: the optimizer is not edl's.
+    """
+    if not hasattr(optimizer, "synchronize"):
+        raise UsageError(
+            f"{what} needs the optimizer of the job: write optimizer = edl.Optimizer(optimizer, "
+            "model) before it"
+        )
+
+    def before(*_: Any) -> None:
+        then(current_worker().loader.update)
+
+    optimizer.register_step_pre_hook(before)

@@ -1,0 +1,56 @@
+"""A learning rate by samples: the same on all workers, whoever comes and goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from paths import SCRIPTS
+
+from edl.schedules import Knee, Scaling
+from edl.testing.job import started
+from edl.testing.throttle import Throttle
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+# As in the script.
+TOTAL = 480 * 6
+KNEE = Knee(peak_lr=0.4, warmup=240, explore=1200, total=TOTAL)
+SCALING = Scaling(batch=8, ramp=4)
+
+
+def test_it_follows_samples_and_batch_through_a_join_a_kill_and_a_restart(
+    tmp_path: Path, zk_hosts: str
+) -> None:
+    script = [SCRIPTS / "lr_schedule.py", "--out", str(tmp_path)]
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=Throttle()) as job:
+        job.wait_for_step(5)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.kill(job.leader())
+        job.wait(lambda now: now["given_up"], "death")
+        job.wait_for_size(3)
+        for name in job.members():  # at once: the newest checkpoint goes on
+            job.process(name).kill()
+        job.wait(lambda _: job.events("resumed"), "restart")
+        job.wait_for_size(3)
+        job.hurry()
+        assert job.end() == 0, job.describe("it failed")
+        resumed = job.events("resumed")[0]["generation"]
+    rows: dict[tuple[int, int], list[float]] = {}
+    for path in tmp_path.glob("w*.jsonl"):
+        for generation, number, *row in map(json.loads, path.read_text().splitlines()):
+            before = rows.setdefault((generation, number), row)
+            assert before == row, f"update {number} of generation {generation} differs"
+    batches: list[tuple[int, int]] = []
+    for (generation, number), (after, batch, weight, bias) in sorted(rows.items()):
+        if generation >= resumed and len({size for _, size in batches}) > 1:
+            batches.clear()  # a resumed job has no ramp
+        if not batches or batches[-1][1] != batch:
+            batches.append((number, batch))
+        factor = SCALING.at(number, batches)
+        assert weight == bias == factor * KNEE.at(after), (generation, number)
+    assert {row[1] for row in rows.values()} == {8, 12}
+    *_, last = sorted(rows.items())
+    assert last[1] == [TOTAL, 12, 0.0, 0.0]

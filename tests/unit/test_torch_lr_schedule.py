@@ -1,0 +1,146 @@
+"""A learning rate is set right before each update, by the samples of the job."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as lr
+
+from edl.daemon.loader_steps import Update
+from edl.errors import UsageError
+from edl.schedules import Constant, Linear, Scaling
+from edl.torch import lr_schedule
+from edl.torch.lr_schedule import LRSchedule, in_samples
+from edl.torch.schedulers import Schedulers
+
+LINEAR = Linear(peak_lr=1.0, total=100)
+
+
+class Job:
+    """Updates of a job, as an optimizer sees them."""
+
+    def __init__(self) -> None:
+        self.trained = 0
+        self.batch = 0
+        self.number = 0
+        self.batches: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def update(self) -> Update:
+        return Update(self.number, self.trained, self.trained + self.batch, self.batches)
+
+    def train(self, sgd: torch.optim.Optimizer, batch: int) -> list[float]:
+        self.batch = batch
+        sgd.step()
+        self.trained, self.batch = self.trained + batch, 0
+        self.number += 1
+        return [float(group["lr"]) for group in sgd.param_groups]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    found = Job()
+    monkeypatch.setattr(lr_schedule, "current_worker", lambda: SimpleNamespace(loader=found))
+    return found
+
+
+def elastic_sgd(groups: int = 1, rate: Any = 9.0) -> torch.optim.SGD:
+    parameters = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(groups)]
+    return elastic(torch.optim.SGD(parameters, lr=rate))
+
+
+def elastic(optimizer: Any) -> Any:
+    optimizer.synchronize = lambda: None  # as edl.Optimizer gives it
+    return optimizer
+
+
+def test_it_is_that_of_the_samples_whatever_the_batches(job: Job) -> None:
+    sgd = elastic_sgd(2)
+    scheduler = LRSchedule(sgd, LINEAR)
+    assert scheduler.get_last_lr() == [1.0, 1.0]
+    for batch, rate in ((10, 0.9), (40, 0.5), (5, 0.45)):
+        assert job.train(sgd, batch) == pytest.approx([rate, rate])
+        scheduler.step()  # as with PyTorch's own
+        assert scheduler.get_last_lr() == pytest.approx([rate, rate])
+
+
+def test_each_group_may_have_its_own(job: Job) -> None:
+    sgd = elastic_sgd(2, torch.tensor(9.0))
+    LRSchedule(sgd, [LINEAR, Constant(peak_lr=0.25)])
+    rates = sgd.param_groups[0]["lr"]
+    assert job.train(sgd, 50) == [0.5, 0.25]
+    assert sgd.param_groups[0]["lr"] is rates  # a tensor that a compiled step has seen
+
+
+def test_a_newcomer_and_a_resumed_job_begin_where_the_job_is(job: Job) -> None:
+    job.trained = 60
+    sgd = elastic_sgd()
+    scheduler = LRSchedule(sgd, LINEAR)
+    assert scheduler.get_last_lr() == [0.4]
+    follows = Schedulers()
+    follows.add(sgd)
+    (state,) = follows.states(())
+    job.train(sgd, 10)
+    follows.load([state], ())
+    assert job.train(sgd, 10) == pytest.approx([0.2])
+
+
+def test_it_follows_the_global_batch_over_some_updates(job: Job) -> None:
+    sgd = elastic_sgd()
+    LRSchedule(sgd, Constant(peak_lr=1.0), Scaling(batch=20, ramp=4))
+    job.batches = ((0, 40),)
+    assert [job.train(sgd, 10)[0] for _ in range(2)] == [2.0, 2.0]
+    job.batches = ((0, 40), (2, 80))
+    assert [job.train(sgd, 10)[0] for _ in range(6)] == [2.0, 2.5, 3.0, 3.5, 4.0, 4.0]
+
+
+def test_one_of_pytorchs_counts_samples_as_steps(job: Job) -> None:
+    sgd, plain = elastic_sgd(rate=1.0), elastic_sgd(rate=1.0)
+    scheduler = in_samples(lr.StepLR(sgd, step_size=2, gamma=0.5), batch=20)
+    theirs = lr.StepLR(plain, step_size=2, gamma=0.5)
+    expected = []
+    for _ in range(6):
+        plain.step()
+        expected.append(theirs.get_last_lr()[0])
+        theirs.step()
+    assert expected == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    ours = []
+    for batch in (20, 10, 10, 20, 20, 5, 5, 5, 5, 20):
+        before = job.trained
+        ours.append((before // 20, job.train(sgd, batch)[0]))
+        scheduler.step()
+    assert all(rate == expected[step] for step, rate in ours), ours
+    assert {step for step, _ in ours} == {*range(6)}
+    assert scheduler.get_last_lr() == [0.25]
+    other = in_samples(lr.StepLR(elastic_sgd(rate=1.0), step_size=2, gamma=0.5), batch=20)
+    other.load_state_dict(scheduler.state_dict())
+    assert other.scheduler.last_epoch == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda sgd: LRSchedule(torch.optim.SGD(sgd.param_groups, lr=1.0), LINEAR), "before it"),
+        (lambda sgd: LRSchedule(sgd, [LINEAR]), "or 2, one for each parameter group"),
+        (lambda sgd: LRSchedule(sgd, 0.1), "needs a schedule of edl.schedules"),
+        (
+            lambda sgd: LRSchedule(
+                elastic(torch.optim.Rprop([torch.zeros(1)])), LINEAR, Scaling(batch=8)
+            ),
+            "the learning rate of Rprop is no factor of its updates",
+        ),
+        (lambda sgd: in_samples(lr.ReduceLROnPlateau(sgd), 8), "ReduceLROnPlateau does not"),
+        (lambda sgd: in_samples(lr.StepLR(sgd, 1), 0), "batch is 0"),
+        (lambda sgd: in_samples(lr.StepLR(sgd, 1), True), "batch is True"),
+        (
+            lambda sgd: in_samples(lr.StepLR(torch.optim.SGD(sgd.param_groups, lr=1.0), 1), 8),
+            "edl.in_samples needs the optimizer of the job",
+        ),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(make: Any, words: str, job: Job) -> None:
+    with pytest.raises(UsageError, match=words):
+        make(elastic_sgd(2))
