@@ -120,7 +120,7 @@ def test_a_file_and_a_signal_say_it_too(tmp_path: Path, zk_hosts: str) -> None:
         write("2")
         job.wait_for_size(3)
         write("1 60")
-        job.wait_for_size(2)
+        job.until(lambda: job.events("reclaimed"), "word of the first")
         job.agent().send_signal(signal.SIGUSR1)
         now = job.wait_for_size(1)
         assert now["lent"] == {}

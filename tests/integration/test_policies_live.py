@@ -121,6 +121,7 @@ def test_one_that_does_not_scale_shrinks_and_people_may_say_otherwise(
 ) -> None:
     settings = {"throttled": SCALES_NOT, **options(tmp_path)}
     with trial(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
+        job.wait_for_step(3)
         job.until(lambda: reasons(job), "word of a smaller size")
         job.process(job.leader()).kill()  # while it shrinks
         job.wait(lambda now: now["policy"].startswith("stays at 1"), "rest")
@@ -151,10 +152,14 @@ def test_a_model_finds_the_size_without_walking_there(tmp_path: Path, zk_hosts: 
     settings = {"throttled": SCALES, **options(tmp_path, GOODPUT)}
     with trial(tmp_path, zk_hosts, np=1, max_np=4, **settings) as job:
         job.wait_for_size(4)
-        job.wait(lambda now: now["policy"].startswith("stays at 4"), "rest")
+        rest = job.wait(lambda now: now["policy"].startswith("stays at 4"), "rest")
+        before = rest["generation"]
         said = reasons(job)
         assert said[0].startswith("policy: goes to 2: 2 would train +")
         assert any(one.startswith("policy: goes to 4: 4 would train +") for one in said)
         assert "model" in job.edl("policy", "explain")
         job.process(job.leader()).kill()
+        job.wait(lambda now: now["generation"] > before, "a repair")
+        job.wait_for_size(4)
+        job.edl("policy", "off")  # at another pace another size may be better
         job.prove(workers=4)
