@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edl.errors import UsageError
@@ -192,17 +192,27 @@ class OneCycle(Budgeted):
         return _half_cosine(self.peak_lr, self.end * first, self._part(samples, top))
 
 
+Gain = Callable[[float, float], float]
+
+
+def _no_gain(batch: float, base: float) -> float:
+    """While nothing is known of the noise."""
+    return 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
     """How a learning rate follows the global batch, whose size changes with the workers.
 
-    k is the global batch over ``batch``. A change of the factor comes in equal parts over some
-    updates (Lin and others, arXiv 1904.12043): the momentum of the old batches is in the buffer
-    still, and noisier than that of the larger new ones.
+    k is the global batch over ``batch``. When the global batch changes, the rate does so in equal
+    parts over some updates (Lin and others, arXiv 1904.12043): the momentum of the old batches is
+    in the buffer still, and noisier than that of the larger new ones.
 
     Args:
         batch: the global batch, in samples, for which the learning rate was chosen.
-        rule: ``"linear"``: k times the rate, for SGD; ``"sqrt"``: the root of k, for Adam.
+        rule: ``"linear"``: k times the rate, for SGD; ``"sqrt"``: the root of k, for Adam;
+            ``"adascale"``: what a batch k times as large gains, by the gradient noise scale: from 1
+            to k, for SGD (Johnson and others, ICML 2020).
         ramp: updates from one factor to another; 0: at once.
     """
 
@@ -223,11 +233,23 @@ class Scaling:
         if self.ramp < 0:
             raise UsageError(f"edl.schedules.Scaling: ramp is {self.ramp}; it must be 0 or more")
 
-    def factor(self, batch: float) -> float:
-        """What the rate is multiplied by, for that global batch, once the ramp is over."""
+    @property
+    def needs_noise(self) -> bool:
+        """It needs the gradient noise scale."""
+        return self.rule == ADASCALE
+
+    def factor(self, batch: float, gain: Gain = _no_gain) -> float:
+        """What the rate is multiplied by, for that global batch, once the ramp is over.
+
+        Args:
+            gain: how many updates with a global batch of the second size one with the first is
+                worth, by what is known of the gradients' noise.
+        """
+        if self.needs_noise:
+            return float(gain(batch, self.batch))
         return float((batch / self.batch) ** RULES[self.rule])
 
-    def at(self, update: int, batches: Sequence[tuple[int, int]]) -> float:
+    def at(self, update: int, batches: Sequence[tuple[int, int]], gain: Gain = _no_gain) -> float:
         """What the rate of an update is multiplied by.
 
         In a ramp 1 + (t - t0) / T (k - 1), where the rate was chosen for 1. One that begins during
@@ -237,16 +259,17 @@ class Scaling:
             update: its number in the job.
             batches: (number of its first update, global batch), for each that the job has had;
                 none: it has made no update, and nothing is multiplied.
+            gain: see :meth:`factor`.
         """
         if not batches:
             return 1.0
-        since, before = batches[0][0], self.factor(batches[0][1])
+        since, before = batches[0][0], self.factor(batches[0][1], gain)
         after = before
         for first, batch in batches[1:]:
             if first > update:
                 break
             before = self._during(first, since, before, after)
-            since, after = first, self.factor(batch)
+            since, after = first, self.factor(batch, gain)
         return self._during(update, since, before, after)
 
     def _during(self, update: int, since: int, before: float, after: float) -> float:
@@ -254,7 +277,8 @@ class Scaling:
         return before + part * (after - before)
 
 
-RULES = {"linear": 1.0, "sqrt": 0.5}
+ADASCALE = "adascale"
+RULES = {"linear": 1.0, "sqrt": 0.5, ADASCALE: 1.0}  # the power of k; AdaScale's is at most 1
 
 
 def _half_cosine(begin: float, end: float, part: float) -> float:

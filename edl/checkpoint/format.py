@@ -59,6 +59,7 @@ class Manifest:
         saved_at: for people.
         learned: what the job had learned of its sizes; empty: nothing, or nobody could say.
         samples: how many it had trained, over all epochs; -1: its edl did not say.
+        noise: what it knew of its gradient noise scale; empty: nothing.
     """
 
     job: str
@@ -71,6 +72,7 @@ class Manifest:
     saved_at: float = 0.0  # wall clock
     learned: Mapping[str, Any] = field(default_factory=dict)
     samples: int = -1
+    noise: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,12 +60,16 @@ class Durable(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """How far a job is, which belongs to its state. ``samples``: trained over all epochs."""
+    """How far a job is, which belongs to its state.
+
+    ``samples``: trained over all epochs; ``noise``: what it knows of its gradient noise scale.
+    """
 
     step: int
     source: Source
     ledger: Ledger
     samples: int
+    noise: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,11 +156,11 @@ class Checkpoints:
         self,
         source: Source,
         replica: Durable,
-        resume: Callable[[int, Mapping[str, Any], int], None],
+        resume: Callable[[int, Mapping[str, Any], int, Mapping[str, Any]], None],
     ) -> Checkpoint | None:
         """Bring ``replica`` to the newest good checkpoint that rule 2 allows.
 
-        ``resume(step, ledger, samples)`` is called with the place in the data that belongs to it.
+        ``resume(step, ledger, samples, noise)`` is called with the place that belongs to it.
 
         Returns:
             None for a fresh start: nothing may be read, and nothing is in the way.
@@ -177,7 +181,7 @@ class Checkpoints:
         try:
             replica.restore(found.state)
             about = found.manifest
-            resume(about.step, about.ledger, about.samples)
+            resume(about.step, about.ledger, about.samples, about.noise)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:
@@ -308,6 +312,7 @@ class Checkpoints:
             ledger=at.ledger.snapshot(),
             saved_at=time.time(),
             samples=at.samples,
+            noise=at.noise,
         )
         try:
             state = files.pack(replica.capture())

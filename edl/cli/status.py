@@ -103,6 +103,11 @@ def table(now: JobStatus) -> RenderableType:
     }
     if now.policy:
         rows["policy"] = now.policy
+    if now.noise_scale is not None:
+        biased = ", by a single worker" if now.noise_is_biased else ""
+        rows["noise scale"] = (
+            f"{now.noise_scale:,.0f} samples{biased}: a larger global batch is worth less and less"
+        )
     if now.slowest is not None:
         slow = Slow(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)

@@ -87,6 +87,14 @@ class JobSettings(Record):
         metavar="end|heal",
         choices=("end", "heal"),
     )
+    noise_scale_steps: int = setting(
+        0,
+        "the [gradient noise scale](adapting.md#how-large-a-batch) is measured once in so many "
+        "steps; 0: only if a policy or a learning rate needs it, in 50",
+        option="--noise-scale-steps",
+        metavar="N",
+        least=0,
+    )
     status_period_s: float = setting(0.5, "how often the leader writes the status")
     chaos: bool = setting(
         False,

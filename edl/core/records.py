@@ -369,6 +369,12 @@ class TrainingStatus(Record):
     left: Annotated[
         float | None, "samples to train until the end of the job; null: nobody knows"
     ] = None
+    noise_scale: Annotated[
+        float | None,
+        "samples: up to a global batch of so many a larger one is worth it "
+        "([the gradient noise scale](adapting.md#how-large-a-batch)); null: nobody can say",
+    ] = None
+    noise_is_biased: Annotated[bool, "it was measured by a single worker"] = False
     updated_at_s: Annotated[
         float,
         "when the leader wrote step, epoch and rates, in seconds since 1970; at most every "

@@ -29,6 +29,7 @@ from edl.core.step.step_record import (
 )
 from edl.core.step.stream import StreamSource
 from edl.core.step.turns import Schedule
+from edl.daemon.gradient_noise import GradientNoise
 from edl.daemon.open_step import OpenStep
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.sampler import BatchSampler
@@ -54,6 +55,7 @@ class LoaderProgress(TrainingProgress):
         self._upcoming: Ledger | None = None  # of the epoch that the others have begun
         self.open_step = OpenStep()
         self.schedule = Schedule()
+        self.noise = GradientNoise()
         self.optimizers = 0  # of the script
         self.announces_late = False  # steps may have several batches: records go out at their end
         self._updated = 0  # the optimizers, as bits, that made updates in the step before
@@ -153,6 +155,7 @@ class LoaderProgress(TrainingProgress):
         """The step is in the model: the ledger moves."""
         counted_by = self.open_step.updates if self.optimizers > 1 else None
         self._ledger = complete_step(self.ledger, records, self.source.policy, counted_by)
+        self.noise.complete(records, self.trained)
         if self.open_step.part == 0:
             samples = global_samples(records)
             self.samples_total += samples
@@ -208,12 +211,15 @@ class LoaderProgress(TrainingProgress):
             "part": open_step.part,
             "counted": open_step.counted,
             "updated": self._updated,
+            **self.noise.row(),
         }
 
     @property
-    def epoch_progress(self) -> dict[str, int]:
-        ledger = self.ledger
+    def epoch_progress(self) -> dict[str, Any]:
+        ledger, noise = self.ledger, self.noise.scale
         return {
+            "noise_scale": noise.finite,
+            "noise_is_biased": noise.is_biased,
             "epoch": ledger.epoch,
             "epoch_done": ledger.done,
             "epoch_total": self.source.known_total,
@@ -231,6 +237,7 @@ class LoaderProgress(TrainingProgress):
             "step": self.step,
             "trained": self.trained,
             "batches": self.batches,
+            "noise": self.noise.header(),
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
@@ -293,21 +300,31 @@ class LoaderProgress(TrainingProgress):
             # is somebody else's now.
             self.sampler.enter(ledger.epoch)
             self.open_step.lose()
+        is_behind = receive is not Receive.NOTHING and int(header["step"]) != self.step
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
         self.trained = int(header["trained"])
         self.batches = tuple((int(update), int(size)) for update, size in header["batches"])
+        self.noise.take_over(header["noise"], is_behind)
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
 
     @property
     def place(self) -> Place:
         """Where the job is, for a checkpoint."""
-        return Place(self.step, self.source, self.ledger, self.trained)
+        noise = self.noise.scale.to_json()
+        return Place(self.step, self.source, self.ledger, self.trained, noise)
 
-    def resume(self, step: int, ledger: Mapping[str, Any], samples: int) -> None:
+    def resume(
+        self,
+        step: int,
+        ledger: Mapping[str, Any],
+        samples: int,
+        noise: Mapping[str, Any] | None = None,
+    ) -> None:
         """Go on from a checkpoint. All leases are free: other workers held them.
 
         Args:
             samples: trained over all epochs; -1: of an older edl, which did not say.
+            noise: what was known of the gradient noise scale.
 
         Raises:
             DataError: it has no usable ledger.
@@ -315,6 +332,7 @@ class LoaderProgress(TrainingProgress):
         saved = restore(ledger)
         known = saved.epoch * self.source.known_total + saved.done
         self.trained = known if samples < 0 else samples
+        self.noise.resume(noise or {})
         if saved.finished:  # it was made after the last step of its epoch
             saved = self._start_epoch(saved.epoch + 1)
         self._ledger = self._granted(give_back(saved, ()))

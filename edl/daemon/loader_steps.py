@@ -29,6 +29,7 @@ from typing import NamedTuple
 from edl import failpoints
 from edl.core.events import Event, SlowWorkerDetails
 from edl.core.step.ledger import Ledger
+from edl.core.step.noise_scale import NoiseScale
 from edl.core.step.slowest import Slow
 from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts, global_samples
 from edl.daemon.exchange import check_place, exchange
@@ -50,13 +51,16 @@ class Update(NamedTuple):
     """An update, as all workers know it.
 
     ``before``, ``after``: samples that the job has trained without it, and with it. ``batches``:
-    the changes of the global batch until then, each with the number of its first update.
+    the changes of the global batch until then, each with the number of its first update. ``noise``:
+    the gradient noise scale, as it is known before it; ``last_noise``: before the one before.
     """
 
     number: int
     before: int
     after: int
     batches: tuple[tuple[int, int], ...]
+    noise: NoiseScale
+    last_noise: NoiseScale
 
 
 class LoaderSteps(Steps):
@@ -174,14 +178,26 @@ class LoaderSteps(Steps):
         """That of the open step; between two, or if the others have made it, the last one."""
         progress, step = self._progress, self.open_step
         trained, number = progress.trained, progress.step
+        noise = progress.noise.scale, progress.noise.before
         if self.warming_up:
-            return Update(number, trained, trained + step.samples, progress.batches)
+            return Update(number, trained, trained + step.samples, progress.batches, *noise)
         if not self.open or step.superseded:
-            return Update(number - 1, trained, trained, progress.batches)
+            return Update(number - 1, trained, trained, progress.batches, *noise)
         records = self.records()
         samples = global_samples(records)
         trained -= samples if step.part else 0  # counted with the first part of the batch
-        return Update(number, trained, trained + samples, progress.batches_with(records))
+        batches = progress.batches_with(records)
+        return Update(number, trained, trained + samples, batches, *noise)
+
+    @property
+    def measures_noise(self) -> bool:
+        """Whether the gradients of the open step are to be measured, for the noise scale.
+
+        Not with several optimizers, of which each has a noise of its own.
+        """
+        progress = self._progress
+        counts_here = self.open and not self.warming_up and progress.optimizers < 2
+        return counts_here and progress.noise.is_due(progress.step)
 
     def recover(self, error: RingError) -> bool:
         """The ring broke during a step: go on with the survivors.
@@ -219,7 +235,7 @@ class LoaderSteps(Steps):
         slow = self.slowest.look(self.records())
         if slow is not None and self.ring.place.rank == 0:
             self._mailbox.log(_slow_event(slow, self.generation, progress.step))
-        self._watch.look(self.records(), self._switching, self.sampler)
+        self._watch.look(self.records(), self._switching, self.sampler, progress.noise.scale)
         if reason := self._completed():
             logger.info("after step %d: %s", progress.step, reason)
         self.pace.end()

@@ -66,7 +66,7 @@ class TrainingProgress(ABC):
 
     @property
     @abstractmethod
-    def epoch_progress(self) -> dict[str, int]:
+    def epoch_progress(self) -> dict[str, Any]:
         """The fields of :class:`Progress` about the data."""
 
     @abstractmethod

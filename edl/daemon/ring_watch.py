@@ -17,6 +17,7 @@ from edl.core.policy.observation import State
 from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.policy.stragglers import NO_CARE, Times
 from edl.core.records import Generation
+from edl.core.step.noise_scale import NoiseScale
 from edl.core.step.step_record import StepRecords
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.sampler import BatchSampler
@@ -36,7 +37,13 @@ class RingWatch:
         self._before: npt.NDArray[np.int64] | None = None  # samples of the step before
         self._rows: list[npt.NDArray[np.int64]] = []
 
-    def look(self, records: StepRecords, switching: Switching, sampler: BatchSampler) -> None:
+    def look(
+        self,
+        records: StepRecords,
+        switching: Switching,
+        sampler: BatchSampler,
+        noise: NoiseScale,
+    ) -> None:
         """A step is complete: let ``sampler`` form what this worker is able to train in time."""
         policy, generation = self._mailbox.policy, switching.generation
         if policy is None or generation is None:
@@ -51,7 +58,8 @@ class RingWatch:
         if policy.stragglers is not None:
             care = policy.stragglers(times, self._state)
             self._state = care.state
-        self._mailbox.ring = RingReport(care, tuple(times), tuple(records.values("wish")))
+        wishes = tuple(records.values("wish"))
+        self._mailbox.ring = RingReport(care, tuple(times), wishes, noise=noise)
         sampler.share(care.shares.get(switching.worker, 1.0))
 
     def _restart(self, generation: Generation) -> None:

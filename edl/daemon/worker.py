@@ -67,6 +67,7 @@ class Worker:
         self._coordinator = coordinator
         progress = LoaderProgress()
         self.checkpointing = Checkpointing(config, mailbox, progress, coordinator)
+        progress.noise.follow(lambda: self.checkpointing.settings, mailbox)
         self._switching = Switching(
             config, mailbox, ring, progress, coordinator, self.checkpointing
         )

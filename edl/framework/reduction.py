@@ -52,6 +52,7 @@ class Branch(IntEnum):
     SKIP = 0  # nothing is applied
     APPLY = 1
     AGAIN = 2  # first the local gradients are sent once more
+    SHOW = 3  # they are measured, and applied
 
 
 _BRANCHES = {

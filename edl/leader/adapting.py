@@ -88,6 +88,8 @@ class Adapting:
         policy = self._policy if self._may_follow(snapshot) else None
         ring = self._ring()
         self.size.note(times=slowest(ring.times), data_part=data_part(ring.times))
+        if ring.noise.steps:
+            self.size.note(noise=ring.noise)
         wish = self.size.turn(snapshot, policy, now, left, ring.wishes)
         if wish.failed:
             return Adapted(failed=wish.failed)

@@ -258,6 +258,8 @@ class LeaderTerm:
             reading=self._reading(),
             policy=self._wish,
             left=progress.left,
+            noise_scale=progress.noise_scale,
+            noise_is_biased=progress.noise_is_biased,
             reason=reason,
             updated_at_s=time.time(),
         )

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl import schedules
+from edl.core.step.noise_scale import NoiseScale
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
@@ -54,6 +55,8 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
             raise UsageError(f"edl.LRSchedule needs a schedule of edl.schedules, not {schedule!r}")
         self.schedule: Schedule = schedule
         self.scaling = scaling
+        if scaling is not None and scaling.needs_noise:
+            current_worker().loader.progress.noise.asked = True
 
     def __call__(self, step: Any) -> Any:
         """The learning rate now; Keras' ``step`` does not count."""
@@ -65,16 +68,19 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def _now(self) -> np.float32:
         update = current_worker().loader.update
-        return np.float32(self._factor(update) * self.schedule.at(update.after))
+        return np.float32(self._factor(update, update.noise) * self.schedule.at(update.after))
 
     def _change(self) -> np.float32:
         update = current_worker().loader.update
         before = update._replace(number=update.number - 1)
-        return np.float32(self._factor(update) / self._factor(before))
+        was = self._factor(before, update.last_noise)
+        return np.float32(self._factor(update, update.noise) / was)
 
-    def _factor(self, update: Update) -> float:
+    def _factor(self, update: Update, noise: NoiseScale) -> float:
         scaling = self.scaling
-        return scaling.at(update.number, update.batches) if scaling is not None else 1.0
+        if scaling is None:
+            return 1.0
+        return scaling.at(update.number, update.batches, noise.gain)
 
     def get_config(self) -> dict[str, Any]:
         """For saved models, which are trained on without the job's scaling."""

@@ -110,7 +110,7 @@ def is_elastic(optimizer: Any) -> bool:
 
 def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
     """Keras' ``apply_gradients`` calls ``apply``, too."""
-    plain = optimizer.apply
+    plain, reduction.noise.optimizer = optimizer.apply, optimizer
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
         variables = list(

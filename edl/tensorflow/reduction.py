@@ -35,6 +35,7 @@ from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
 from edl.tensorflow.collectives import WAITING, average
 from edl.tensorflow.feed import PipelineFeed
+from edl.tensorflow.noise import KerasNoise
 
 Answer = TypeVar("Answer")
 
@@ -52,7 +53,9 @@ class GradientReduction:
         self._reduction = StepReduction(worker, rounds=rounds)
         self._pending: BaseException | None = None  # it showed inside a graph
         self._expected = 0  # gradients in the graph
+        self.noise = KerasNoise(worker)
         self._bare: list[str] = []  # variables without a gradient
+        self._without_gradient: list[bool] = []  # of each variable, whether it has none
         self._traced = False  # what sends from Python is built
         self._early = False
         activity.waits_unseen(self._unseen)
@@ -107,6 +110,7 @@ class GradientReduction:
         ]
         bare = [gradient is None for gradient in gradients]
         self._bare = [str(v.name) for v, none in zip(variables, bare, strict=True) if none]
+        self._without_gradient = bare
         self._early = early
         if tf.executing_eagerly():
             means, proceed = self._complete(local)
@@ -171,7 +175,27 @@ class GradientReduction:
             lambda: self._again(local, end),
             lambda: (branch, *_typed(averages, local)),
         )
-        return means, tf.equal(branch, int(Branch.APPLY))
+        shown = self._show_in_graph(branch, local, means)
+        with tf.control_dependencies([shown]):
+            applies = tf.equal(branch, int(Branch.APPLY))
+            return means, tf.logical_or(applies, tf.equal(branch, int(Branch.SHOW)))
+
+    def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
+        """Let the gradients be measured where the branch says so."""
+        bare = self._without_gradient
+
+        def show(*tensors: Any) -> Any:
+            own, mean = _present(tensors[: len(local)], bare), _present(tensors[len(local) :], bare)
+            self._from_graph(lambda: self.noise.show_reduced(own, mean), None)
+            return np.int64(0)
+
+        def shown() -> Any:
+            done = tf.numpy_function(show, [*local, *means], tf.int64, name="edl_noise")
+            done.set_shape(())
+            return done
+
+        measures = tf.equal(branch, int(Branch.SHOW))
+        return tf.cond(measures, shown, lambda: tf.constant(0, tf.int64))
 
     def _again(self, local: list[Any], end: Callable[[], Any]) -> tuple[Any, ...]:
         """Send the local gradients once more, until a ring holds."""
@@ -236,9 +260,10 @@ class GradientReduction:
 
         def end() -> Branch:
             branch = self._reduction.end(self._received)
+            shows = branch is Branch.APPLY and not self._feed.is_trial and self.noise.wants
             if branch is not Branch.AGAIN and not early and not self._feed.is_trial:
                 self._begin_update()
-            return branch
+            return Branch.SHOW if shows else branch
 
         return np.int64(self._from_graph(end, Branch.SKIP))
 
@@ -287,6 +312,9 @@ class GradientReduction:
             self._trace(gradients)
             means = gradients
         applies = self._reduction.step.state is StepState.REDUCED
+        if applies and self.noise.wants:
+            bare = self._without_gradient
+            self.noise.show_reduced(_present(gradients, bare), _present(means, bare))
         if not self._early:
             self._begin_update()
         return means, applies
@@ -382,6 +410,11 @@ def _nothing(variable: Any) -> Any:
     """
     rank = tf.TensorShape(variable.shape).rank or 0
     return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
+
+
+def _present(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
+    """Those of variables that have a gradient."""
+    return [each for each, none in zip(tensors, bare, strict=True) if not none]
 
 
 def _typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.step.noise_scale import NoiseScale
 from edl.core.step.source import Source
 from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.stream import StreamSource
@@ -30,6 +31,7 @@ from edl.daemon.stream_sampler import Reader
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken
 from edl.framework.digest import Parts, of_array
+from edl.framework.noise_meter import NoiseMeter
 from edl.framework.steps import Steps
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import CollectiveFailed, Ring
@@ -188,8 +190,25 @@ def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vecto
     return part if model.sum is None else model.sum + part
 
 
+class CountingNoise(NoiseMeter[Vector]):
+    """A sample has a parameter of its own, so a gradient of n has the square 1 / n: all noise."""
+
+    def _square(self, gradients: Vector) -> float:
+        return float(gradients @ gradients)
+
+    def _square_of_sum(self, kept: Vector, own: Vector, unit: float) -> float:
+        return self._square(kept + own)
+
+    def _copy(self, gradients: Vector, unit: float) -> Vector:
+        return gradients.copy()
+
+
 def train_step(
-    worker: Worker, member: LoopbackMember, model: CountingModel, gradient: Vector
+    worker: Worker,
+    member: LoopbackMember,
+    model: CountingModel,
+    gradient: Vector,
+    noise: CountingNoise,
 ) -> bool:
     """One step as edl's frameworks make it: send, wait for the records, apply; again if it broke.
 
@@ -213,6 +232,9 @@ def train_step(
                 completed = False
                 break
     if mean is not None:
+        if noise.wants:
+            own = mean if worker.ring.alone else local
+            noise.show(lambda: own, lambda: mean)
         model.update(mean)
     worker.loader.end()
     return completed
@@ -271,7 +293,7 @@ class Counting:
         model = CountingModel(self.samples)
         worker.attach_replica(model)
         one.model = model
-        feed = Feed(worker, self.prefetch_batches)
+        feed, noise = Feed(worker, self.prefetch_batches), CountingNoise(worker)
         steps = Steps(worker, feed, lambda: "the batch was not trained")
         exchanged: dict[int, list[list[float]]] = {}
         sizes: dict[int, int] = {}
@@ -287,14 +309,15 @@ class Counting:
                     model.sum = accumulated(worker, model, gradient)
                     worker.loader.accumulate()
                     continue
-                completed = train_step(worker, one.member, model, gradient)
+                completed = train_step(worker, one.member, model, gradient, noise)
                 batches = 0
                 if not worker.warming_up:
                     sizes[worker.step] = worker.size if completed else 0
                 due = self.exchange_every and worker.step % self.exchange_every == 0
                 if due and not worker.warming_up:
                     exchanged[worker.step] = worker.exchange([worker.id, worker.step])
-        one.result = Counted(model, worker.step, exchanged, sizes)
+        scale = worker.loader.progress.noise.scale
+        one.result = Counted(model, worker.step, exchanged, sizes, scale)
 
     def cost_s(self, one: LoopbackWorker) -> float:
         """How long the next batch takes this worker, in virtual seconds."""
@@ -332,6 +355,19 @@ class Counting:
             for step, rows in result.exchanged.items():
                 assert first.exchanged.get(step, rows) == rows, f"w{worker} got {rows} at {step}"
                 assert {row[1] for row in rows} == {float(step)}, f"w{worker}: {rows} at {step}"
+            prove_noise(worker, result.noise, first.noise)
+
+
+def prove_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
+    """What is measured of it is the same on all workers, and true where workers are compared.
+
+    Raises:
+        AssertionError: with what is wrong.
+    """
+    assert noise == first, f"w{worker} knows of another noise: {noise}"
+    if noise.steps and not noise.is_biased:
+        known = noise.noise / noise.weight, noise.signal / noise.weight
+        assert np.allclose(known, (1.0, 0.0)), f"w{worker} has measured {noise}"
 
 
 @dataclass(frozen=True)
@@ -339,10 +375,12 @@ class Counted:
     """What one worker has at the end.
 
     ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
-    workers were in the ring that completed a step, 0 where this one has missed it.
+    workers were in the ring that completed a step, 0 where this one has missed it; ``noise``: what
+    was measured of the gradient noise scale.
     """
 
     model: CountingModel
     steps: int
     exchanged: Mapping[int, list[list[float]]]
     sizes: Mapping[int, int]
+    noise: NoiseScale

@@ -109,6 +109,7 @@ class LoopbackJob:
         restart_s: float = 0.0,
         elastic_timeout_s: float = 120.0,
         state_check_steps: int = 1,
+        noise_scale_steps: int = 1,
         on_divergence: str = "end",
         stragglers: Stragglers | None = None,
         most_decisions: int = MOST_DECISIONS,
@@ -124,6 +125,7 @@ class LoopbackJob:
             settings=JobSettings(
                 elastic_timeout_s=elastic_timeout_s,
                 state_check_steps=state_check_steps,
+                noise_scale_steps=noise_scale_steps,
                 on_divergence=on_divergence,
             ),
         )

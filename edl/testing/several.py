@@ -21,7 +21,7 @@ from edl.errors import RingBroken
 from edl.framework.reduction import Rounds, StepReduction
 from edl.framework.steps import Steps
 from edl.ring.ring import CollectiveFailed, Ring
-from edl.testing.counting import Counted, CountingModel, Feed, Vector, source_of
+from edl.testing.counting import Counted, CountingModel, Feed, Vector, prove_noise, source_of
 
 if TYPE_CHECKING:
     from edl.testing.loopback import LoopbackWorker
@@ -213,7 +213,9 @@ class CountingSeveral:
                 if due and not worker.warming_up:
                     values = worker.exchange([worker.id, worker.step])
                     exchanged[worker.step] = values
-        one.result = CountedSeveral(models.all, Counted(models.all[0], worker.step, exchanged, {}))
+        noise = worker.loader.progress.noise.scale
+        counted = Counted(models.all[0], worker.step, exchanged, {}, noise)
+        one.result = CountedSeveral(models.all, counted)
 
     def wrap(
         self, one: LoopbackWorker, models: Models
@@ -258,6 +260,7 @@ class CountingSeveral:
         first = next(iter(results.values()))
         for worker, result in results.items():
             assert result.counted.steps == first.counted.steps, f"w{worker} made other steps"
+            prove_noise(worker, result.counted.noise, first.counted.noise)
             for number, model in enumerate(result.models):
                 what = f"optimizer {number} of w{worker}"
                 assert not model.wrong, f"{what}: {model.wrong}"

@@ -54,6 +54,8 @@ class LRSchedule(LRScheduler):
                 "it cannot follow the global batch; leave out the scaling of edl.LRSchedule"
             )
         self.scaling = scaling
+        if scaling is not None and scaling.needs_noise:
+            current_worker().loader.progress.noise.asked = True
         _before_each_update(optimizer, self._set, "edl.LRSchedule")
         super().__init__(optimizer)
         for group in optimizer.param_groups:
@@ -67,7 +69,9 @@ class LRSchedule(LRScheduler):
 
     def _set(self, update: Update) -> None:
         scaling = self.scaling
-        factor = scaling.at(update.number, update.batches) if scaling is not None else 1.0
+        factor = 1.0
+        if scaling is not None:
+            factor = scaling.at(update.number, update.batches, update.noise.gain)
         for group, schedule in zip(self.optimizer.param_groups, self.schedules, strict=True):
             rate = factor * schedule.at(update.after)
             if isinstance(group["lr"], torch.Tensor):

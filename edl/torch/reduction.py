@@ -37,7 +37,9 @@ from edl.framework.reduction import StepReduction
 from edl.torch.accumulation import Accumulation, requiring_gradient
 from edl.torch.flights import Flights
 from edl.torch.gradient import Gradient
+from edl.torch.noise import TorchNoise
 from edl.torch.optimizers import Optimizers
+from edl.torch.scalers import loss_scale
 
 NO_BATCH = (
     "optimizer.step() was called without a batch from the edl loader, or again for the same one; "
@@ -89,6 +91,7 @@ class GradientReduction:
         self._reduction = StepReduction(self._worker, self._flights.forget, optimizers.rounds)
         self._reduction.repeat = self._reduce_again
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
+        self._noise = TorchNoise(self._worker, optimizer, loss_scale)
         self._suffix = str(self._reduction.number or "")  # of the names of collectives
         optimizers.add(self)
         self._hook_new()
@@ -123,6 +126,8 @@ class GradientReduction:
         averaged = self._reduction.complete(self._average)
         step = self._reduction.step
         if averaged is not None:
+            if self._noise.wants:
+                self._noise.show_reduced(averaged)
             self._take_over(averaged)
         elif step.changes_nothing:
             superseded = step.state is StepState.SUPERSEDED
@@ -130,6 +135,8 @@ class GradientReduction:
             self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
         else:
             self._keep(self._reduction.weights.kept)
+            if self._noise.wants:
+                self._noise.show_own(self._gradients)
 
     def _reduce_again(self) -> None:
         """The ring broke after this was reduced, in the same step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,15 @@ KNEE = Knee(peak_lr=0.4, warmup=240, explore=1200, total=TOTAL)
 SCALING = Scaling(batch=8, ramp=4)
 
 
+@pytest.mark.parametrize("rule", ["linear", pytest.param("adascale", marks=pytest.mark.long)])
 def test_it_follows_samples_and_batch_through_a_join_a_kill_and_a_restart(
-    tmp_path: Path, zk_hosts: str
+    rule: str, tmp_path: Path, zk_hosts: str
 ) -> None:
-    script = [SCRIPTS / "lr_schedule.py", "--out", str(tmp_path)]
-    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=Throttle()) as job:
+    script = [SCRIPTS / "lr_schedule.py", "--out", str(tmp_path), "--rule", rule]
+    options = ["--noise-scale-steps", "1"]
+    with started(
+        tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=Throttle(), options=options
+    ) as job:
         job.wait_for_step(5)
         job.scale(3)
         job.wait_for_size(3)
@@ -44,13 +49,19 @@ def test_it_follows_samples_and_batch_through_a_join_a_kill_and_a_restart(
             before = rows.setdefault((generation, number), row)
             assert before == row, f"update {number} of generation {generation} differs"
     batches: list[tuple[int, int]] = []
-    for (generation, number), (after, batch, weight, bias) in sorted(rows.items()):
+    for (generation, number), (after, batch, known, weight, bias) in sorted(rows.items()):
         if generation >= resumed and len({size for _, size in batches}) > 1:
             batches.clear()  # a resumed job has no ramp
         if not batches or batches[-1][1] != batch:
             batches.append((number, batch))
         factor = SCALING.at(number, batches)
-        assert weight == bias == factor * KNEE.at(after), (generation, number)
+        if rule == "adascale" and known is not None and len(batches) == 1:
+            gain = (known / 8 + 1) / (known / batch + 1) if known < math.inf else batch / 8
+            factor = gain  # that of the first batch, and no ramp
+        if rule == "linear" or len(batches) == 1:
+            assert weight == bias == pytest.approx(factor * KNEE.at(after)), (generation, number)
+        assert KNEE.at(after) <= weight * (1 + 1e-9) <= batch / 8 * KNEE.at(after) * (1 + 2e-9)
     assert {row[1] for row in rows.values()} == {8, 12}
-    *_, last = sorted(rows.items())
-    assert last[1] == [TOTAL, 12, 0.0, 0.0]
+    *_, (_, (after, batch, known, *rates)) = sorted(rows.items())
+    assert (after, batch, rates) == (TOTAL, 12, [0.0, 0.0])
+    assert known is not None

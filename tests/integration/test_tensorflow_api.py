@@ -899,6 +899,54 @@ for _way, _code in READS_DAMAGED.items():
         )
 
 
+NOISE = """
+import os
+os.environ["EDL_NOISE_SCALE_STEPS"] = "1"
+from edl.core.step.noise_scale import NoiseScale, Squares, measured
+chance = np.random.default_rng(3)
+x = (chance.normal(size=(200, 1)) + 0.5).astype(np.float32)
+edl.init()
+loader = edl.current_worker().loader
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+inner = keras.optimizers.Adam(0.0) if kind == "adam" else keras.optimizers.SGD(0.0)
+plain = keras.optimizers.LossScaleOptimizer(inner) if kind == "scaled" else inner
+ds = edl.Dataset((x, x), 8)
+if kind == "fit":
+    model.compile(edl.Optimizer(plain), lambda y, z: z)
+    model.fit(ds, epochs=1, verbose=0, callbacks=[edl.KerasCallback()])
+else:
+    opt = edl.Optimizer(plain, model)
+    w = model.trainable_variables[0]
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(batch))
+            loss = opt.scale_loss(loss) if kind == "scaled" else loss
+        opt.apply_gradients([(tape.gradient(loss, w), w)])
+    step = step if kind == "eager" else tf.function(step)
+    for epoch in ds.epochs(1):
+        for batch, _ in ds: step(batch)
+found = loader.progress.noise.scale
+assert found.is_biased and found.steps == 12, (kind, found)
+gradients = x.reshape(25, 8).mean(axis=1).astype(float)
+divisors, v = np.ones(25), 0.0
+for number, g in enumerate(gradients):
+    if kind == "adam" and number >= 5:
+        divisors[number] = np.sqrt(v / (1 - 0.999 ** number)) + 1e-7
+    v = 0.999 * v + 0.001 * g * g
+expected, seen = NoiseScale(), gradients / divisors
+for number in range(0, 24, 2):
+    one, two = seen[number], seen[number + 1]
+    pair = Squares((one**2 + two**2) / 2, ((one + two) / 2) ** 2)
+    expected = expected.after(measured({0: 8}, {0: pair}), 8, 8 * (number + 2))
+assert abs(found.noise / expected.noise - 1) < 1e-3, (kind, found, expected)
+assert abs(found.signal / expected.signal - 1) < 1e-3, (kind, found, expected)
+"""
+RIGHT_USES |= {
+    f"the noise of gradients, {kind}": (f"kind = {kind!r}\n{NOISE}", "")
+    for kind in ("eager", "traced", "scaled", "fit", "adam")
+}
+
+
 @pytest.fixture(scope="module")
 def answers() -> dict[str, tuple[int, str]]:
     return answers_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)

@@ -133,6 +133,8 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
         "taken",
         "end",
         "wish",
+        "own_square",
+        "mean_square",
     } | {n for n in FIELDS if n.endswith("_us")}
     assert set(FIELDS) - own == AGREED
     for name in sorted(own):

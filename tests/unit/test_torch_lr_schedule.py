@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as lr
 
+from edl.core.step.noise_scale import Measured, NoiseScale
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.schedules import Constant, Linear, Scaling
@@ -27,10 +28,13 @@ class Job:
         self.batch = 0
         self.number = 0
         self.batches: tuple[tuple[int, int], ...] = ()
+        self.known = NoiseScale()
+        self.progress = SimpleNamespace(noise=SimpleNamespace(asked=False))
 
     @property
     def update(self) -> Update:
-        return Update(self.number, self.trained, self.trained + self.batch, self.batches)
+        after = self.trained + self.batch
+        return Update(self.number, self.trained, after, self.batches, self.known, self.known)
 
     def train(self, sgd: torch.optim.Optimizer, batch: int) -> list[float]:
         self.batch = batch
@@ -144,3 +148,17 @@ def test_one_of_pytorchs_counts_samples_as_steps(job: Job) -> None:
 def test_what_cannot_be_is_a_sentence(make: Any, words: str, job: Job) -> None:
     with pytest.raises(UsageError, match=words):
         make(elastic_sgd(2))
+
+
+def test_by_adascale_it_follows_what_is_known_of_the_noise(job: Job) -> None:
+    """With a noise scale of 100, 400 samples are worth 1.6 updates with 100 (test_noise_scale)."""
+    sgd = elastic_sgd()
+    LRSchedule(sgd, Constant(peak_lr=0.5), Scaling(batch=100, rule="adascale", ramp=2))
+    assert job.progress.noise.asked
+    job.batches = ((0, 400),)
+    assert job.train(sgd, 400) == [0.5], "nothing is known"
+    job.known = NoiseScale().after(Measured(100.0, 1.0), 100, 100)
+    assert job.train(sgd, 400) == [pytest.approx(0.5 * 1.6)]
+    job.batches = ((0, 400), (2, 100))
+    rates = [job.train(sgd, 100)[0] for _ in range(3)]
+    assert rates == pytest.approx([0.5 * 1.6, 0.5 * 1.3, 0.5])

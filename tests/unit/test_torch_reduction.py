@@ -30,7 +30,7 @@ class Worker:
     """One of a ring of two. ``other``: what the other one sends, by name; zeros else."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ring = SimpleNamespace(alone=False)
+        self.ring = SimpleNamespace(alone=False, place=SimpleNamespace(rank=0))
         self.pace = SimpleNamespace(reduce=lambda: None)
         self.warming_up = self.open = False
         self.begun, self.samples, self.generation = 0, BATCH, 1
@@ -39,6 +39,8 @@ class Worker:
         self.changes = self.batches = self.batch_weight = 0
         self.summed = self.may_grow = self.announces_late = False
         self.other_samples = BATCH
+        self.measures_noise, self.step = False, 0
+        self.squares: list[tuple[float, float]] = []  # measured
         self.other: dict[str, Tensor] = {}
         self.sent: list[str] = []
         self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what recover() answers
@@ -113,6 +115,14 @@ class Worker:
     def open_step(self) -> Worker:
         """The one that is open."""
         return self
+
+    @property
+    def noise(self) -> Worker:
+        """Who is told what is measured of it."""
+        return self
+
+    def measured(self, own: float, mean: float) -> None:
+        self.squares.append((own, mean))
 
     def _finish(self, handle: int) -> Tensor:
         if self.breaks:

@@ -59,6 +59,11 @@ class Policy:
     data_wait: float | None = None
 
     @property
+    def needs_noise(self) -> bool:
+        """It weighs how much a larger batch is worth."""
+        return isinstance(self.size, Goodput)
+
+    @property
     def needs_times(self) -> str:
         """What of it counts only where the workers' times are known."""
         needing = {"[stragglers]": self.stragglers, "data_wait": self.data_wait}

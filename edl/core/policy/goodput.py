@@ -2,9 +2,10 @@
 
 The throughput of sizes that were never tried comes from a model of the step time
 (:mod:`edl.core.policy.step_time`). How much a sample is worth in a larger batch, its statistical
-efficiency, nobody estimates yet: it is 1. A change is worth it for 5 % more, and only if what is
-left to train repays what the change costs. Nothing is tried that is more than twice the largest
-size that was measured, for the model knows nothing there.
+efficiency, follows from the gradient noise scale (:mod:`edl.core.step.noise_scale`), which is
+measured while this rule is followed; it is 1 until then. A change is worth it for 5 % more, and
+only if what is left to train repays what the change costs. Nothing is tried that is more than twice
+the largest size that was measured, for the model knows nothing there.
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ class Goodput:
         return Suggestion(np, why, {"asked_s": now_s, "np": now.np, "why": stays})
 
     def table(self, now: Observation) -> dict[int, float]:
-        """The goodput of each size that may be taken now; empty without a model."""
-        return {np: now.model.throughput(np) for np in self._sizes(now)} if now.model else {}
+        """The goodput of each size that may be taken now; empty without a model.
+
+        In samples a second of the job's first global batch, which later ones are compared with.
+        """
+        if now.model is None:
+            return {}
+        worth = {np: now.noise.efficiency(np * now.batch or 1.0) for np in self._sizes(now)}
+        return {np: now.model.throughput(np) * each for np, each in worth.items()}
 
     def _sizes(self, now: Observation) -> list[int]:
         most = min(now.most, BEYOND * max([now.np, *now.seen]))
@@ -54,6 +61,11 @@ class Goodput:
         best = max(goodput, key=lambda np: (goodput[np], -np))
         gain = goodput[best] / mine - 1.0 if mine > 0 else float("inf")
         about = f"{best} would train {gain:+.1%} of what {now.np} do"
+        if (scale := now.noise.finite) is not None:
+            about = (
+                f"{best} would make {gain:+.1%} of the progress of {now.np}, by a noise scale of "
+                f"{scale:,.0f} samples"
+            )
         as_good = [np for np in goodput if np < now.np and goodput[np] >= (1.0 - ALIKE) * mine]
         if gain < self.least_gain:
             if as_good:

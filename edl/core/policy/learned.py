@@ -14,6 +14,7 @@ from edl.core.policy.stragglers import Times
 from edl.core.record import Record
 from edl.core.records import Reading
 from edl.core.sizes import Sizes
+from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Learned(Record):
         data_part: of a step in which the workers wait for their data, on average.
         change_s: for how long nobody trained when the size changed, lately; 0: it never did.
         step_time: the model of a step that was fitted last.
+        noise: what is known of the gradient noise scale.
     """
 
     seen: tuple[tuple[int, Seen], ...] = ()
@@ -45,6 +47,7 @@ class Learned(Record):
     data_part: float = 0.0
     change_s: float = 0.0
     step_time: StepTime | None = None
+    noise: NoiseScale = UNKNOWN
 
     def with_reading(self, before: Reading | None, now: Reading, hosts: int = 1) -> Learned:
         """With what was trained between two readings of one worker in one ring.
@@ -122,6 +125,8 @@ class Learned(Record):
             wishes=wishes,
             data_part=self.data_part,
             model=model,
+            batch=batch,
+            noise=self.noise,
             change_s=self.change_s or CHANGE_S,
         )
 

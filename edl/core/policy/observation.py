@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edl.core.record import Record
 from edl.core.sizes import Sizes
+from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
 
@@ -64,6 +65,8 @@ class Observation:
         wishes: workers more, or fewer, that the script of each worker wants.
         data_part: of a step, in which the workers wait for their data, on average.
         model: of the throughput, where somebody has fitted one.
+        batch: samples of one worker in a step, on average; 0: nobody knows.
+        noise: what is known of the gradient noise scale.
         change_s: for how long nobody trains when the size changes.
     """
 
@@ -79,6 +82,8 @@ class Observation:
     wishes: Sequence[int] = ()
     data_part: float = 0.0
     model: Model | None = None
+    batch: float = 0.0
+    noise: NoiseScale = UNKNOWN
     change_s: float = CHANGE_S
 
     @property

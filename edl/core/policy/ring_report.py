@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.core.policy.stragglers import NO_CARE, Care, Times
+from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,14 @@ class RingReport:
         times: what each worker did.
         wishes: workers more, or fewer, that the script of each wants.
         is_timed: the script trains with edl's loaders, so the workers' times are known.
+        noise: what is known of the gradient noise scale.
     """
 
     care: Care = NO_CARE
     times: tuple[Times, ...] = ()
     wishes: tuple[int, ...] = ()
     is_timed: bool = True
+    noise: NoiseScale = UNKNOWN
 
 
 NO_REPORT = RingReport()

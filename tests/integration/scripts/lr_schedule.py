@@ -12,12 +12,12 @@ from edl.testing import throttle
 SAMPLES, EPOCHS, BATCH = 480, 6, 4
 TOTAL = SAMPLES * EPOCHS
 KNEE = edl.schedules.Knee(peak_lr=0.4, warmup=240, explore=1200, total=TOTAL)
-SCALING = edl.schedules.Scaling(batch=2 * BATCH, ramp=4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rule", default="linear")
     args = parser.parse_args()
     torch.manual_seed(0)
     edl.init()
@@ -26,7 +26,8 @@ def main() -> None:
     model = torch.nn.Linear(4, 1)
     groups = [{"params": [model.weight]}, {"params": [model.bias]}]
     optimizer = edl.Optimizer(torch.optim.SGD(groups, lr=9.0, momentum=0.9), model)
-    scheduler = edl.LRSchedule(optimizer, KNEE, SCALING)
+    scaling = edl.schedules.Scaling(batch=2 * BATCH, rule=args.rule, ramp=4)
+    scheduler = edl.LRSchedule(optimizer, KNEE, scaling)
     edl.checkpoint(args.out / "saved", every_s=0.1)
     for _ in loader.epochs(EPOCHS):
         for (x,) in loader:
@@ -39,7 +40,8 @@ def main() -> None:
             assert scheduler.get_last_lr() == rates
             if not edl.is_warming_up() and update.after > update.before:
                 batch = update.batches[-1][1]
-                row = [edl.generation(), update.number, update.after, batch, *rates]
+                known = update.noise.samples
+                row = [edl.generation(), update.number, update.after, batch, known, *rates]
                 with (args.out / f"w{edl.current_worker().id}.jsonl").open("a") as file:
                     file.write(json.dumps(row) + "\n")
             throttle.step()

@@ -1,0 +1,100 @@
+"""Squared norms of gradients, measured where a step is due, for the gradient noise scale."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from edl.core.step.step_record import samples_for
+from edl.daemon.worker import Worker
+
+Gradients = TypeVar("Gradients")
+
+
+class NoiseMeter(ABC, Generic[Gradients]):
+    """One optimizer's gradients, of which there is one in the script.
+
+    Several workers compare their own gradients with the mean of all. One that is alone compares
+    those of two steps on end, so it keeps those of the first for that long.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._kept: tuple[int, int, Gradients] | None = None  # step, samples; alone
+
+    @property
+    def wants(self) -> bool:
+        """Whether the gradients of the open step are to be shown."""
+        return self._worker.loader.measures_noise or self._follows
+
+    def show(self, own: Callable[[], Gradients], mean: Callable[[], Gradients]) -> None:
+        """The step's gradients are reduced, and nothing was changed in them yet.
+
+        Args:
+            own: this worker's, whose scale may be off by :meth:`_own_factor`.
+            mean: the job's; as ``own`` where this worker is alone.
+        """
+        loader = self._worker.loader
+        if not loader.open_step.samples:
+            self._kept = None
+        elif self._worker.ring.alone:
+            self._alone(own())
+        else:
+            self._kept = None
+            factor = self._own_factor()
+            unit = self._unit()
+            noise = loader.progress.noise
+            noise.measured(self._square(own()) * factor**2 / unit, self._square(mean()) / unit)
+
+    @property
+    def _follows(self) -> bool:
+        """The first step of a pair was kept, and this is the next."""
+        loader = self._worker.loader
+        if self._kept is None or not loader.open:
+            return False
+        return self._kept[0] + 1 == loader.progress.step
+
+    def _alone(self, own: Gradients) -> None:
+        loader, unit = self._worker.loader, self._unit()
+        step, samples = loader.progress.step, loader.open_step.samples
+        kept, follows = self._kept, self._follows
+        self._kept = None
+        if kept is None or not follows or kept[1] != samples:
+            self._kept = (step, samples, self._copy(own, unit))
+            return
+        before = kept[2]
+        squares = (self._square(before) + self._square(own) / unit) / 2
+        mean = self._square_of_sum(before, own, unit) / 4
+        loader.progress.noise.measured(squares, mean)
+
+    def _own_factor(self) -> float:
+        """What makes this worker's gradients the mean over its samples, as the job's are over all.
+
+        Where gradients are accumulated, they are sums of several batches, weighted by their samples
+        (:mod:`edl.core.step.weighting`).
+        """
+        share = self._worker.loader.open_step.share(0)
+        if not share.summed:
+            return 1.0
+        records = self._worker.loader.records()
+        batches = float(records.column("batches").mean())
+        batch_size = self._worker.loader.progress.source.batch_size
+        mine = samples_for(records, 0)[self._worker.ring.place.rank]
+        return batch_size * batches / float(mine)
+
+    def _unit(self) -> float:
+        """The square of what a loss scaler has multiplied the gradients by."""
+        return 1.0
+
+    @abstractmethod
+    def _square(self, gradients: Gradients) -> float:
+        """The squared norm of all together."""
+
+    @abstractmethod
+    def _square_of_sum(self, kept: Gradients, own: Gradients, unit: float) -> float:
+        """That of ``kept`` + ``own`` / sqrt(``unit``)."""
+
+    @abstractmethod
+    def _copy(self, gradients: Gradients, unit: float) -> Gradients:
+        """A copy, over sqrt(``unit``)."""
