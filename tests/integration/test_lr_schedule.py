@@ -60,7 +60,7 @@ def test_it_follows_samples_and_batch_through_a_join_a_kill_and_a_restart(
             factor = gain  # that of the first batch, and no ramp
         if rule == "linear" or len(batches) == 1:
             assert weight == bias == pytest.approx(factor * KNEE.at(after)), (generation, number)
-        assert KNEE.at(after) <= weight * (1 + 1e-9) <= batch / 8 * KNEE.at(after) * (1 + 2e-9)
+        assert KNEE.at(after) <= weight * (1 + 1e-9) <= 12 / 8 * KNEE.at(after) * (1 + 2e-9)
     assert {row[1] for row in rows.values()} == {8, 12}
     *_, (_, (after, batch, known, *rates)) = sorted(rows.items())
     assert (after, batch, rates) == (TOTAL, 12, [0.0, 0.0])

@@ -135,7 +135,9 @@ def test_one_that_does_not_scale_shrinks_and_people_may_say_otherwise(
         job.wait_for_size(2)
         held = job.wait(lambda now: "a person has asked" in now["policy"], "hold")
         assert held["policy"].startswith("stays at 2: a person has asked for 2 workers")
+        before = held["generation"]
         job.process(job.leader()).kill()
+        job.wait(lambda now: now["generation"] > before, "a repair")
         job.wait_for_size(2)
         job.wait_for_progress(20)
         held = job.wait(lambda now: "a person has asked" in now["policy"], "hold")

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 
 from edl.core.record import Record
 
+MOST_BATCHES = 1e6  # a signal so small is rounding
 FORGETS_IN = 1000  # global batches of the first size: those before count for 1/e (adaptdl: 0.999)
 
 
@@ -126,11 +127,13 @@ class NoiseScale(Record):
     def samples(self) -> float | None:
         """The noise scale; None: nothing was measured.
 
-        Infinite, where the gradients are nothing but noise as far as was measured.
+        Infinite, where the gradients are nothing but noise as far as was measured: above
+        MOST_BATCHES of the first one.
         """
         if self.steps == 0:
             return None
-        return self.noise / self.signal if self.signal > 0 else math.inf
+        least = self.noise / (MOST_BATCHES * self.first_batch)
+        return self.noise / self.signal if self.signal > least else math.inf
 
     @property
     def finite(self) -> float | None:
