@@ -12,11 +12,12 @@ from rich import box
 from rich.table import Table
 
 from edl.cli.common import JsonOption, ZooKeeperOption, console
-from edl.cli.figure import check_figure, draw_history
+from edl.cli.figure import draw_history
 from edl.client import Job
 from edl.client.policies import Explanation, stands
 from edl.core.policy.stragglers import Times
 from edl.errors import UsageError
+from edl.figures import check_figure
 
 ACTIONS = ("show", "set", "off", "resume", "explain", "plot")
 FILES = ("set", "plot")  # that need a file

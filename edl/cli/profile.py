@@ -14,11 +14,12 @@ from rich import box
 from rich.table import Table
 
 from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, console, progress
-from edl.cli.figure import check_figure, draw
+from edl.cli.figure import draw
 from edl.client import Curve, Job
 from edl.client.job import TIMEOUT_S
 from edl.core.job.profile import STEPS, sizes
 from edl.errors import UsageError
+from edl.figures import check_figure
 from edl.launch.signals import handled
 
 _BAR = 20  # characters of an efficiency of 1

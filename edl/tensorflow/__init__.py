@@ -41,7 +41,7 @@ from edl.framework.process import (
     size,
     step,
 )
-from edl.tensorflow import elastic, horovod_names
+from edl.tensorflow import diagnose, elastic, horovod_names
 from edl.tensorflow.api import init, mean, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
@@ -70,6 +70,7 @@ __all__ = [
     "checkpoint",
     "current_worker",
     "data",
+    "diagnose",
     "elastic_shard_generator",
     "generation",
     "init",

@@ -40,7 +40,7 @@ from edl.framework.process import (
     size,
     step,
 )
-from edl.torch import elastic, horovod_names
+from edl.torch import diagnose, elastic, horovod_names
 from edl.torch.api import init, no_sync, notify_batch_end, track
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
@@ -56,6 +56,7 @@ __all__ = [
     "checkpoint",
     "current_worker",
     "data",
+    "diagnose",
     "generation",
     "in_samples",
     "init",

@@ -118,6 +118,14 @@ WRONG_USES = {
         "edl.mean takes a number, or a tensor with one element in it",
     ),
     "rank before init": ("edl.rank()", "call edl.init() first"),
+    "layer balance of a graph": (
+        "opt, w = graph(); v = tf.Variable([[1.0]]); edl.diagnose.layer_balance([v, v])",
+        "those of a graph are in its session",
+    ),
+    "layer balance without samples": (
+        "w = [tf.Variable([[1.0]], name=n) for n in 'ab']; edl.diagnose.layer_balance(w).record()",
+        "balance.record(samples)",
+    ),
     "optimizer before init": ("edl.Optimizer(sgd)", "call edl.init() first"),
     "dataset before init": ("edl.Dataset(data)", "call edl.init() first"),
     "no optimizer": ("edl.init(); edl.Optimizer(network())", "wraps an optimizer of tf.keras"),
@@ -865,6 +873,38 @@ ones = np.ones((8, 1), np.float32)
 model.fit(edl.Dataset((ones, ones), 3), epochs=2, verbose=0, callbacks=[edl.KerasCallback()])
 moved = sum(linear.at(n) for n in (3, 6, 8, 11, 14, 16))
 assert abs(start - float(model.trainable_variables[0][0, 0]) - moved) < 1e-5
+""",
+        "",
+    ),
+    "layer balance": (
+        """
+from edl import errors as edl_errors
+def refused(said, *given):
+    try: edl.diagnose.layer_balance(*given)
+    except edl_errors.UsageError as error: assert said in str(error), error
+    else: raise AssertionError(said)
+edl.init(); saved = tempfile.mkdtemp(); edl.checkpoint(saved)
+first, second = keras.layers.Dense(3, use_bias=False, name="a"), keras.layers.Dense(2, name="b")
+model = keras.Sequential([first, second])
+refused("build it before layer_balance", model)
+refused("there is only w", [tf.Variable([[1.0]], name="w"), tf.Variable([1.0])])
+model.build((None, 1))
+balance = edl.diagnose.layer_balance(model, matrices=True)
+assert [name.split("/", 1)[1] for name in balance.names] == ["a/kernel", "b/kernel"]
+refused("has no weight matrix c; it has", model, ["c"])
+edl.track(balance=balance)
+start = [np.float64(layer.kernel) for layer in (first, second)]
+ones = np.ones((8, 1), np.float32), np.ones((8, 2), np.float32)
+ds = edl.Dataset(ones, 3)
+balance.record()
+class Record(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None): balance.record()
+model.compile(edl.Optimizer(keras.optimizers.SGD(0.01)), "mse")
+model.fit(ds, epochs=2, verbose=0, callbacks=[edl.KerasCallback(), Record()])
+assert balance.samples.tolist() == [0, 3, 6, 8, 11, 14, 16], balance.samples
+for row, kernels in ((0, start), (-1, [np.float64(layer.kernel) for layer in (first, second)])):
+    assert np.allclose(balance.squared_norms[row], [(kernel**2).sum() for kernel in kernels])
+assert abs(balance.drift()).max() < 0.1 and balance.matrix_drift().max() < 0.1
 """,
         "",
     ),

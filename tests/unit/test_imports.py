@@ -10,6 +10,7 @@
       <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
     errors <- schedules <- torch, tensorflow
+    errors <- figures <- diagnose <- framework; figures <- cli
     errors, config, horovod_build <- install
     testing, cli: anything but what trains; testing also drives daemon and framework
 
@@ -57,10 +58,12 @@ MAY_IMPORT = {
     "daemon": PLANES | {"leader", "chaos"},
     "data": {"errors", "config"},
     "schedules": {"errors"},
+    "figures": {"errors"},
+    "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
-    "cli": PLANES | {"launch", "client", "chaos", "install"},
+    "cli": PLANES | {"launch", "client", "chaos", "install", "figures"},
 }
-MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data"}
+MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework", "schedules"}
 )

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli.figure import check_figure, draw
+from edl.cli.figure import draw
 from edl.cli.profile import table
 from edl.core.job.profile import Curve, Point, in_order, measured, sizes
 from edl.core.records import Reading
 from edl.errors import UsageError
+from edl.figures import check_figure
 
 CURVE = (
     Curve("digits", 1_000_000.0)

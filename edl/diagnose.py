@@ -1,0 +1,363 @@
+"""How the layers of a network grow while it trains, and which differences between them stay.
+
+W_1 ... W_N are the weight matrices in the order in which a net applies them, one row for each
+output, and n_i = ||W_i||_F^2. Under gradient flow, the limit of small learning rates,
+
+    dn_i/dt = -2 <W_i, dL/dW_i>
+
+is the same for all layers of a net without biases that is linear, or is positively homogeneous as
+one of ReLUs: to multiply W_i by 1 + e changes its output as to multiply W_j does. So all n_j - n_i
+are conserved. Of a linear net the whole matrix
+
+    D_i = W_{i+1}^T W_{i+1} - W_i W_i^T
+
+is; of one of ReLUs its diagonal only, of which n_{i+1} - n_i is the sum (Du, Hu and Lee, NeurIPS
+2018; Basu, Mukherjee and Vasudevan, arXiv 1904.10689). A step of plain SGD adds
+lr^2 (||dL/dW_j||^2 - ||dL/dW_i||^2) to n_j - n_i. Biases, weight decay, momentum, normalisation and
+frozen layers are in no such law; the drift says by how much they matter.
+
+Numbers only: nothing here knows a framework or a job. ``edl.torch`` and ``edl.tensorflow`` find the
+matrices of a model: ``edl.diagnose.layer_balance(model)``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.errors import UsageError
+from edl.figures import check_figure
+
+Array = npt.NDArray[np.float64]
+Read = Callable[[], npt.NDArray[Any]]
+
+RISE, SATURATION = 0.1, 0.9  # of the whole change: between them is what is called the rise time
+SLOWER = 0.5  # a plateau and a saturation have less than so much of the growth in the rise
+UNCHANGED = 1e-12  # of a squared norm: less than this is rounding
+MOST_NAMED = 12  # layers in the legend of a figure
+
+
+@dataclass(frozen=True)
+class Row:
+    """The layers once so many samples were trained.
+
+    Attributes:
+        squared_norms: n_i of each layer.
+        residuals: ||D_i - D_i(first record)||_F of each pair of neighbours; nan where the one has
+            no matrix that follows that of the other. Empty unless matrices are recorded.
+        moves: how far W_{i+1}^T W_{i+1} or W_i W_i^T, the one that has gone farther, has gone
+            since the first record.
+    """
+
+    samples: float
+    squared_norms: tuple[float, ...]
+    residuals: tuple[float, ...] = ()
+    moves: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Phases:
+    """When one layer grew: plateau, rise, saturation; all in samples.
+
+    Attributes:
+        rise: where the rise begins, and the plateau ends; the first record, if there was no
+            plateau; None: the layer has not changed.
+        saturation: where the rise ends; None: it has not.
+    """
+
+    rise: float | None = None
+    saturation: float | None = None
+
+
+class LayerBalance:
+    """What is recorded of the layers of a model, and what follows from it.
+
+    ::
+
+        balance = LayerBalance({"first": lambda: w1, "second": lambda: w2})
+        balance.record(0)
+        ...
+        balance.record(64)
+
+    It has a state: ``edl.track(balance=balance)`` lets the record follow the job.
+
+    Args:
+        layers: reads the weights of each, by name; one row an output, in the order of the net.
+        matrices: record the residuals of D_i, too, for neighbours whose sizes fit. It takes two
+            matrix products a pair, and keeps two matrices of the width between them.
+
+    Raises:
+        UsageError: there are fewer than two layers.
+    """
+
+    edl_compared = False  # processors of other kinds may round the last bit of a norm otherwise
+
+    def __init__(self, layers: Mapping[str, Read], matrices: bool = False) -> None:
+        if len(layers) < 2:
+            found = f"only {next(iter(layers))}" if layers else "none"
+            raise UsageError(
+                f"a layer balance compares the weight matrices of two layers or more, and there is "
+                f"{found}"
+            )
+        self.names = tuple(layers)
+        self.matrices = matrices
+        self._layers = dict(layers)
+        self._rows: list[Row] = []
+        self._first: dict[int, tuple[Array, Array]] = {}  # of a pair, in the first record
+
+    # --- what is recorded
+
+    def record(self, samples: float) -> None:
+        """Note the layers as they are now.
+
+        What was recorded at as many samples, or at more, is dropped: a job that goes back to an
+        earlier state trains these again.
+
+        Args:
+            samples: that are trained so far.
+
+        Raises:
+            UsageError: there are no so many.
+        """
+        if not (math.isfinite(samples) and samples >= 0):
+            raise UsageError(f"balance.record: {samples:g} samples cannot be trained")
+        while self._rows and self._rows[-1].samples >= samples:
+            self._rows.pop()
+        norms, grams = self._measure()
+        if not self._rows:
+            self._first = grams
+        residuals, moves = list[float](), list[float]()
+        for pair in range(len(self.names) - 1 if self.matrices else 0):
+            residual, move = self._moved(pair, grams)
+            residuals.append(residual)
+            moves.append(move)
+        self._rows.append(Row(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
+
+    def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
+        """n_i of all layers; of each pair that fits W_{i+1}^T W_{i+1} and W_i W_i^T."""
+        norms, grams = list[float](), dict[int, tuple[Array, Array]]()
+        before: Array | None = None
+        for number, read in enumerate(self._layers.values()):
+            weights: Array = np.asarray(read(), dtype=np.float64)
+            norms.append(float(np.vdot(weights, weights)))
+            if self.matrices and before is not None and _follows(before, weights):
+                grams[number - 1] = weights.T @ weights, before @ before.T
+            before = weights
+        return norms, grams
+
+    def _moved(self, pair: int, grams: Mapping[int, tuple[Array, Array]]) -> tuple[float, float]:
+        if pair not in grams or pair not in self._first:
+            return math.nan, math.nan
+        after, before = (
+            now - first for now, first in zip(grams[pair], self._first[pair], strict=True)
+        )
+        farther = max(float(np.linalg.norm(after)), float(np.linalg.norm(before)))
+        return float(np.linalg.norm(after - before)), farther
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All that is recorded, the oldest first."""
+        return tuple(self._rows)
+
+    @property
+    def samples(self) -> Array:
+        """Of each row. Shape (rows,)."""
+        return np.array([row.samples for row in self._rows])
+
+    @property
+    def squared_norms(self) -> Array:
+        """n_i. Shape (rows, layers)."""
+        return np.array([row.squared_norms for row in self._rows]).reshape(-1, len(self.names))
+
+    # --- what follows from it
+
+    def growth(self) -> Array:
+        """dn_i by sample, between each row and the next: equal in all layers where the law holds.
+
+        Shape (rows - 1, layers).
+
+        Raises:
+            UsageError: there are fewer than two rows.
+        """
+        self._need_two("growth")
+        rates: Array = np.diff(self.squared_norms, axis=0) / np.diff(self.samples)[:, None]
+        return rates
+
+    def drift(self) -> Array:
+        """How far the conserved n_{i+1} - n_i have gone since the first row.
+
+        In parts of the largest change of any n_i in the whole record: 0 where the law holds, 1
+        where one of the two has grown, and the other one not. Shape (rows, layers - 1).
+
+        Raises:
+            UsageError: there are fewer than two rows.
+        """
+        self._need_two("drift")
+        changes = self.squared_norms - self.squared_norms[0]
+        return _parts(np.diff(changes, axis=1), np.abs(changes).max())
+
+    def matrix_drift(self) -> Array:
+        """How far the matrices D_i of a linear net have gone since the first row.
+
+        In parts of the farthest that W_{i+1}^T W_{i+1} or W_i W_i^T has gone in the whole record;
+        nan for pairs whose sizes do not fit. Shape (rows, layers - 1).
+
+        Raises:
+            UsageError: there are fewer than two rows, or they have no matrices.
+        """
+        self._need_two("matrix_drift")
+        if not self.matrices:
+            raise UsageError(
+                "balance.matrix_drift needs the matrices; write layer_balance(..., matrices=True)"
+            )
+        residuals = np.array([row.residuals for row in self._rows])
+        return _parts(residuals, np.array([row.moves for row in self._rows]).max(axis=0))
+
+    def phases(self) -> dict[str, Phases]:
+        """When each layer left its plateau, and when it was saturated: :func:`phases_of`.
+
+        Raises:
+            UsageError: there are fewer than two rows.
+        """
+        self._need_two("phases")
+        samples, norms = self.samples, self.squared_norms
+        return {name: phases_of(samples, norms[:, i]) for i, name in enumerate(self.names)}
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw norms, growth and drift over the samples, with matplotlib, as .png or .svg.
+
+        Raises:
+            UsageError: there is no matplotlib or no such folder, the name ends otherwise, or there
+                are fewer than two rows.
+        """
+        check_figure(Path(path), "balance.plot")
+        self._need_two("plot")
+        _draw(self, Path(path))
+
+    def _need_two(self, what: str) -> None:
+        if len(self._rows) < 2:
+            there = f"one, at {self._rows[0].samples:g} samples" if self._rows else "none"
+            raise UsageError(
+                f"balance.{what} needs two records with different numbers of samples, and there is "
+                f"{there}; call balance.record() after some of the updates"
+            )
+
+    # --- as a tracked object
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record as numbers, texts and arrays."""
+        rows = [[r.samples, *r.squared_norms, *r.residuals, *r.moves] for r in self._rows]
+        return {
+            "names": list(self.names),
+            "matrices": self.matrices,
+            "rows": np.array(rows, dtype=np.float64).reshape(len(rows), self._width),
+            "first": {str(pair): list(matrices) for pair, matrices in self._first.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the record of another worker, or of a checkpoint.
+
+        Raises:
+            UsageError: it is of other layers.
+        """
+        if tuple(state["names"]) != self.names or bool(state["matrices"]) != self.matrices:
+            raise UsageError(
+                f"the layer balance of the job is of {', '.join(state['names'])}, and this "
+                f"script's of {', '.join(self.names)}; matrices there {bool(state['matrices'])}, "
+                f"here {self.matrices}"
+            )
+        layers, pairs = len(self.names), len(self.names) - 1 if self.matrices else 0
+        ends = np.cumsum([1, layers, pairs])
+        rows = np.asarray(state["rows"], dtype=np.float64).reshape(-1, self._width)
+        self._rows = []
+        for row in rows:
+            (at,), norms, residuals, moves = (tuple(part.tolist()) for part in np.split(row, ends))
+            self._rows.append(Row(at, norms, residuals, moves))
+        self._first = {
+            int(pair): (np.asarray(after), np.asarray(before))
+            for pair, (after, before) in state["first"].items()
+        }
+
+    @property
+    def _width(self) -> int:
+        """Numbers of a row."""
+        layers = len(self.names)
+        return 1 + layers + (2 * (layers - 1) if self.matrices else 0)
+
+
+def phases_of(samples: Array, norms: Array) -> Phases:
+    """Where a layer that goes from a plateau through a rise to a saturation does so.
+
+    The rise lies between 10 % and 90 % of the change from the first record to the last, as rise
+    times do. What comes before is a plateau if it goes on at less than half of the speed of the
+    rise; else the layer has risen from the first record on. What comes after is a saturation by the
+    same rule; else it rises still. A layer that shrinks has the same phases.
+
+    Args:
+        samples: of each record, growing.
+        norms: the squared norm in each.
+    """
+    total = norms[-1] - norms[0]
+    if not abs(total) > UNCHANGED * np.abs(norms).max():
+        return Phases()
+    done = (norms - norms[0]) / total
+    begin = _crossing(samples, done, RISE, int(np.argmax(done >= RISE)))
+    end = _crossing(samples, done, SATURATION, int(np.flatnonzero(done < SATURATION)[-1]) + 1)
+    slow = SLOWER * (SATURATION - RISE) / (end - begin)
+    plateau = RISE / (begin - samples[0]) < slow
+    saturated = (1.0 - SATURATION) / (samples[-1] - end) < slow
+    return Phases(begin if plateau else float(samples[0]), end if saturated else None)
+
+
+def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
+    """Where a straight line to the record ``after`` from the one before it passes ``level``."""
+    low, high = done[after - 1], done[after]
+    part = (level - low) / (high - low)
+    return float(samples[after - 1] + part * (samples[after] - samples[after - 1]))
+
+
+def _follows(before: Array, after: Array) -> bool:
+    """Whether the inputs of the one are the outputs of the other, as far as sizes tell."""
+    return before.ndim == after.ndim == 2 and after.shape[1] == before.shape[0]
+
+
+def _parts(values: Array, whole: Any) -> Array:
+    """``values`` by ``whole``; 0 where nothing has changed."""
+    found: Array = values / np.where(np.asarray(whole) == 0.0, 1.0, whole)
+    return found
+
+
+def _draw(balance: LayerBalance, path: Path) -> None:
+    """Three charts, one below the other; dots are where a rise begins and where it ends."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 8.0), layout="constrained")
+    norms, growth, drift = figure.subplots(3, 1, sharex=True)
+    samples, count = balance.samples, len(balance.names)
+    colours = [colormaps["viridis"](i / count) for i in range(count)]
+    phases, middles = balance.phases(), (samples[1:] + samples[:-1]) / 2.0
+    for i, name in enumerate(balance.names):
+        squared, named = balance.squared_norms[:, i], count <= MOST_NAMED or i in (0, count - 1)
+        norms.plot(samples, squared, color=colours[i], label=name if named else None)
+        marks = [at for at in (phases[name].rise, phases[name].saturation) if at is not None]
+        norms.plot(marks, np.interp(marks, samples, squared), "o", color=colours[i])
+        growth.plot(middles, balance.growth()[:, i], color=colours[i])
+    for i, pair in enumerate(balance.drift().T):
+        drift.plot(samples, pair, color=colours[i], label=None if i else "norms")
+    if balance.matrices:
+        for i, pair in enumerate(balance.matrix_drift().T):
+            drift.plot(samples, pair, "--", color=colours[i], label=None if i else "matrices")
+    norms.set(title="layer balance", ylabel="squared norm")
+    growth.set(ylabel="growth by sample")
+    drift.set(xlabel="samples", ylabel="drift, in parts of the change")
+    norms.legend(fontsize="small")
+    drift.legend(fontsize="small")
+    figure.savefig(path)

@@ -1,0 +1,61 @@
+"""``edl.diagnose``: how a model trains, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edl.diagnose import LayerBalance, Phases, Row
+from edl.errors import UsageError
+from edl.framework.diagnose import JobBalance, chosen
+
+__all__ = ["LayerBalance", "Phases", "Row", "layer_balance"]
+
+
+def layer_balance(
+    model: torch.nn.Module, layers: Iterable[str] | None = None, matrices: bool = False
+) -> JobBalance:
+    """What tells how the layers of ``model`` grow: see :class:`edl.diagnose.LayerBalance`.
+
+    ::
+
+        balance = edl.diagnose.layer_balance(model)
+        edl.track(balance=balance)     # newcomers and checkpoints have its rows
+        ...
+        optimizer.step()
+        balance.record()
+
+    Nothing is sent, for all workers have the same weights. They are copied to the CPU one by one.
+
+    Args:
+        layers: names of parameters with two or more dimensions, in the order of the net; None: all
+            of them that are trained, in the order of ``model.named_parameters()``.
+        matrices: record D_i, too.
+
+    Raises:
+        UsageError: there are fewer than two such parameters, one is not there, or one has no shape
+            yet.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"layer_balance needs a torch.nn.Module, not a {type(model).__name__}")
+    named = dict(model.named_parameters())
+    if lazy := [n for n, each in named.items() if torch.nn.parameter.is_lazy(each)]:
+        raise UsageError(f"{lazy[0]} has no shape yet; run a batch through the model before")
+    found = {n: p for n, p in named.items() if p.ndim >= 2 and p.is_floating_point()}
+    if layers is None:
+        found = {name: parameter for name, parameter in found.items() if parameter.requires_grad}
+    reads = {name: partial(_read, model, name) for name in chosen(found, layers)}
+    return JobBalance(reads, matrices)
+
+
+def _read(model: torch.nn.Module, name: str) -> npt.NDArray[Any]:
+    """By name, for a script may put another parameter in its place."""
+    weights: npt.NDArray[np.float64] = (
+        model.get_parameter(name).detach().cpu().to(torch.float64).numpy()
+    )
+    return weights
