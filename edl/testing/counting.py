@@ -208,7 +208,7 @@ def train_step(
     member: LoopbackMember,
     model: CountingModel,
     gradient: Vector,
-    noise: CountingNoise,
+    noise: CountingNoise | None = None,
 ) -> bool:
     """One step as edl's frameworks make it: send, wait for the records, apply; again if it broke.
 
@@ -232,7 +232,7 @@ def train_step(
                 completed = False
                 break
     if mean is not None:
-        if noise.wants:
+        if noise is not None and noise.wants:
             own = mean if worker.ring.alone else local
             noise.show(lambda: own, lambda: mean)
         model.update(mean)
