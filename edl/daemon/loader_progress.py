@@ -87,6 +87,8 @@ class LoaderProgress(TrainingProgress):
             self._sampler = StreamSampler(source, worker, reader)
         else:
             self._sampler = BatchSampler(source, worker)
+        if worker in self.members:  # not of a newcomer
+            self._sampler.take_place(self.members)
         self._ledger = self._granted(self._start_epoch(0))
         self._sampler.enter(0)
 
@@ -174,7 +176,7 @@ class LoaderProgress(TrainingProgress):
         It is that of workers of which each has a whole batch; those of a step add up.
         """
         in_step = max(self.step_batches, int(records.column("batches").max()))
-        now = self.source.batch_size * in_step * len(self.members)
+        now = self.source.global_batch(len(self.members)) * in_step
         if self.batches and self.batches[-1][1] == now:
             return self.batches
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
@@ -196,6 +198,8 @@ class LoaderProgress(TrainingProgress):
         Nobody starts with empty hands.
         """
         self.members = members
+        if self._sampler is not None and self._worker in members:
+            self._sampler.take_place(members)
         if self._ledger is not None and not self._ledger.finished:
             self._ledger = self._granted(give_back(self._ledger, members))
 

@@ -51,7 +51,7 @@ class BatchSampler:
     """
 
     def __init__(self, source: Source, worker: int) -> None:
-        self.size = source.batch_size
+        self.size = self._whole = source.batch_size
         self._source = source
         self._worker = worker
         self._ahead: deque[Batch] = deque()
@@ -69,10 +69,16 @@ class BatchSampler:
 
         For a framework may compile anew for each size that it sees.
         """
-        whole = self._source.batch_size
+        whole = self._whole
         size = min(whole, max(1, round(whole * part)))
         if size == whole or abs(size - self.size) > LEAST_CHANGE * self.size:
             self.size = size
+
+    def take_place(self, members: Sequence[int]) -> None:
+        """A ring of ``members`` stands: form batches as large as this worker's are in it."""
+        whole = self._source.batch_of(members.index(self._worker), len(members))
+        if whole != self._whole:
+            self.size = self._whole = whole
 
     def enter(self, epoch: int) -> None:
         """Forget what was formed and read ``epoch`` from now on."""

@@ -50,6 +50,7 @@ def attach_stream(
     shuffle: bool,
     seed: int,
     prefetch_batches: int,
+    max_global_batch: int = 0,
 ) -> Source:
     """Declare ``stream``.
 
@@ -70,6 +71,7 @@ def attach_stream(
         prefetch_batches,
         stream.fingerprint,
         stream.shared,
+        max_global_batch,
     )
     worker.attach_source(source, stream)
     return source
@@ -83,6 +85,7 @@ def attach_source(
     shuffle: bool,
     seed: int,
     prefetch_batches: int,
+    max_global_batch: int = 0,
 ) -> Source:
     """Declare ``dataset`` with its ``total`` samples, and log what was left out of it.
 
@@ -90,8 +93,41 @@ def attach_source(
         DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
-    source = Source(total, batch_size, shuffle, seed, prefetch_batches, fingerprint)
+    source = Source(
+        total,
+        batch_size,
+        shuffle,
+        seed,
+        prefetch_batches,
+        fingerprint,
+        max_global_batch=max_global_batch,
+    )
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
         worker.log_event(DataSkippedDetails(**details), reason)
     return source
+
+
+def check_batch(batch_size: Any, max_global_batch: Any, what: str) -> int:
+    """The largest global batch as a number, 0 for any. ``what``: the call, for its sentence.
+
+    Raises:
+        UsageError: one of the two cannot be.
+    """
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+        raise UsageError(
+            f"batch_size is {batch_size!r}; {what} needs a whole number of samples. Where "
+            "each item of the data set is a batch already, give batch_size=1"
+        )
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+    if max_global_batch is None:
+        return 0
+    whole = isinstance(max_global_batch, int) and not isinstance(max_global_batch, bool)
+    if not whole or max_global_batch < batch_size:
+        raise UsageError(
+            f"max_global_batch is {max_global_batch!r} and batch_size {batch_size}; give the most "
+            "samples that all workers together may have in a batch, not fewer than one of them has"
+        )
+    most: int = max_global_batch
+    return most

@@ -129,7 +129,12 @@ for _name, _ in inspect.getmembers_static(tf.data.Dataset, inspect.isfunction):
 
 
 def Dataset(
-    source: Any, batch_size: int = 1, shuffle: bool = False, seed: int = 0
+    source: Any,
+    batch_size: int = 1,
+    shuffle: bool = False,
+    seed: int = 0,
+    *,
+    max_global_batch: int | None = None,
 ) -> ElasticDataset:
     """A ``tf.data.Dataset`` of this worker's batches::
 
@@ -148,6 +153,7 @@ def Dataset(
             ``__len__`` and ``__getitem__``, ``edl.data.stream(shards, open)``, or an iterable set
             with ``state_dict`` and ``load_state_dict``; the same on all workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
+        max_global_batch: the global batch at most, in samples: more workers share it out.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
 
     Raises:
@@ -159,7 +165,7 @@ def Dataset(
     # Of fit, whose default that is: the data set has an order of its own.
     warnings.filterwarnings("ignore", "`shuffle=True` was passed, but will be ignored", UserWarning)
     _refuse_validation_split()
-    load = now.attach_source(source, batch_size, shuffle, seed)
+    load = now.attach_source(source, batch_size, shuffle, seed, max_global_batch)
     signature = signature_of(load(now.worker.loader.sampler.warm_up()))
     batches = _batches_of(now.feed, load, signature)
     return ElasticDataset(batches.prefetch(AHEAD).with_options(_without_autotuning()))

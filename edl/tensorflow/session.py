@@ -30,7 +30,13 @@ ONE_THREAD = (
 
 
 def elastic_shard_generator(
-    source: Any, batch_size: int = 1, epochs: int = 1, shuffle: bool = False, seed: int = 0
+    source: Any,
+    batch_size: int = 1,
+    epochs: int = 1,
+    shuffle: bool = False,
+    seed: int = 0,
+    *,
+    max_global_batch: int | None = None,
 ) -> Callable[[], Iterator[Any]]:
     """What ``tf.data.Dataset.from_generator`` wants: it yields this worker's mini-batches.
 
@@ -39,7 +45,8 @@ def elastic_shard_generator(
     may be smaller, so let the ``output_signature`` have None for the number of samples.
 
     Args:
-        source, batch_size, shuffle, seed: as for :func:`edl.tensorflow.Dataset`.
+        source, batch_size, shuffle, seed, max_global_batch: as for
+            :func:`edl.tensorflow.Dataset`.
         epochs: after so many ``edl.Session.Done()`` is true.
 
     Raises:
@@ -49,7 +56,8 @@ def elastic_shard_generator(
     now = training.current()
     if epochs < 1:
         raise UsageError(f"epochs is {epochs}; it must be at least 1")
-    now.attach_source(source, batch_size, shuffle, seed)
+    what = "edl.elastic_shard_generator"
+    now.attach_source(source, batch_size, shuffle, seed, max_global_batch, what)
     now.epochs = now.worker.loader.progress.epochs = epochs
     return now.batches
 

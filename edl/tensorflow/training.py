@@ -14,7 +14,13 @@ from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.reduction import Rounds
-from edl.framework.source import attach_source, attach_stream, is_numbered, stream_of
+from edl.framework.source import (
+    attach_source,
+    attach_stream,
+    check_batch,
+    is_numbered,
+    stream_of,
+)
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
@@ -71,15 +77,22 @@ class Training:
 
     # --- what is trained, and on what
 
-    def attach_source(self, source: Any, batch_size: int, shuffle: bool, seed: int) -> Load:
+    def attach_source(
+        self,
+        source: Any,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        max_global_batch: int | None = None,
+        what: str = "edl.Dataset",
+    ) -> Load:
         """Declare what is trained on; returns what loads a batch.
 
         Raises:
             DataError, UsageError: see :func:`edl.tensorflow.source.reader_of`.
         """
-        if batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
-        order = batch_size, shuffle, seed, AHEAD
+        most = check_batch(batch_size, max_global_batch, what)
+        order = batch_size, shuffle, seed, AHEAD, most
         if not (is_numbered(source) or isinstance(source, tf.Tensor)):
             stream = stream_of(source)
             attach_stream(self.worker, stream, *order)

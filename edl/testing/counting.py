@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -273,7 +273,7 @@ class Counting:
     ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
     ``accumulated``: the gradients of so many batches make one step, after ``single`` steps of one.
     ``shards``: the samples are a stream, in shards of these lengths. ``shared``: all workers read
-    it, and it has one shard.
+    it, and it has one shard. ``max_global_batch``: of a batch of all workers; 0: any.
     """
 
     samples: int = 48
@@ -286,10 +286,13 @@ class Counting:
     step_s: float = 0.1
     shards: tuple[int, ...] = ()
     shared: bool = False
+    max_global_batch: int = 0
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
-        worker.attach_source(*source_of(self, self.prefetch_batches))
+        source, reader = source_of(self, self.prefetch_batches)
+        source = replace(source, max_global_batch=self.max_global_batch)
+        worker.attach_source(source, reader)
         model = CountingModel(self.samples)
         worker.attach_replica(model)
         one.model = model
@@ -297,7 +300,7 @@ class Counting:
         steps = Steps(worker, feed, lambda: "the batch was not trained")
         exchanged: dict[int, list[list[float]]] = {}
         sizes: dict[int, int] = {}
-        batches = 0  # of the step so far
+        batches = largest = 0  # of the step so far; samples of a step of all workers
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 assert feed.batch is not None
@@ -309,15 +312,16 @@ class Counting:
                     model.sum = accumulated(worker, model, gradient)
                     worker.loader.accumulate()
                     continue
+                before = worker.loader.progress.trained
                 completed = train_step(worker, one.member, model, gradient, noise)
-                batches = 0
+                batches, largest = 0, max(largest, worker.loader.progress.trained - before)
                 if not worker.warming_up:
                     sizes[worker.step] = worker.size if completed else 0
                 due = self.exchange_every and worker.step % self.exchange_every == 0
                 if due and not worker.warming_up:
                     exchanged[worker.step] = worker.exchange([worker.id, worker.step])
         scale = worker.loader.progress.noise.scale
-        one.result = Counted(model, worker.step, exchanged, sizes, scale)
+        one.result = Counted(model, worker.step, exchanged, sizes, scale, largest)
 
     def cost_s(self, one: LoopbackWorker) -> float:
         """How long the next batch takes this worker, in virtual seconds."""
@@ -356,6 +360,14 @@ class Counting:
                 assert first.exchanged.get(step, rows) == rows, f"w{worker} got {rows} at {step}"
                 assert {row[1] for row in rows} == {float(step)}, f"w{worker}: {rows} at {step}"
             prove_noise(worker, result.noise, first.noise)
+            self._prove_largest(worker, result)
+
+    def _prove_largest(self, worker: int, result: Counted) -> None:
+        """No step has had more samples than it may; what is read ahead is as large as it was."""
+        if self.max_global_batch and not self.prefetch_batches and self.accumulated == 1:
+            size = max([1, *result.sizes.values()])
+            most = max(self.max_global_batch, size)
+            assert result.largest <= most, f"w{worker} has seen a step of {result.largest} samples"
 
 
 def prove_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
@@ -376,7 +388,7 @@ class Counted:
 
     ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
     workers were in the ring that completed a step, 0 where this one has missed it; ``noise``: what
-    was measured of the gradient noise scale.
+    was measured of the gradient noise scale; ``largest``: the most samples of a step.
     """
 
     model: CountingModel
@@ -384,3 +396,4 @@ class Counted:
     exchanged: Mapping[int, list[list[float]]]
     sizes: Mapping[int, int]
     noise: NoiseScale
+    largest: int = 0

@@ -23,7 +23,13 @@ from edl.errors import DataError, UsageError
 from edl.framework.first_batch import FirstBatch
 from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
-from edl.framework.source import attach_source, attach_stream, is_numbered, stream_of
+from edl.framework.source import (
+    attach_source,
+    attach_stream,
+    check_batch,
+    is_numbered,
+    stream_of,
+)
 from edl.framework.steps import Steps
 from edl.torch.api import has_optimizer, settle_step, track
 from edl.torch.schedulers import warn_of_counted_steps
@@ -54,6 +60,7 @@ class DataLoader:
             or an iterable data set with ``state_dict`` and ``load_state_dict``. The same on all
             workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
+        max_global_batch: the global batch at most, in samples: more workers share it out.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
         num_workers, and all other arguments: as in ``torch.utils.data.DataLoader``.
 
@@ -71,6 +78,7 @@ class DataLoader:
         seed: int = 0,
         num_workers: int = 0,
         *,
+        max_global_batch: int | None = None,
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         worker: Worker | None = None,
@@ -82,9 +90,10 @@ class DataLoader:
                 "edl.DataLoader takes the place of PyTorch's, and was given one; give it the data "
                 "set and the options, edl.DataLoader(dataset, batch_size=..., shuffle=...)"
             )
-        _check(batch_size, options)
+        most = check_batch(batch_size, max_global_batch, "edl.DataLoader")
+        _check(options)
         ahead = num_workers * (prefetch_factor or 2)
-        order = batch_size, shuffle, seed, ahead
+        order = batch_size, shuffle, seed, ahead, most
         loaded: Any = dataset
         if is_numbered(dataset):
             total = len(cast(Sized, dataset))
@@ -150,7 +159,7 @@ class DataLoader:
         """
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
-        each = self.batch_size * self._worker.size
+        each = self._source.global_batch(self._worker.size)
         return -(-self._source.total // each)
 
 
@@ -342,14 +351,7 @@ class _Parsed(torch.utils.data.Dataset[Any]):
         return [self[each] for each in (pickle.loads(sent[0]) if self.is_packed else sent)]
 
 
-def _check(batch_size: int, options: dict[str, Any]) -> None:
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
-        raise UsageError(
-            f"batch_size is {batch_size!r}; edl.DataLoader needs a whole number of samples. Where "
-            "each item of the data set is a batch already, give batch_size=1"
-        )
-    if batch_size < 1:
-        raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+def _check(options: dict[str, Any]) -> None:
     for name in ("sampler", "batch_sampler"):
         if options.get(name) is not None:
             raise UsageError(

@@ -103,3 +103,28 @@ def test_nobody_misses_two_exchanges() -> None:
     root.exchanged([[2.0]])
     with pytest.raises(AssertionError):
         late.take_over(root.header(), Receive.NOTHING)
+
+
+def test_the_largest_global_batch_is_shared_out_evenly() -> None:
+    source = Source(100, 4, True, 7, 0, max_global_batch=10)
+    # 2 workers have 4 each; 3 share 10 out as 4, 3, 3; 12 get one each, more than was asked for.
+    assert [source.batch_of(rank, 2) for rank in range(2)] == [4, 4]
+    assert [source.batch_of(rank, 3) for rank in range(3)] == [4, 3, 3]
+    assert [source.batch_of(rank, 12) for rank in range(12)] == [1] * 12
+    assert [source.global_batch(size) for size in (1, 2, 3, 12)] == [4, 8, 10, 12]
+    assert replace(source, max_global_batch=0).global_batch(12) == 48
+
+
+def test_each_ring_has_batches_of_its_size() -> None:
+    one = LoaderProgress()
+    one.attach(Source(100, 4, True, 7, 0, max_global_batch=10), 2)
+    sizes = []
+    for members in ((2,), (0, 2), (0, 1, 2), (1, 2)):
+        one.adopt(members)
+        sizes.append(one.sampler.size)
+    assert sizes == [4, 4, 3, 4]
+    one.adopt((0, 1, 2))
+    one.sampler.share(0.5)
+    assert one.sampler.size == 2
+    one.sampler.share(1.0)
+    assert one.sampler.size == 3

@@ -13,6 +13,7 @@ import edl.torch
 from edl.core.events import DataSkippedDetails, Details
 from edl.core.step.source import Source
 from edl.daemon.worker import Worker
+from edl.errors import UsageError
 
 
 class Listener:
@@ -51,3 +52,17 @@ def test_other_data_sets_have_nothing_to_log() -> None:
     worker = attached([1.0, 2.0, 3.0])
     assert worker.source == Source(3, 2, False, 0, 0, "")
     assert worker.logged == []
+
+
+def test_the_largest_global_batch_is_part_of_the_source() -> None:
+    worker = Listener()
+    given = cast(Worker, worker)
+    edl.torch.DataLoader([1.0, 2.0], batch_size=2, max_global_batch=6, worker=given)
+    assert worker.source == Source(2, 2, False, 0, 0, "", max_global_batch=6)
+
+
+@pytest.mark.parametrize("most", [1, True, 2.5, "6"])
+def test_a_largest_global_batch_that_cannot_be(most: Any) -> None:
+    given = cast(Worker, Listener())
+    with pytest.raises(UsageError, match=r"max_global_batch is .* and batch_size 2; give the most"):
+        edl.torch.DataLoader([1.0], batch_size=2, max_global_batch=most, worker=given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl.core.step.ledger import LeasePolicy, Ledger
 from edl.core.step.shuffle import EpochOrder
@@ -16,6 +16,7 @@ class Source:
 
     ``prefetch_batches``: how many batches the loader forms ahead of the one in training.
     ``fingerprint``: one line that differs where the data do; empty where nobody can tell.
+    ``max_global_batch``: samples of one batch of all workers together, at most; 0: any number.
     """
 
     total: int
@@ -24,6 +25,23 @@ class Source:
     seed: int
     prefetch_batches: int
     fingerprint: str = ""
+    max_global_batch: int = field(default=0, kw_only=True)
+
+    def batch_of(self, rank: int, size: int) -> int:
+        """Samples in a batch of one of ``size`` workers.
+
+        ``batch_size``, as long as all together have no more than ``max_global_batch``; else they
+        share that out evenly, the first ones with one more (AutoScaling, MLSys 2020). One at least.
+        """
+        if not self.max_global_batch or self.batch_size * size <= self.max_global_batch:
+            return self.batch_size
+        each, more = divmod(self.max_global_batch, size)
+        return max(1, each + (rank < more))
+
+    def global_batch(self, size: int) -> int:
+        """Samples in a batch of all of ``size`` workers."""
+        whole = self.batch_size * size
+        return max(size, min(whole, self.max_global_batch)) if self.max_global_batch else whole
 
     def need(self, step_batches: int) -> int:
         """Samples that a worker wants to hold, so that its loader never waits for a lease.

@@ -46,6 +46,7 @@ class StreamSource(Source):
         prefetch_batches: int,
         fingerprint: str = "",
         shared: bool = False,
+        max_global_batch: int = 0,
     ) -> StreamSource:
         """A stream of so many ``shards``.
 
@@ -55,7 +56,16 @@ class StreamSource(Source):
         if not 1 <= shards <= MOST_SHARDS:
             raise DataError(f"the stream has {shards} shards; it must have 1 to {MOST_SHARDS}")
         total = shards * SHARD
-        return cls(total, batch_size, shuffle, seed, prefetch_batches, fingerprint, shared)
+        return cls(
+            total,
+            batch_size,
+            shuffle,
+            seed,
+            prefetch_batches,
+            fingerprint,
+            shared,
+            max_global_batch=max_global_batch,
+        )
 
     @property
     def shards(self) -> int:
