@@ -1,0 +1,214 @@
+"""Which learning rate a job trains with, by the loss along its own updates; and when to look.
+
+The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as far as it is known, see
+docs/adr/0020-a-learning-rate-tuned-while-training.md:
+
+- **explore**, for a part of the samples (half of them, as in Knee): the learning rate is as high as
+  the loss does not grow;
+- **exploit**, until the end: the one that minimises the loss, never above the present one, and
+  never above Knee's straight line to 0, which is what is left if nothing can be measured.
+
+Every so often a *round* measures some updates, one after the other: for each, the losses at
+some :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as soon
+as these say something (:func:`edl.core.policy.lr_fit.judge`), or after MOST of them, without a
+change.
+
+It begins at a tenth of the learning rate that it is given, for one that is too high may ruin a
+model in a few updates, and one that is too low is found out quickly: while the loss falls as far as
+was measured, the next round measures twice as far.
+
+All here is pure. What it is told is the same on all workers, and so is what comes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from edl.core.policy.lr_fit import Curve, judge, points
+
+START = 0.1  # of the learning rate that was given is the first one
+NEAR, FIRST, FAR = 2.0, 4.0, 8.0  # a round measures up to so many times the learning rate
+FEWEST, MOST = 4, 12  # measured updates of a round
+EARLY = 0.25  # of the time for all measurements may be used at the very start
+SETTLE = 20  # updates after a change: momentum (0.9) has forgotten the old one
+LOOKS = 32  # a training has at least so many rounds, if they may cost as much
+FALL = 100.0  # exploiting divides the learning rate by no more than this, evenly over its time
+
+
+@dataclass(frozen=True)
+class TunerState:
+    """What all workers know, newcomers and checkpoints included.
+
+    Attributes:
+        rate: the learning rate that was decided on last.
+        peak: the one with which exploring ends: the line to 0 begins there.
+        next_at: the first update that has trained so many samples is measured next.
+        measures: the last update is measured: its losses come with the next.
+        reach: this round measures up to so many times the learning rate.
+        curves: losses of this round.
+        spent_s: how long all measurements took so far.
+        wait: updates between the last round and the next.
+        decided_at: samples at the end of the last round.
+        reason: of the last round.
+    """
+
+    rate: float
+    peak: float
+    next_at: float = 0.0
+    measures: bool = False
+    reach: float = NEAR
+    curves: tuple[Curve, ...] = ()
+    spent_s: float = 0.0
+    wait: int = SETTLE
+    decided_at: float = 0.0
+    reason: str = "nothing is measured yet"
+
+    def snapshot(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "curves": [list(curve) for curve in self.curves]}
+
+    @staticmethod
+    def restore(values: Mapping[str, Any]) -> TunerState:
+        """The inverse of :meth:`snapshot`."""
+        curves = tuple(tuple(map(float, curve)) for curve in values["curves"])
+        return TunerState(**{**values, "curves": curves})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured update.
+
+    Attributes:
+        samples: that the job had trained with the update after it.
+        batch: samples of that update.
+        losses: means over all workers; None: nobody could measure.
+        cost_s: how long measuring took, on the slowest worker.
+        step_s: how long an update takes; 0: nobody knows.
+    """
+
+    samples: float
+    batch: float
+    losses: Curve | None
+    cost_s: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuner was asked for.
+
+    Attributes:
+        total: samples of the whole training.
+        explore: samples of them in which it explores.
+        share: of the time of all updates that measurements may take.
+        least, most: limits of the learning rate; on its way to 0 it passes the lower one.
+    """
+
+    total: float
+    explore: float
+    share: float
+    least: float
+    most: float
+
+    def refusal(self) -> str | None:
+        """Why this cannot be, in a sentence."""
+        if not (math.isfinite(self.total) and self.total > 0):
+            return f"total is {self.total:g} samples; it must be above 0"
+        if not 0 <= self.explore <= self.total:
+            return (
+                f"explore is {self.explore:g} samples and total {self.total:g}; explore for 0 to "
+                f"{self.total:g}"
+            )
+        if not 0 < self.share <= 1:
+            return f"share is {self.share:g}; measuring takes time: give above 0, to 1"
+        if not 0 < self.least <= self.most < math.inf:
+            return (
+                f"the learning rate is to stay between {self.least:g} and {self.most:g}; give two "
+                "numbers above 0, the lower one first"
+            )
+        return None
+
+    def begin(self, rate: float) -> TunerState:
+        """Before the first update."""
+        rate = self._limited(START * rate)
+        return TunerState(rate, rate, reach=FIRST)
+
+    def rate_at(self, state: TunerState, samples: float) -> float:
+        """The learning rate of the update with which so many samples are trained."""
+        if samples <= self.explore:
+            return state.rate
+        left = (self.total - samples) / (self.total - self.explore) if samples < self.total else 0.0
+        return min(state.rate, state.peak * left)
+
+    def is_due(self, state: TunerState, samples: float) -> bool:
+        """Whether the update with which so many samples are trained is to be measured."""
+        return not state.measures and state.next_at <= samples < self.total
+
+    def measured(self, state: TunerState, now: Measured) -> TunerState:
+        """An update was measured: the round goes on, or ends with a decision."""
+        if now.step_s <= 0:  # all workers are new, and nobody knows yet
+            return replace(state, measures=False, next_at=now.samples)
+        curves = state.curves if now.losses is None else (*state.curves, now.losses)
+        spent_s = state.spent_s + now.cost_s
+        state = replace(state, measures=False, curves=curves, spent_s=spent_s)
+        reason = f"too few batches to tell ({len(curves)})"
+        if len(curves) >= FEWEST:
+            verdict = judge(points(state.reach), curves, self._explores(now))
+            reason = verdict.reason
+            if verdict.settled:
+                return self._decided(state, now, verdict.factor, reason)
+        if len(curves) >= MOST:
+            return self._decided(state, now, 1.0, reason)
+        at = max(now.samples, self._affordable_at(state, now, 1))
+        return replace(state, next_at=at)
+
+    def _decided(self, state: TunerState, now: Measured, factor: float, why: str) -> TunerState:
+        """The round is over."""
+        before = self.rate_at(state, now.samples)
+        rate, what = state.rate, f"keeps {before:.3g}"
+        if factor != 1.0:
+            if not self._explores(now):
+                factor = max(factor, self._least_factor(state, now.samples))
+            rate = self._limited(before * factor)
+            if not self._explores(now):
+                rate = min(rate, before)
+            if rate != before:
+                what = f"{before:.3g} -> {rate:.3g}"
+        changed = rate != state.rate
+        wait = SETTLE if changed else 2 * state.wait
+        goes_on = changed and factor >= state.reach
+        pause = min(wait * now.batch, max(SETTLE * now.batch, self.total / LOOKS))
+        return replace(
+            state,
+            rate=rate,
+            peak=rate if self._explores(now) else state.peak,
+            next_at=max(now.samples + pause, self._affordable_at(state, now, FEWEST)),
+            reach=min(2.0 * state.reach, FAR) if goes_on else NEAR,
+            curves=(),
+            wait=wait,
+            decided_at=now.samples,
+            reason=f"{what} at {now.samples:.0f} of {self.total:.0f} samples: {why}",
+        )
+
+    def _explores(self, now: Measured) -> bool:
+        return now.samples <= self.explore
+
+    def _limited(self, rate: float) -> float:
+        return min(max(rate, self.least), self.most)
+
+    def _least_factor(self, state: TunerState, samples: float) -> float:
+        """While exploiting: what a round may lower the learning rate to, for the time it took."""
+        since = samples - max(state.decided_at, self.explore)
+        return float(FALL ** (-since / (self.total - self.explore)))
+
+    def _affordable_at(self, state: TunerState, now: Measured, updates: int) -> float:
+        """Samples from which on so many more updates may be measured.
+
+        A part of the time for all measurements may be used at once, the rest evenly.
+        """
+        whole_s = self.share * self.total * now.step_s / now.batch
+        part = ((state.spent_s + updates * now.cost_s) / whole_s - EARLY) / (1.0 - EARLY)
+        return min(part, 2.0) * self.total

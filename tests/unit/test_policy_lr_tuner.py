@@ -1,0 +1,168 @@
+"""When a tuner measures, what it decides, and that it stays within its limits."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl.core.policy.lr_fit import points
+from edl.core.policy.lr_tuner import FEWEST, MOST, SETTLE, Measured, TunerState, Tuning
+
+BATCH = 10
+TUNING = Tuning(total=10_000, explore=5_000, share=0.03, least=1e-3, most=1e3)
+
+
+def now(samples: float, losses: Sequence[float] | None, cost_s: float = 0.0) -> Measured:
+    """An update of 10 samples takes 0.1 s, the whole training 100 s; 3 s of them for measuring."""
+    return Measured(samples, BATCH, None if losses is None else tuple(losses), cost_s, 0.1)
+
+
+def bowl(state: TunerState, least: float) -> list[float]:
+    """Losses that are least at a factor of the learning rate."""
+    return [1.0 + (1.0 + e - least) ** 2 for e in points(state.reach)]
+
+
+def a_round(state: TunerState, samples: float, least: float, cost_s: float = 0.0) -> TunerState:
+    """As many measured updates as the fewest, all alike."""
+    for _ in range(FEWEST):
+        state = TUNING.measured(state, now(samples, bowl(state, least), cost_s))
+    return state
+
+
+def test_it_begins_at_a_tenth_and_measures_at_once() -> None:
+    state = TUNING.begin(1.0)
+    assert state.rate == 0.1
+    assert TUNING.rate_at(state, 10) == 0.1
+    assert TUNING.is_due(state, 10)
+    assert not TUNING.is_due(replace(state, measures=True), 10)
+    assert not TUNING.is_due(state, 10_000)  # there is no update after it
+
+
+def test_it_climbs_as_far_as_it_has_measured_and_measures_twice_as_far_then() -> None:
+    state = a_round(TUNING.begin(1.0), 100, least=400.0)
+    assert (state.rate, state.reach) == (pytest.approx(0.4), 8.0)
+    state = a_round(state, 200, least=100.0)
+    assert (state.rate, state.reach) == (pytest.approx(3.2), 8.0)
+    # Half of the minimising rate, and that is within what was measured.
+    state = a_round(state, 300, least=5.0)
+    assert (state.rate, state.reach) == (pytest.approx(8.0), 2.0)
+    assert state.reason.startswith("3.2 -> 8 at 300 of 10000 samples: the loss is least at 5 times")
+
+
+def test_exploring_holds_between_the_minimum_and_the_growth_of_the_loss() -> None:
+    state = replace(TUNING.begin(10.0), reach=2.0)
+    for least, rate in ((1.9, 1.0), (0.6, 1.0), (0.3, 0.6), (0.01, 0.25)):
+        assert a_round(state, 100, least).rate == pytest.approx(rate)
+
+
+def test_after_a_change_momentum_settles_and_without_one_it_waits_longer() -> None:
+    state = a_round(TUNING.begin(1.0), 100, least=400.0)
+    assert state.next_at == 100 + SETTLE * BATCH == 300
+    # Twice the 200 samples would be 400, but it looks 32 times in 10,000.
+    assert a_round(state, 1000, least=0.6).next_at == 1000 + 312.5
+    long = replace(TUNING, total=100_000, explore=50_000)
+    for at, pause in ((1000, 400), (2000, 800), (3000, 1600), (5000, 3125), (9000, 3125)):
+        for _ in range(FEWEST):
+            state = long.measured(state, now(at, bowl(state, 0.6)))
+        assert state.next_at == at + pause
+
+
+def test_exploiting_takes_the_minimum_and_stays_below_the_straight_line_to_0() -> None:
+    state = replace(TUNING.begin(10.0), peak=1.0, decided_at=5000.0, reach=2.0)
+    assert [TUNING.rate_at(state, at) for at in (5000, 6000, 9000)] == [1.0, 0.8, 0.2]
+    assert TUNING.rate_at(state, 10_000) == TUNING.rate_at(state, 11_000) == 0.0
+    assert a_round(state, 6000, least=7.0).rate == 1.0  # never up
+    lowered = a_round(state, 6000, least=0.5)
+    assert lowered.rate == pytest.approx(0.4)  # 0.8 * 0.5
+    assert TUNING.rate_at(lowered, 7500) == pytest.approx(0.4)
+    assert TUNING.rate_at(lowered, 9000) == pytest.approx(0.2)  # the line again
+    # At once no further than by 100 in the whole of it: 1,000 of its 5,000 samples are 100^-0.2.
+    assert a_round(state, 6000, least=-2.0).rate == pytest.approx(0.8 * 100**-0.2)
+    assert replace(TUNING, least=0.5).measured(
+        replace(state, curves=(tuple(bowl(state, 0.1)),) * FEWEST), now(9000, bowl(state, 0.1))
+    ).rate == pytest.approx(0.2)  # the lower limit does not lift it
+
+
+def test_the_limits_hold() -> None:
+    narrow = replace(TUNING, least=0.08, most=0.15)
+    assert narrow.begin(1.0).rate == 0.1
+    assert narrow.begin(0.5).rate == 0.08
+    state = narrow.begin(1.0)
+    for least, rate in ((100.0, 0.15), (0.0, 0.08)):
+        for _ in range(FEWEST):
+            state = narrow.measured(state, now(100, bowl(state, least)))
+        assert state.rate == rate
+
+
+def test_what_the_batches_do_not_agree_on_changes_nothing() -> None:
+    state = replace(TUNING.begin(10.0), reach=2.0)
+    for number in range(MOST):
+        assert (state.rate, len(state.curves)) == (1.0, number)
+        state = TUNING.measured(state, now(100, bowl(state, 0.0 if number % 2 else 6.0)))
+    assert (state.rate, state.curves) == (1.0, ())
+    assert state.reason.startswith("keeps 1 at 100 of 10000 samples: the batches do not agree")
+    assert f"({MOST} batches, R2 1.00, " in state.reason
+
+
+def test_measuring_stays_below_its_share() -> None:
+    # 0.03 of 100 s are 3 s, a quarter of them at once: 0.75 s.
+    state = TUNING.begin(1.0)
+    state = TUNING.measured(state, now(10, bowl(state, 400.0), cost_s=0.25))
+    assert state.next_at == 10  # 0.5 s with another
+    state = TUNING.measured(state, now(30, bowl(state, 400.0), cost_s=0.25))
+    assert state.next_at == 30  # 0.75 s
+    state = TUNING.measured(state, now(50, bowl(state, 400.0), cost_s=0.25))
+    # 1 s with another: a quarter of a second of the 2.25 s that come evenly.
+    assert (state.rate, len(state.curves)) == (0.1, 3)
+    assert state.next_at == pytest.approx(10_000 / 9)
+    state = TUNING.measured(state, now(1200, bowl(state, 400.0), cost_s=0.25))
+    # 1 s, and 4 more are 1 s: 1.25 of 2.25 s.
+    assert (state.rate, state.next_at) == (pytest.approx(0.4), pytest.approx(10_000 * 1.25 / 2.25))
+    assert state.spent_s == 1.0
+
+
+def test_a_whole_training_stays_below_its_share() -> None:
+    state, at, most = TUNING.begin(1.0), 0.0, 0.0
+    while at < 10_000:
+        at += BATCH
+        if TUNING.is_due(state, at):
+            at += BATCH
+            state = TUNING.measured(state, now(at, bowl(state, 0.7), cost_s=0.04))
+            most = max(most, state.spent_s - 0.04)
+    assert 2.5 < most <= 3.0
+
+
+def test_if_nobody_could_measure_the_round_goes_on() -> None:
+    state = TUNING.measured(TUNING.begin(1.0), now(10, None, cost_s=0.1))
+    assert (state.curves, state.spent_s, state.next_at) == ((), 0.1, 10)
+    began = replace(TUNING.begin(1.0), measures=True)
+    unknown = Measured(20, BATCH, (1.0, 1.0, 1.0, 1.0), 0.0, 0.0)  # how long a step takes
+    assert TUNING.measured(began, unknown) == replace(began, measures=False, next_at=20)
+
+
+def test_it_travels_as_json() -> None:
+    state = TUNING.measured(TUNING.begin(1.0), now(10, (1.0, 2.0, 3.0, math.inf), cost_s=0.1))
+    assert TunerState.restore(json.loads(json.dumps(state.snapshot()))) == state
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"total": 0}, "total is 0 samples"),
+        ({"total": math.inf}, "total is inf samples"),
+        ({"explore": 10_001}, "explore is 10001 samples and total 10000"),
+        ({"explore": -1}, "explore is -1 samples"),
+        ({"share": 0}, "share is 0"),
+        ({"share": 1.5}, "share is 1.5"),
+        ({"least": 2e3}, "between 2000 and 1000"),
+        ({"most": math.nan}, "between 0.001 and nan"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(wrong: dict[str, Any], words: str) -> None:
+    assert words in str(replace(TUNING, **wrong).refusal())
+    assert TUNING.refusal() is None
