@@ -45,12 +45,14 @@ from edl.torch.api import init, no_sync, notify_batch_end, track
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
 from edl.torch.lr_schedule import LRSchedule, in_samples
+from edl.torch.lr_tuner import LRTuner
 from edl.torch.optimizer import Optimizer
 from edl.torch.weights import load_weights
 
 __all__ = [
     "DataLoader",
     "LRSchedule",
+    "LRTuner",
     "Optimizer",
     "batch_weight",
     "checkpoint",

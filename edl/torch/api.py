@@ -91,6 +91,11 @@ def settle_step() -> None:
         optimizers.settle()
 
 
+def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
+    """What an ``edl.Optimizer`` of this job trains; None: it is none."""
+    return None if _replica is None else _replica.model_of(optimizer)
+
+
 def has_optimizer() -> bool:
     """Whether the script has made an ``edl.Optimizer``."""
     return _of_this_job() is not None

@@ -56,7 +56,7 @@ class LRSchedule(LRScheduler):
         self.scaling = scaling
         if scaling is not None and scaling.needs_noise:
             current_worker().loader.progress.noise.asked = True
-        _before_each_update(optimizer, self._set, "edl.LRSchedule")
+        before_each_update(optimizer, self._set, "edl.LRSchedule")
         super().__init__(optimizer)
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):  # the groups may have one and the same
@@ -87,7 +87,7 @@ class InSamples:
     def __init__(self, scheduler: LRScheduler, batch: int) -> None:
         self.scheduler = scheduler
         self.batch = batch
-        _before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
+        before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
     def _advance(self, update: Update) -> None:
         while self.scheduler.last_epoch < update.before // self.batch:
@@ -131,7 +131,7 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
     return InSamples(scheduler, batch)
 
 
-def _before_each_update(
+def before_each_update(
     optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
 ) -> None:
     """Call ``then`` before each update, also of one that others have made without this worker.

@@ -65,6 +65,10 @@ class TorchReplica(FrameworkReplica):
         self._trained.append(_Trained(model, optimizer, last_step))
         self.rename([type(each.optimizer).__name__ for each in self._trained])
 
+    def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
+        """What ``optimizer`` trains."""
+        return next((one.model for one in self._trained if one.optimizer is optimizer), None)
+
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
         for name, thing in objects.items():

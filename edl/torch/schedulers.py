@@ -83,6 +83,11 @@ class Schedulers:
         return [one for one in found if id(one) not in parts | others]
 
 
+def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
+    """Those that the script has made for ``optimizer``."""
+    return [one for one in _alive() if getattr(one, "optimizer", None) is optimizer]
+
+
 def warn_of_counted_steps(epochs: int) -> None:
     """Warn, once, of schedulers that count steps, for they have more of them than ``epochs``."""
     for scheduler in _alive():

@@ -6,9 +6,11 @@ model, as in `test_several_optimizers.py`.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Fault, Trial, faults, scales, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
 
 from edl.core.records import JobState
+from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
-from edl.testing.counting import CountingModel, Vector
+from edl.framework.steps import Steps
+from edl.ring.ring import Ring
+from edl.testing.counting import Counted, CountingModel, Feed, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
 from edl.testing.several import (
     BOTH_FIRST,
@@ -28,11 +33,12 @@ from edl.testing.several import (
     ONE,
     THREE,
     TOGETHER,
+    CountedSeveral,
     CountingSeveral,
     Models,
     Optimizer,
 )
-from edl.torch import flights
+from edl.torch import flights, lr_schedule, lr_tuner
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
@@ -184,3 +190,126 @@ def test_everything_at_once(
 ) -> None:
     script = TorchSeveral(turns, samples=samples, epochs=1, to_none=to_none)
     Trial(seed, np, 1, 5, script, faults, changes).run()
+
+
+# --- a learning rate that is tuned
+
+
+class Tuned(Sgd):
+    """Its learning rate is. In the counting model it counts for nothing: changes are divided by it.
+
+    ``rates``: of each update, by its number.
+    """
+
+    def __init__(
+        self, one: LoopbackWorker, optimizers: Optimizers, counting: CountingModel
+    ) -> None:
+        super().__init__(one.worker, optimizers, counting, True, False, [])
+        self._sgd.synchronize = lambda: None  # type: ignore[attr-defined]
+        self.rates: dict[int, float] = {}
+        # The loss falls along each update, as far as anybody goes: it is the sum of all parameters.
+        self.tuner = lr_tuner.LRTuner(
+            self._sgd, lambda batch: batch * self._net.w.sum(), total=400, explore=240, share=1.0
+        )
+
+    def step(self) -> None:
+        with torch.no_grad():
+            self._net.w.copy_(torch.from_numpy(self._counting.w))
+        self._sgd.step()
+        rate = self._sgd.param_groups[0]["lr"]
+        change = self._counting.w - self._net.w.detach().numpy()
+        if change.any() and not self._worker.warming_up:
+            self._counting.update(np.asarray(change) / rate)
+            self.rates[self._worker.step] = rate
+        self.tuner.step(1.0)
+
+
+class WithTuner(Models):
+    """The tuner's state goes to newcomers, as that of an LR scheduler."""
+
+    tuner: lr_tuner.LRTuner
+
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        super().synchronise(ring, root, receive)
+        mine = json.dumps(self.tuner.state_dict()).encode().ljust(8192)
+        sent = ring.broadcast(mine, root, "edl.state.tuner")
+        if receive is Receive.ALL and ring.place.rank != root:
+            self.tuner.load_state_dict(json.loads(sent))
+
+
+@dataclass(frozen=True)
+class Tuning(TorchSeveral):
+    """A script with a tuner. Its rates are the same on all workers."""
+
+    turns: tuple[tuple[str, ...], ...] = (ONE,)
+    samples: int = 60
+    epochs: int = 5
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        worker = one.worker
+        MEMBERS[threading.get_ident()], WORKERS[threading.get_ident()] = one.member, worker
+        torch.set_num_threads(1)
+        worker.attach_source(*source_of(self, 0))
+        models, optimizers = WithTuner(1, self.samples), Optimizers(worker)
+        one.model = models.all[0]
+        sgd = Tuned(one, optimizers, one.model)
+        models.tuner = sgd.tuner
+        worker.attach_replica(models)
+        feed = Feed(worker, 0)
+        steps = Steps(worker, feed, lambda: "the batch was not trained", optimizers.settle)
+        for _ in steps.epochs(self.epochs):
+            while steps.begin():
+                one.compute(self.step_s)
+                assert feed.batch is not None
+                sgd.zero()
+                sgd.compute(one.model.gradient(feed.batch))
+                sgd.finish()
+                sgd.step()
+        told = {number: [[rate]] for number, rate in sgd.rates.items()}
+        one.result = CountedSeveral(models.all, Counted(one.model, worker.step, told, {}))
+
+
+WORKERS: dict[int, Worker] = {}  # by thread
+
+
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (lr_tuner, lr_schedule):
+        monkeypatch.setattr(module, "current_worker", lambda: WORKERS[threading.get_ident()])
+    clock = SimpleNamespace(now=0.0)
+
+    def now_s() -> float:
+        clock.now += 1e-3
+        return float(clock.now)
+
+    monkeypatch.setattr(lr_tuner, "now_s", now_s)
+    yield
+    WORKERS.clear()
+
+
+def rates_of(trial: Trial) -> list[float]:
+    """Those of a job in which each sample was counted once an epoch."""
+    job = trial.run()
+    assert job.memory.job.state is JobState.FINISHED
+    told = {
+        step: rows for each in job.results.values() for step, rows in each.counted.exchanged.items()
+    }
+    return [told[step][0][0] for step in sorted(told)]
+
+
+def test_all_tune_alike(in_threads: None) -> None:
+    for trial in (Trial(np=1, script=Tuning()), Trial(np=3, script=Tuning())):
+        rates = rates_of(trial)
+        assert [round(rate, 6) for rate in dict.fromkeys(rates)][:2] == [0.1, 0.4]
+
+
+def test_also_those_who_come_and_those_who_survive(in_threads: None) -> None:
+    for point in range(20, 150, 3):
+        trial = Trial(
+            point % 3,
+            np=3,
+            script=Tuning(),
+            faults=(Fault(point % 2, point, "kill"),),
+            changes=(Change(3 + point % 7, a=4),),
+        )
+        assert 0.4 in [round(rate, 6) for rate in rates_of(trial)]

@@ -1,0 +1,134 @@
+"""The loss along an update that was made, at other learning rates than its own.
+
+An update with another learning rate would have moved the parameters as far as that says on the line
+through where they were before it and where they are after it. So two copies of them are enough,
+whatever the optimizer is, as long as its update is a multiple of its learning rate.
+
+An evaluation leaves no trace: parameters, buffers (BatchNorm's averages) and PyTorch's generators
+are bit for bit what they were. All of an update begin with the same buffers and the same random
+numbers, so dropout takes the same units away at each point. Modules stay in the mode in which they
+train: BatchNorm normalises by the batch, as in the step itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from edl.errors import UsageError
+
+
+class Probe:
+    """What is kept of one update of ``optimizer``, and what is evaluated along it.
+
+    Args:
+        model: has the buffers; None: there are none.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+        self._optimizer, self._model = optimizer, model
+        self._parameters: list[torch.Tensor] = []
+        self._before: list[torch.Tensor] = []
+        self._after: list[torch.Tensor] = []
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has a whole update."""
+        return bool(self._after)
+
+    def begin(self) -> None:
+        """The update is about to be made."""
+        groups = self._optimizer.param_groups
+        self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        self._before, self._after = self._copies(), []
+
+    def end(self) -> None:
+        """It was made, if it was begun."""
+        if self._before:
+            self._after = self._copies()
+
+    def forget(self) -> None:
+        """Let go of the copies."""
+        self._parameters, self._before, self._after = [], [], []
+
+    def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
+        """``loss()`` at the points e of the update, see :mod:`edl.core.policy.lr_fit`.
+
+        Raises:
+            UsageError: ``loss()`` is no number.
+        """
+        assert self.holds
+        now, found = self._copies(), []
+        with torch.no_grad(), _same_random_numbers(self._devices()) as begin_again:
+            buffers = _Buffers(self._model)
+            try:
+                for e in at:
+                    self._move(1.0 + e)
+                    found.append(_number(loss()))
+                    buffers.put_back()
+                    begin_again()
+            finally:
+                for parameter, value in zip(self._parameters, now, strict=True):
+                    parameter.copy_(value)
+                buffers.put_back()
+        return found
+
+    def _move(self, part: float) -> None:
+        for p, before, after in zip(self._parameters, self._before, self._after, strict=True):
+            p.copy_(torch.lerp(before, after, part))
+
+    def _copies(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self._parameters]
+
+    def _devices(self) -> list[torch.device]:
+        """Of CUDA, in an order."""
+        found = {p.device for p in self._parameters if p.device.type == "cuda"}
+        return sorted(found, key=str)
+
+
+class _Buffers:
+    """Those of a model, as they are now; a module may change one, or have another in its place."""
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        modules = () if model is None else model.modules()
+        self._kept = [
+            (module, name, buffer, buffer.clone())
+            for module in modules
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def put_back(self) -> None:
+        for module, name, buffer, value in self._kept:
+            buffer.copy_(value)
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+
+
+@contextmanager
+def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[Callable[[], None]]:
+    """Gives a function that sets PyTorch's generators back to now; at the end it is called."""
+    on_cpu = torch.get_rng_state()
+    on_devices = [torch.cuda.get_rng_state(device) for device in devices]
+
+    def begin_again() -> None:
+        torch.set_rng_state(on_cpu)
+        for device, state in zip(devices, on_devices, strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    try:
+        yield begin_again
+    finally:
+        begin_again()
+
+
+def _number(loss: Any) -> float:
+    try:
+        return float(loss.item() if isinstance(loss, torch.Tensor) else loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            "loss_of of edl.LRTuner gives the mean loss of a batch, a number or a tensor with one "
+            f"element in it: {error}"
+        ) from error
