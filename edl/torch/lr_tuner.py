@@ -136,7 +136,7 @@ class LRTuner(LRScheduler):
         update = worker.loader.update
         if self._state.measures:
             self._measure(batch, update)
-        elif self._tuning.is_due(self._state, update.after):
+        elif self._is_due(update):
             self._probe.end()
             self._state = replace(self._state, measures=True)
         else:
@@ -167,12 +167,15 @@ class LRTuner(LRScheduler):
         self._refuse_others(self.optimizer)
         self._set(update)
         missed = worker.loader.open_step.superseded  # the others' update is in the model
-        if worker.warming_up or missed or not self._tuning.is_due(self._state, update.after):
+        if worker.warming_up or missed or not self._is_due(update):
             return
         began_s = now_s()
         self._probe.begin()
         self._copied_s = now_s() - began_s
         self._extra_s += self._copied_s
+
+    def _is_due(self, update: Update) -> bool:
+        return self._tuning.is_due(self._state, update.after, update.batches[-1][1])
 
     def _measure(self, batch: Any, update: Update) -> None:
         """The losses along the update before this one, in its batch; then what follows."""

@@ -26,7 +26,7 @@ def trained(given_rate: float, noise: float, seed: int) -> tuple[Tuning, TunerSt
     at = 0.0
     while at < TOTAL:
         at += BATCH
-        if not tuning.is_due(state, at):
+        if not tuning.is_due(state, at, BATCH):
             continue
         at += BATCH
         rate = tuning.rate_at(state, at)

@@ -283,6 +283,7 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return float(clock.now)
 
     monkeypatch.setattr(lr_tuner, "now_s", now_s)
+    monkeypatch.setattr("edl.core.policy.lr_tuner.SETTLE", 2)  # these jobs are short
     yield
     WORKERS.clear()
 
@@ -304,7 +305,7 @@ def test_all_tune_alike(in_threads: None) -> None:
 
 
 def test_also_those_who_come_and_those_who_survive(in_threads: None) -> None:
-    for point in range(20, 150, 3):
+    for point in range(20, 150, 8):
         trial = Trial(
             point % 3,
             np=3,

@@ -34,13 +34,13 @@ def a_round(state: TunerState, samples: float, least: float, cost_s: float = 0.0
     return state
 
 
-def test_it_begins_at_a_tenth_and_measures_at_once() -> None:
+def test_it_begins_at_a_tenth_and_measures_when_momentum_has_built_up() -> None:
     state = TUNING.begin(1.0)
     assert state.rate == 0.1
     assert TUNING.rate_at(state, 10) == 0.1
-    assert TUNING.is_due(state, 10)
-    assert not TUNING.is_due(replace(state, measures=True), 10)
-    assert not TUNING.is_due(state, 10_000)  # there is no update after it
+    assert [TUNING.is_due(state, at, BATCH) for at in (190, 200)] == [False, True]  # 20 updates
+    assert not TUNING.is_due(replace(state, measures=True), 200, BATCH)
+    assert not TUNING.is_due(state, 10_000, BATCH)  # there is no update after it
 
 
 def test_it_climbs_as_far_as_it_has_measured_and_measures_twice_as_far_then() -> None:
@@ -110,27 +110,27 @@ def test_what_the_batches_do_not_agree_on_changes_nothing() -> None:
 
 
 def test_measuring_stays_below_its_share() -> None:
-    # 0.03 of 100 s are 3 s, a quarter of them at once: 0.75 s.
+    # 0.03 of 100 s are 3 s, half of them at once: 1.5 s.
     state = TUNING.begin(1.0)
-    state = TUNING.measured(state, now(10, bowl(state, 400.0), cost_s=0.25))
-    assert state.next_at == 10  # 0.5 s with another
-    state = TUNING.measured(state, now(30, bowl(state, 400.0), cost_s=0.25))
-    assert state.next_at == 30  # 0.75 s
-    state = TUNING.measured(state, now(50, bowl(state, 400.0), cost_s=0.25))
-    # 1 s with another: a quarter of a second of the 2.25 s that come evenly.
+    state = TUNING.measured(state, now(10, bowl(state, 400.0), cost_s=0.5))
+    assert state.next_at == 10  # 1 s with another
+    state = TUNING.measured(state, now(30, bowl(state, 400.0), cost_s=0.5))
+    assert state.next_at == 30  # 1.5 s
+    state = TUNING.measured(state, now(50, bowl(state, 400.0), cost_s=0.5))
+    # 2 s with another: a third of the 1.5 s that come evenly.
     assert (state.rate, len(state.curves)) == (0.1, 3)
-    assert state.next_at == pytest.approx(10_000 / 9)
-    state = TUNING.measured(state, now(1200, bowl(state, 400.0), cost_s=0.25))
-    # 1 s, and 4 more are 1 s: 1.25 of 2.25 s.
-    assert (state.rate, state.next_at) == (pytest.approx(0.4), pytest.approx(10_000 * 1.25 / 2.25))
-    assert state.spent_s == 1.0
+    assert state.next_at == pytest.approx(10_000 / 3)
+    state = TUNING.measured(state, now(3400, bowl(state, 400.0), cost_s=0.25))
+    # 1.75 s, and 4 more are 1 s: 1.25 s of the 1.5 s.
+    assert (state.rate, state.next_at) == (pytest.approx(0.4), pytest.approx(10_000 * 1.25 / 1.5))
+    assert state.spent_s == 1.75
 
 
 def test_a_whole_training_stays_below_its_share() -> None:
     state, at, most = TUNING.begin(1.0), 0.0, 0.0
     while at < 10_000:
         at += BATCH
-        if TUNING.is_due(state, at):
+        if TUNING.is_due(state, at, BATCH):
             at += BATCH
             state = TUNING.measured(state, now(at, bowl(state, 0.7), cost_s=0.04))
             most = max(most, state.spent_s - 0.04)

@@ -32,8 +32,8 @@ from edl.core.policy.lr_fit import Curve, judge, points
 START = 0.1  # of the learning rate that was given is the first one
 NEAR, FIRST, FAR = 2.0, 4.0, 8.0  # a round measures up to so many times the learning rate
 FEWEST, MOST = 4, 12  # measured updates of a round
-EARLY = 0.25  # of the time for all measurements may be used at the very start
-SETTLE = 20  # updates after a change: momentum (0.9) has forgotten the old one
+EARLY = 0.5  # of the time for all measurements may be used at once: the start needs most
+SETTLE = 20  # updates after a change, and at the start: momentum (0.9) has come to its size
 LOOKS = 32  # a training has at least so many rounds, if they may cost as much
 FALL = 100.0  # exploiting divides the learning rate by no more than this, evenly over its time
 
@@ -143,9 +143,16 @@ class Tuning:
         left = (self.total - samples) / (self.total - self.explore) if samples < self.total else 0.0
         return min(state.rate, state.peak * left)
 
-    def is_due(self, state: TunerState, samples: float) -> bool:
-        """Whether the update with which so many samples are trained is to be measured."""
-        return not state.measures and state.next_at <= samples < self.total
+    def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
+        """Whether the update with which so many samples are trained is to be measured.
+
+        Not before momentum has built up: the first updates are smaller than those to come.
+
+        Args:
+            batch: samples of an update.
+        """
+        begun = max(state.next_at, SETTLE * batch)
+        return not state.measures and begun <= samples < self.total
 
     def measured(self, state: TunerState, now: Measured) -> TunerState:
         """An update was measured: the round goes on, or ends with a decision."""
