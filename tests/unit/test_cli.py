@@ -355,6 +355,10 @@ def test_status_says_what_is_slow_and_what_is_free() -> None:
     text = shown(table(slow))
     assert "w1 computes 210 ms in a step, the others 15 ms" in text
     assert re.search(r"free slots +a: 1, b: 2 ", text)
+    noisy = replace(now, noise_scale=1234.5)
+    assert re.search(r"noise scale +1,234 samples: a larger global batch", shown(table(noisy)))
+    alone = shown(table(replace(noisy, noise_is_biased=True)))
+    assert "1,234 samples, by a single worker: a larger" in alone
     quiet = replace(now, quiet_s=6.4, median_step_s=0.1)
     assert "step 7, the last one 6 s ago, 100 samples/s" in shown(table(quiet))
     usual = replace(quiet, median_step_s=2.0)
