@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from edl.checkpoint.store import Place
+from edl.core.step.aligned import AlignedSource
 from edl.core.step.ledger import (
     Ledger,
     complete_step,
@@ -32,7 +33,7 @@ from edl.core.step.turns import Schedule
 from edl.daemon.gradient_noise import GradientNoise
 from edl.daemon.open_step import OpenStep
 from edl.daemon.progress import Receive, TrainingProgress
-from edl.daemon.sampler import BatchSampler
+from edl.daemon.sampler import AlignedSampler, BatchSampler
 from edl.daemon.stream_sampler import Reader, StreamSampler
 from edl.errors import DataError, UsageError
 
@@ -85,6 +86,8 @@ class LoaderProgress(TrainingProgress):
         if isinstance(source, StreamSource):
             assert reader is not None
             self._sampler = StreamSampler(source, worker, reader)
+        elif isinstance(source, AlignedSource):
+            self._sampler = AlignedSampler(source, worker)
         else:
             self._sampler = BatchSampler(source, worker)
         if worker in self.members:  # not of a newcomer
@@ -192,7 +195,7 @@ class LoaderProgress(TrainingProgress):
         self.exchanges += 1
         self.last_exchange = values
 
-    def adopt(self, members: tuple[int, ...]) -> None:
+    def adopt(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Membership changed: what the others have left is free again.
 
         Nobody starts with empty hands.
@@ -200,8 +203,12 @@ class LoaderProgress(TrainingProgress):
         self.members = members
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
+            self._sampler.regroup(self.open_step.untrained)
         if self._ledger is not None and not self._ledger.finished:
-            self._ledger = self._granted(give_back(self._ledger, members))
+            in_hand = self.step_batches if in_step else 0
+            ledger = self.source.regroup(self._ledger, members, in_hand)
+            waits = in_step and isinstance(self.source, AlignedSource)  # for the end of the step
+            self._ledger = ledger if waits else self._granted(ledger)
 
     def row(self) -> dict[str, int]:
         """What a step record says of the ledger (:mod:`edl.core.step.step_record`)."""

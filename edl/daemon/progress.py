@@ -70,8 +70,8 @@ class TrainingProgress(ABC):
         """The fields of :class:`Progress` about the data."""
 
     @abstractmethod
-    def adopt(self, members: tuple[int, ...]) -> None:
-        """Membership changed."""
+    def adopt(self, members: tuple[int, ...], in_step: bool = False) -> None:
+        """Membership changed; ``in_step``: after a failure, when some may be in a step."""
 
     @abstractmethod
     def header(self) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class RingWatch:
         if policy.stragglers is not None:
             care = policy.stragglers(times, self._state)
             self._state = care.state
+            if not sampler.takes_shares:
+                care = care._replace(shares={})
         wishes = tuple(records.values("wish"))
         self._mailbox.ring = RingReport(care, tuple(times), wishes, noise=noise)
         sampler.share(care.shares.get(switching.worker, 1.0))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.step.aligned import span_of
 from edl.core.step.ledger import Ledger
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
@@ -48,7 +49,10 @@ class BatchSampler:
 
     Attributes:
         size: samples of a batch that is formed from now on; less than others form, if it is slow.
+        takes_shares: it can form smaller batches for a slow worker.
     """
+
+    takes_shares = True
 
     def __init__(self, source: Source, worker: int) -> None:
         self.size = self._whole = source.batch_size
@@ -79,6 +83,9 @@ class BatchSampler:
         whole = self._source.batch_of(members.index(self._worker), len(members))
         if whole != self._whole:
             self.size = self._whole = whole
+
+    def regroup(self, in_hand: Sequence[Batch]) -> None:
+        """The leases are those of another ring; ``in_hand``: what is trained now."""
 
     def enter(self, epoch: int) -> None:
         """Forget what was formed and read ``epoch`` from now on."""
@@ -177,3 +184,43 @@ def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
         if start + skipped < stop:
             rest.append((start + skipped, stop))
     return rest
+
+
+class AlignedSampler(BatchSampler):
+    """Of a fixed global batch (:mod:`edl.core.step.aligned`): a batch is a slice of it, whole."""
+
+    takes_shares = False
+
+    def share(self, part: float) -> None:
+        """A slice is as it was dealt."""
+
+    def take_place(self, members: Sequence[int]) -> None:
+        """Slices are dealt anew."""
+
+    def regroup(self, in_hand: Sequence[Batch]) -> None:
+        """What was formed ahead is dealt anew."""
+        if len(in_hand) < len(self._ahead):
+            self._ahead = deque(in_hand)
+            self.restarts += 1
+
+    def agrees_with(self, ledger: Ledger) -> bool:
+        if not super().agrees_with(ledger):
+            return False
+        spans, skipped = ledger.held_by(self._worker), 0
+        for batch in self._ahead:
+            if self._next_size(_skip(spans, skipped), ledger) != batch.samples:
+                return False
+            skipped += batch.samples
+        return True
+
+    def warm_up(self) -> Batch:
+        """A newcomer's is a half of a global batch: there is one more worker."""
+        count = min(-(-self._source.batch_size // 2), self._source.total)
+        return self._cut([(0, count)], count)
+
+    def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
+        if not spans:
+            return 0
+        end = span_of(spans[0][0] // self._source.batch_size, self._source.batch_size)[1]
+        size = sum(min(stop, end) - start for start, stop in spans if start < end)
+        return min(size, ledger.counted(spans)[1])

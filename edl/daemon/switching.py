@@ -435,7 +435,7 @@ class Switching:
         built = self._now_s()
         failpoints.reached("built")
         self.generation = generation
-        self.progress.adopt(generation.members)
+        self.progress.adopt(generation.members, in_step=generation.repairs)
         self.on_enter()
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member

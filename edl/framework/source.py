@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl.core.events import DataSkippedDetails
+from edl.core.step.aligned import AlignedSource
 from edl.core.step.source import Source
 from edl.core.step.stream import StreamSource
 from edl.daemon.worker import Worker
@@ -19,6 +20,51 @@ NO_PLACE = (
     "with edl.data.stream(shards, open), or give it state_dict() and load_state_dict(), as "
     "torchdata's StatefulDataLoader asks"
 )
+
+
+class Batches(NamedTuple):
+    """How large batches are.
+
+    ``size``: samples of one worker, or of all together if ``is_global``; ``most``: of all together;
+    0: any number.
+    """
+
+    size: int
+    most: int = 0
+    is_global: bool = False
+
+
+def batches_of(batch_size: Any, max_global_batch: Any, global_batch: Any, what: str) -> Batches:
+    """What a script asks for; ``what``: the call, for its sentence.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    given = batch_size if global_batch is None else global_batch
+    name = "batch_size" if global_batch is None else "global_batch"
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise UsageError(
+            f"{name} is {given!r}; {what} needs a whole number of samples. Where "
+            "each item of the data set is a batch already, give batch_size=1"
+        )
+    if given < 1:
+        raise UsageError(f"{name} is {given}; it must be at least 1")
+    if global_batch is not None:
+        if batch_size != 1 or max_global_batch is not None:
+            raise UsageError(
+                f"{what} was given global_batch, by which each worker has its part of that, and "
+                "batch_size or max_global_batch, too; leave these out"
+            )
+        return Batches(given, is_global=True)
+    if max_global_batch is None:
+        return Batches(given)
+    whole = isinstance(max_global_batch, int) and not isinstance(max_global_batch, bool)
+    if not whole or max_global_batch < given:
+        raise UsageError(
+            f"max_global_batch is {max_global_batch!r} and batch_size {given}; give the most "
+            "samples that all workers together may have in a batch, not fewer than one of them has"
+        )
+    return Batches(given, max_global_batch)
 
 
 def is_numbered(dataset: Any) -> bool:
@@ -46,18 +92,22 @@ def stream_of(dataset: Any) -> Reading:
 def attach_stream(
     worker: Worker,
     stream: Reading,
-    batch_size: int,
+    batches: Batches,
     shuffle: bool,
     seed: int,
     prefetch_batches: int,
-    max_global_batch: int = 0,
 ) -> Source:
     """Declare ``stream``.
 
     Raises:
         DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`; or the
-            shards of a stream that has none are to be shuffled.
+            shards of a stream that has none are to be shuffled, or its global batches fixed.
     """
+    if batches.is_global:
+        raise UsageError(
+            "the samples of a stream have no numbers, so nobody could tell which of them a global "
+            "batch has: give batch_size, and max_global_batch if you like"
+        )
     if shuffle and stream.shared:
         raise UsageError(
             "edl cannot shuffle a data set without numbered samples; let it do so itself, in "
@@ -65,13 +115,13 @@ def attach_stream(
         )
     source = StreamSource.of(
         stream.count,
-        batch_size,
+        batches.size,
         shuffle,
         seed,
         prefetch_batches,
         stream.fingerprint,
         stream.shared,
-        max_global_batch,
+        batches.most,
     )
     worker.attach_source(source, stream)
     return source
@@ -81,11 +131,10 @@ def attach_source(
     worker: Worker,
     dataset: Any,
     total: int,
-    batch_size: int,
+    batches: Batches,
     shuffle: bool,
     seed: int,
     prefetch_batches: int,
-    max_global_batch: int = 0,
 ) -> Source:
     """Declare ``dataset`` with its ``total`` samples, and log what was left out of it.
 
@@ -93,41 +142,10 @@ def attach_source(
         DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
-    source = Source(
-        total,
-        batch_size,
-        shuffle,
-        seed,
-        prefetch_batches,
-        fingerprint,
-        max_global_batch=max_global_batch,
-    )
+    kind = AlignedSource if batches.is_global else Source
+    order = shuffle, seed, prefetch_batches
+    source = kind(total, batches.size, *order, fingerprint, max_global_batch=batches.most)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
         worker.log_event(DataSkippedDetails(**details), reason)
     return source
-
-
-def check_batch(batch_size: Any, max_global_batch: Any, what: str) -> int:
-    """The largest global batch as a number, 0 for any. ``what``: the call, for its sentence.
-
-    Raises:
-        UsageError: one of the two cannot be.
-    """
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
-        raise UsageError(
-            f"batch_size is {batch_size!r}; {what} needs a whole number of samples. Where "
-            "each item of the data set is a batch already, give batch_size=1"
-        )
-    if batch_size < 1:
-        raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
-    if max_global_batch is None:
-        return 0
-    whole = isinstance(max_global_batch, int) and not isinstance(max_global_batch, bool)
-    if not whole or max_global_batch < batch_size:
-        raise UsageError(
-            f"max_global_batch is {max_global_batch!r} and batch_size {batch_size}; give the most "
-            "samples that all workers together may have in a batch, not fewer than one of them has"
-        )
-    most: int = max_global_batch
-    return most

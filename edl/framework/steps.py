@@ -166,7 +166,10 @@ class Steps:
         The sync root is not new, and trains as long as it holds enough.
         """
         root, loader = self._worker.sync_root, self._worker.loader
-        enough = loader.progress.source.batch_size
+        source = loader.progress.source
+        if not source.lets_newcomers_pad:
+            return False
+        enough = source.batch_size
         return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:

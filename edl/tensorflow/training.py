@@ -17,7 +17,7 @@ from edl.framework.reduction import Rounds
 from edl.framework.source import (
     attach_source,
     attach_stream,
-    check_batch,
+    batches_of,
     is_numbered,
     stream_of,
 )
@@ -91,8 +91,8 @@ class Training:
         Raises:
             DataError, UsageError: see :func:`edl.tensorflow.source.reader_of`.
         """
-        most = check_batch(batch_size, max_global_batch, what)
-        order = batch_size, shuffle, seed, AHEAD, most
+        batches = batches_of(batch_size, max_global_batch, None, what)
+        order = batches, shuffle, seed, AHEAD
         if not (is_numbered(source) or isinstance(source, tf.Tensor)):
             stream = stream_of(source)
             attach_stream(self.worker, stream, *order)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.step.aligned import AlignedSource
 from edl.core.step.noise_scale import NoiseScale
 from edl.core.step.source import Source
 from edl.core.step.state_check import WHOLE, Group
@@ -273,7 +274,8 @@ class Counting:
     ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
     ``accumulated``: the gradients of so many batches make one step, after ``single`` steps of one.
     ``shards``: the samples are a stream, in shards of these lengths. ``shared``: all workers read
-    it, and it has one shard. ``max_global_batch``: of a batch of all workers; 0: any.
+    it, and it has one shard. ``max_global_batch``: of a batch of all workers; 0: any. ``aligned``:
+    ``batch_size`` is that of all workers, and each has the same samples in every job.
     """
 
     samples: int = 48
@@ -287,10 +289,14 @@ class Counting:
     shards: tuple[int, ...] = ()
     shared: bool = False
     max_global_batch: int = 0
+    aligned: bool = False
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
         source, reader = source_of(self, self.prefetch_batches)
+        if self.aligned:
+            order = True, 7, self.prefetch_batches
+            source = AlignedSource(self.samples, self.batch_size, *order)
         source = replace(source, max_global_batch=self.max_global_batch)
         worker.attach_source(source, reader)
         model = CountingModel(self.samples)
@@ -301,6 +307,7 @@ class Counting:
         exchanged: dict[int, list[list[float]]] = {}
         sizes: dict[int, int] = {}
         batches = largest = 0  # of the step so far; samples of a step of all workers
+        split = 0  # steps whose samples are not of one global batch
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 assert feed.batch is not None
@@ -312,16 +319,18 @@ class Counting:
                     model.sum = accumulated(worker, model, gradient)
                     worker.loader.accumulate()
                     continue
-                before = worker.loader.progress.trained
+                before, epoch, w = worker.loader.progress.trained, worker.loader.epoch, model.w
                 completed = train_step(worker, one.member, model, gradient, noise)
                 batches, largest = 0, max(largest, worker.loader.progress.trained - before)
+                if completed and self.aligned and together == 1 and not worker.warming_up:
+                    split += self._splits(source, epoch, np.flatnonzero(model.w - w))
                 if not worker.warming_up:
                     sizes[worker.step] = worker.size if completed else 0
                 due = self.exchange_every and worker.step % self.exchange_every == 0
                 if due and not worker.warming_up:
                     exchanged[worker.step] = worker.exchange([worker.id, worker.step])
         scale = worker.loader.progress.noise.scale
-        one.result = Counted(model, worker.step, exchanged, sizes, scale, largest)
+        one.result = Counted(model, worker.step, exchanged, sizes, scale, largest, split)
 
     def cost_s(self, one: LoopbackWorker) -> float:
         """How long the next batch takes this worker, in virtual seconds."""
@@ -361,6 +370,13 @@ class Counting:
                 assert {row[1] for row in rows} == {float(step)}, f"w{worker}: {rows} at {step}"
             prove_noise(worker, result.noise, first.noise)
             self._prove_largest(worker, result)
+            assert not result.split, f"w{worker}: {result.split} steps mix global batches"
+
+    def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
+        """Whether a step has trained samples of more global batches than it is of."""
+        order = source.order(epoch).at(0, self.samples)
+        numbers = np.flatnonzero(np.isin(order, samples)) // self.batch_size
+        return len({*numbers.tolist()}) > 1
 
     def _prove_largest(self, worker: int, result: Counted) -> None:
         """No step has had more samples than it may; what is read ahead is as large as it was."""
@@ -388,7 +404,8 @@ class Counted:
 
     ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
     workers were in the ring that completed a step, 0 where this one has missed it; ``noise``: what
-    was measured of the gradient noise scale; ``largest``: the most samples of a step.
+    was measured of the gradient noise scale; ``largest``: the most samples of a step;
+    ``split``: steps whose samples are not of one global batch, where that is fixed.
     """
 
     model: CountingModel
@@ -397,3 +414,4 @@ class Counted:
     sizes: Mapping[int, int]
     noise: NoiseScale
     largest: int = 0
+    split: int = 0

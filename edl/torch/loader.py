@@ -26,7 +26,7 @@ from edl.framework.process import current_worker
 from edl.framework.source import (
     attach_source,
     attach_stream,
-    check_batch,
+    batches_of,
     is_numbered,
     stream_of,
 )
@@ -61,6 +61,8 @@ class DataLoader:
             workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
         max_global_batch: the global batch at most, in samples: more workers share it out.
+        global_batch: in place of batch_size: of all workers together, whose samples are the same in
+            each step, whoever shares them.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
         num_workers, and all other arguments: as in ``torch.utils.data.DataLoader``.
 
@@ -79,6 +81,7 @@ class DataLoader:
         num_workers: int = 0,
         *,
         max_global_batch: int | None = None,
+        global_batch: int | None = None,
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         worker: Worker | None = None,
@@ -90,10 +93,10 @@ class DataLoader:
                 "edl.DataLoader takes the place of PyTorch's, and was given one; give it the data "
                 "set and the options, edl.DataLoader(dataset, batch_size=..., shuffle=...)"
             )
-        most = check_batch(batch_size, max_global_batch, "edl.DataLoader")
+        batches = batches_of(batch_size, max_global_batch, global_batch, "edl.DataLoader")
         _check(options)
         ahead = num_workers * (prefetch_factor or 2)
-        order = batch_size, shuffle, seed, ahead, most
+        order = batches, shuffle, seed, ahead
         loaded: Any = dataset
         if is_numbered(dataset):
             total = len(cast(Sized, dataset))
@@ -121,7 +124,7 @@ class DataLoader:
         )
         self._steps = Steps(self._worker, self._feed, _unfinished, settle_step)
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = batches.size
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.

@@ -54,6 +54,8 @@ def trial(seed: int) -> Trial:
     )
     if seed % 3 == 0:  # not drawn, so a seed is what it was
         script = replace(script, max_global_batch=2 * script.batch_size)
+    elif seed % 3 == 1:
+        script = replace(script, batch_size=1 + seed % 7, aligned=True)
     faults = tuple(
         Fault(chance.randrange(np + 1), chance.randint(1, POINTS // 2), chance.choice(FAULTS))
         for _ in range(chance.choice([1, 1, 2, 3]))

@@ -11,6 +11,7 @@ from tfrecords import framed
 import edl.data
 import edl.torch
 from edl.core.events import DataSkippedDetails, Details
+from edl.core.step.aligned import AlignedSource
 from edl.core.step.source import Source
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
@@ -66,3 +67,30 @@ def test_a_largest_global_batch_that_cannot_be(most: Any) -> None:
     given = cast(Worker, Listener())
     with pytest.raises(UsageError, match=r"max_global_batch is .* and batch_size 2; give the most"):
         edl.torch.DataLoader([1.0], batch_size=2, max_global_batch=most, worker=given)
+
+
+def test_a_fixed_global_batch_is_that_of_all_workers() -> None:
+    worker = Listener()
+    given = cast(Worker, worker)
+    edl.torch.DataLoader([1.0, 2.0], global_batch=6, seed=3, worker=given)
+    assert worker.source == AlignedSource(2, 6, False, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"global_batch": 6, "batch_size": 2}, "and batch_size or max_global_batch, too"),
+        ({"global_batch": 6, "max_global_batch": 8}, "and batch_size or max_global_batch, too"),
+        ({"global_batch": 0}, "global_batch is 0; it must be at least 1"),
+        ({"global_batch": 1.5}, "global_batch is 1.5; edl.DataLoader needs a whole number"),
+    ],
+)
+def test_a_fixed_global_batch_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        edl.torch.DataLoader([1.0], worker=cast(Worker, Listener()), **options)
+
+
+def test_nobody_can_tell_the_global_batches_of_a_stream() -> None:
+    stream = edl.data.stream([0, 1], lambda shard, offset: iter([shard]))
+    with pytest.raises(UsageError, match="the samples of a stream have no numbers"):
+        edl.torch.DataLoader(stream, global_batch=2, worker=cast(Worker, Listener()))

@@ -24,7 +24,7 @@ is no owner to lose. A value is immutable; each function returns a new one.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -60,6 +60,15 @@ class LeasePolicy:
         fair = self.whole_batches(-(-left // asking))
         wish = max(self.whole_batches(need), self.share(left, size))
         return take(free, min(wish, fair))
+
+    def deal(
+        self, free: list[Span], needs: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[int, tuple[Span, ...]]]:
+        """Remove from ``free`` what workers get, one after the other; see :func:`grant`."""
+        asking = [(worker, need) for worker, need in needs if need > 0]
+        for served, (worker, need) in enumerate(asking):
+            if taken := self.take(free, need, len(asking) - served, len(needs)):
+                yield worker, taken
 
     def whole_batches(self, samples: int) -> int:
         """``samples`` rounded up to whole batches."""
@@ -215,13 +224,11 @@ def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy)
     A worker with a need gets at least that (rounded up to whole batches) and at most its fair
     part of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
     """
-    asking = [(worker, need) for worker, need in needs if need > 0]
-    if not asking or not ledger.free:
+    if not ledger.free or all(need <= 0 for _, need in needs):
         return ledger
     free, leases = list(ledger.free), dict(ledger.leases)
-    for served, (worker, need) in enumerate(asking):
-        if taken := policy.take(free, need, len(asking) - served, len(needs)):
-            leases[worker] = joined(leases.get(worker, ()) + taken)
+    for worker, taken in policy.deal(free, needs):
+        leases[worker] = joined(leases.get(worker, ()) + taken)
     return replace(ledger, free=tuple(free), leases=_sorted(leases))
 
 

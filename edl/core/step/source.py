@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from edl.core.step.ledger import LeasePolicy, Ledger
+from edl.core.step.ledger import LeasePolicy, Ledger, give_back
 from edl.core.step.shuffle import EpochOrder
 
 NO_FINGERPRINT = "data of unknown files"
@@ -26,6 +28,8 @@ class Source:
     prefetch_batches: int
     fingerprint: str = ""
     max_global_batch: int = field(default=0, kw_only=True)
+
+    lets_newcomers_pad: ClassVar[bool] = True  # until their first batch is loaded
 
     def batch_of(self, rank: int, size: int) -> int:
         """Samples in a batch of one of ``size`` workers.
@@ -68,6 +72,13 @@ class Source:
     def lacks(self, ledger: Ledger, worker: int, step_batches: int) -> int:
         """How much more ``worker`` needs leases for, as :func:`edl.core.step.ledger.grant` asks."""
         return max(0, self.need(step_batches) - ledger.held_samples(worker))
+
+    def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
+        """``ledger`` when a ring of ``members`` stands.
+
+        ``in_hand``: of so many batches, one after the other, each may be training its part now.
+        """
+        return give_back(ledger, members)
 
     def order(self, epoch: int) -> EpochOrder:
         """The sample at each position of an epoch."""

@@ -15,6 +15,7 @@ import edl.torch as edl
 SHARD = 47  # samples
 options = parser()
 options.add_argument("--stream", choices=["shards", "stateful"])
+options.add_argument("--global-batch", type=int)
 args = options.parse_args()
 
 
@@ -43,7 +44,8 @@ torch.set_num_threads(1)
 edl.init()
 loader = edl.DataLoader(
     data(),
-    batch_size=args.batch_size,
+    batch_size=1 if args.global_batch else args.batch_size,
+    global_batch=args.global_batch,
     shuffle=args.stream != "stateful",
     seed=7,
     num_workers=args.num_workers,

@@ -1,0 +1,44 @@
+"""A fixed global batch: the same samples in each step, through joins and leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trial import trial
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SAMPLES, EPOCHS, BATCH = 1200, 2, 7  # an epoch has 171 global batches and a half
+
+
+@pytest.mark.parametrize("loaders", [pytest.param(0, marks=pytest.mark.long), 2])
+def test_there_are_as_many_steps_as_without_a_change(
+    loaders: int, tmp_path: Path, zk_hosts: str
+) -> None:
+    more = ["--global-batch", str(BATCH)]
+    settings = {"samples": SAMPLES, "epochs": EPOCHS, "num_workers": loaders, "more": more}
+    with trial(tmp_path, zk_hosts, np=2, max_np=3, options=["--slots", "3"], **settings) as job:
+        job.wait_for_step(5)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.wait_for_progress(5)
+        job.scale(1)
+        job.wait_for_size(1)
+        job.wait_for_progress(5)
+        job.scale(2)
+        job.wait_for_size(2)
+        (report, _) = job.prove(workers=2)
+        assert report["steps"] == EPOCHS * -(-SAMPLES // BATCH)
+
+
+def test_a_death_splits_one(tmp_path: Path, zk_hosts: str) -> None:
+    more = ["--global-batch", str(BATCH)]
+    with trial(tmp_path, zk_hosts, np=3, max_np=3, samples=SAMPLES, epochs=1, more=more) as job:
+        job.wait_for_step(5)
+        before = job.wait_for_size(3)["generation"]
+        job.process(job.leader()).kill()
+        job.wait(lambda now: now["generation"] > before, "a repair")
+        job.wait_for_size(3)
+        (report, *_) = job.prove(workers=3)
+        assert report["steps"] - -(-SAMPLES // BATCH) in (0, 1)

@@ -1,0 +1,83 @@
+"""A fixed global batch: who gets which slice of it, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edl.core.step.aligned import AlignedSource, dealt
+from edl.core.step.ledger import Ledger, complete_step, grant, start_epoch
+from edl.core.step.step_record import StepRecord, StepRecords
+from edl.daemon.sampler import AlignedSampler
+
+SOURCE = AlignedSource(20, 8, False, 0, 0)  # global batches of 8, 8 and 4 samples
+
+
+def given(ledger: Ledger, members: tuple[int, ...], step_batches: int = 1) -> Ledger:
+    needs = [(worker, SOURCE.lacks(ledger, worker, step_batches)) for worker in members]
+    return grant(ledger, needs, SOURCE.policy)
+
+
+def test_each_global_batch_is_dealt_to_all_in_rank_order() -> None:
+    ledger = given(start_epoch(20, 0), (4, 2, 7))  # of the step that is next, and the one after it
+    assert dict(ledger.leases) == {
+        4: ((0, 3), (8, 11)),
+        2: ((3, 6), (11, 14)),
+        7: ((6, 8), (14, 16)),
+    }
+    assert ledger.free == ((16, 20),)
+    assert dealt(ledger, 8) == {0, 1}
+    assert [SOURCE.batch_of(rank, 3) for rank in range(3)] == [3, 3, 2]
+
+
+def row(worker: int, samples: int, position: int, wanted: int) -> StepRecord:
+    return StepRecord(1, 0, worker, 0, samples, position, wanted, 1, 0)
+
+
+def test_none_is_dealt_behind_one_that_has_no_slice_for_somebody() -> None:
+    source = AlignedSource(20, 2, False, 0, 3)
+    needs = [(worker, source.lacks(start_epoch(20, 0), worker, 1)) for worker in range(3)]
+    assert needs == [(0, 5), (1, 5), (2, 5)]
+    ledger = grant(start_epoch(20, 0), needs, source.policy)
+    assert dict(ledger.leases) == {0: ((0, 1),), 1: ((1, 2),)}
+    # The step trains it, so all may have the next one when it is complete.
+    assert [source.lacks(ledger, worker, 1) for worker in range(3)] == [4, 4, 4]
+    records = StepRecords.of([row(0, 1, 0, 4), row(1, 1, 1, 4), row(2, 0, -1, 4)])
+    after = complete_step(ledger, records, source.policy)
+    assert dict(after.leases) == {0: ((2, 3),), 1: ((3, 4),)}
+
+
+def test_between_two_steps_all_is_dealt_anew() -> None:
+    ledger = given(start_epoch(20, 0), (0, 1))
+    assert dict(ledger.leases) == {0: ((0, 4), (8, 12)), 1: ((4, 8), (12, 16))}
+    regrouped = given(SOURCE.regroup(ledger, (0, 1, 2), 0), (0, 1, 2))
+    assert dict(regrouped.leases)[2] == ((6, 8), (14, 16))
+
+
+def test_in_a_step_the_others_keep_the_slices_that_it_trains() -> None:
+    ledger = given(start_epoch(20, 0), (0, 1, 2))
+    regrouped = SOURCE.regroup(ledger, (0, 2), 1)
+    assert dict(regrouped.leases) == {0: ((0, 3),), 2: ((6, 8),)}
+    assert regrouped.free == ((3, 6), (8, 20))
+    # Then what the dead one had is a step of its own, and the next batches follow.
+    records = StepRecords.of([row(0, 3, 0, 2), row(2, 2, 6, 2)])
+    after = complete_step(regrouped, records, SOURCE.policy)
+    assert dict(after.leases) == {0: ((3, 5), (8, 12)), 2: ((5, 6), (12, 16))}
+
+
+def test_a_batch_is_a_slice() -> None:
+    sampler = AlignedSampler(SOURCE, 0)
+    sampler.enter(0)
+    ledger = given(start_epoch(20, 0), (0,), step_batches=2)
+    assert dict(ledger.leases) == {0: ((0, 20),)}
+    formed = [sampler.form(ledger) for _ in range(3)]
+    assert [batch.samples for batch in formed if batch is not None] == [8, 8, 4]
+    assert sampler.form(ledger) is None
+    assert sampler.agrees_with(ledger)
+    assert sampler.warm_up().samples == 4
+    first = formed[0]
+    assert first is not None
+    sampler.regroup([first])
+    assert (sampler.ahead, sampler.restarts) == (8, 2)
+    assert np.array_equal(first.indices, np.arange(8))
+    two = given(SOURCE.regroup(ledger, (0, 1), 0), (0, 1))
+    assert not sampler.agrees_with(two), "its slice is the first half now"
