@@ -58,6 +58,8 @@ class TorchNoise(NoiseMeter[Tensors]):
         if squares is None or steps < LEAST_STEPS:
             return gradient
         group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
+        if not {"betas", "eps"} <= group.keys():  # somebody's own, which may use it otherwise
+            return gradient
         correction = 1.0 - float(group["betas"][1]) ** steps
         denominator: torch.Tensor = (squares / correction).sqrt_().add_(group["eps"])
         return gradient / denominator
