@@ -43,11 +43,21 @@ class GradientNoise:
 
     def is_due(self, step: int) -> bool:
         """Whether the gradients of that step are to be measured."""
+        every = self._every
+        return every > 0 and step % every == 0
+
+    def turn(self, step: int) -> int:
+        """The how many-th of those that are measured it is."""
+        return step // max(1, self._every)
+
+    @property
+    def _every(self) -> int:
+        """Steps between two that are measured; 0: none is."""
         every = self._settings().noise_scale_steps
         policy = self._mailbox.policy if self._mailbox is not None else None
         if not every and (self.asked or (policy is not None and policy.needs_noise)):
-            every = USUAL_STEPS
-        return every > 0 and step % every == 0
+            return USUAL_STEPS
+        return every
 
     def measured(self, own: float, mean: float) -> None:
         """Squared norms of this worker's gradient and of the job's, in the open step."""

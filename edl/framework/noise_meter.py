@@ -11,9 +11,15 @@ from edl.daemon.worker import Worker
 
 Gradients = TypeVar("Gradients")
 
+PARTS = 8  # of a large gradient one is looked at, another each time
+LARGE = 4096  # numbers
+
 
 class NoiseMeter(ABC, Generic[Gradients]):
     """One optimizer's gradients, of which there is one in the script.
+
+    Of a large gradient an eighth is looked at, and counts eight times, for what Adam makes of it
+    costs as much as some steps. All eighths have their turn.
 
     Several workers compare their own gradients with the mean of all. One that is alone compares
     those of two steps on end, so it keeps those of the first for that long.
@@ -46,6 +52,15 @@ class NoiseMeter(ABC, Generic[Gradients]):
             unit = self._unit()
             noise = loader.progress.noise
             noise.measured(self._square(own()) * factor**2 / unit, self._square(mean()) / unit)
+
+    def _looked_at(self, size: int) -> tuple[slice, int]:
+        """Which numbers of a gradient of that size are looked at now, and how often they count."""
+        if size < LARGE:
+            return slice(None), 1
+        loader = self._worker.loader
+        first = self._kept[0] if self._kept is not None and self._follows else loader.progress.step
+        part = loader.progress.noise.turn(first) % PARTS
+        return slice(size * part // PARTS, size * (part + 1) // PARTS), PARTS
 
     @property
     def _follows(self) -> bool:

@@ -17,34 +17,46 @@ from edl.framework.noise_meter import NoiseMeter
 
 LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 
-Arrays = list[npt.NDArray[Any]]
+Array = npt.NDArray[Any]
+Looked = list[tuple[Array, int]]  # a part of a gradient, and how often it counts
 
 
-class KerasNoise(NoiseMeter[Arrays]):
+class KerasNoise(NoiseMeter[Looked]):
     """Of one optimizer; ``optimizer``: that of Keras, None where the script has another."""
 
     optimizer: Any = None
 
     def show_reduced(self, own: Sequence[Any], mean: Sequence[Any]) -> None:
         """What the worker has computed, and the mean of the job: tensors, or arrays."""
-        denominators = self._denominators(own)
-        self.show(
-            lambda: _over([*map(_array, own)], denominators),
-            lambda: _over([*map(_array, mean)], denominators),
-        )
+        denominators = self._denominators(len(own))
+        self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
-    def _denominators(self, gradients: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
-        """What Adam divides each gradient by; None: it is no Adam, or too young."""
+    def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
+        """The gradients as the optimizer weighs them, as far as they are looked at."""
+        seen: Looked = []
+        for gradient, denominator in zip(gradients, denominators, strict=True):
+            numbers, times = self._part(gradient)
+            seen.append((numbers if denominator is None else numbers / denominator, times))
+        return seen
+
+    def _part(self, tensor: Any) -> tuple[Array, int]:
+        numbers = _array(tensor).reshape(-1)
+        part, times = self._looked_at(len(numbers))
+        return numbers[part], times
+
+    def _denominators(self, count: int) -> Sequence[Array | None]:
+        """What Adam divides the parts by; None for each: it is no Adam, or too young."""
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
+        none = [None] * count
         if not velocities or getattr(optimizer, "beta_2", None) is None:
-            return None
+            return none
         steps = int(_array(optimizer.iterations))
-        if steps < LEAST_STEPS or len(velocities) != len(gradients):
-            return None
+        if steps < LEAST_STEPS or len(velocities) != count:
+            return none
         correction = 1.0 - float(optimizer.beta_2) ** steps
         return [
-            np.sqrt(_array(velocity) / correction) + float(optimizer.epsilon)
+            np.sqrt(self._part(velocity)[0] / correction) + float(optimizer.epsilon)
             for velocity in velocities
         ]
 
@@ -52,26 +64,21 @@ class KerasNoise(NoiseMeter[Arrays]):
         scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
         return 1.0 if scale is None else float(_array(scale)) ** 2
 
-    def _square(self, gradients: Arrays) -> float:
-        return float(sum(float(np.vdot(each, each)) for each in gradients))
+    def _square(self, gradients: Looked) -> float:
+        return float(sum(times * float(np.vdot(each, each)) for each, times in gradients))
 
-    def _square_of_sum(self, kept: Arrays, own: Arrays, unit: float) -> float:
-        if len(kept) != len(own):
+    def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
+        if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
             return 0.0
         factor = 1.0 / math.sqrt(unit)
-        return self._square([a + factor * b for a, b in zip(kept, own, strict=True)])
+        pairs = zip(kept, own, strict=True)
+        return self._square([(a + factor * b, times) for (a, times), (b, _) in pairs])
 
-    def _copy(self, gradients: Arrays, unit: float) -> Arrays:
+    def _copy(self, gradients: Looked, unit: float) -> Looked:
         factor = 1.0 / math.sqrt(unit)
-        return [factor * each for each in gradients]
+        return [(factor * numbers, times) for numbers, times in gradients]
 
 
-def _array(tensor: Any) -> npt.NDArray[Any]:
+def _array(tensor: Any) -> Array:
     array = np.asarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
     return array.astype(np.float32) if array.dtype.itemsize < 4 else array
-
-
-def _over(gradients: Arrays, denominators: list[npt.NDArray[Any]] | None) -> Arrays:
-    if denominators is None:
-        return gradients
-    return [g / d for g, d in zip(gradients, denominators, strict=True)]

@@ -8,7 +8,7 @@ some steps they are those of the gradients themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -18,10 +18,10 @@ from edl.torch.gradient import Gradient
 
 LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 
-Tensors = list[torch.Tensor]
+Looked = list[tuple[torch.Tensor, int]]  # a part of a gradient, and how often it counts
 
 
-class TorchNoise(NoiseMeter[Tensors]):
+class TorchNoise(NoiseMeter[Looked]):
     """Of one optimizer. ``scale``: what the losses of the open step were multiplied by."""
 
     def __init__(
@@ -33,62 +33,74 @@ class TorchNoise(NoiseMeter[Tensors]):
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
         """The means of the job have come, and the gradients are still this worker's."""
+        denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
         own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
         mean = [(gradient.parameter, average) for gradient, average in averaged]
-        self.show(lambda: self._seen(own), lambda: self._seen(mean))
+        self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
         """This worker is alone: its gradients are the means."""
         own = [(gradient.parameter, gradient.parameter.grad) for gradient in gradients]
-        self.show(lambda: self._seen(own), lambda: self._seen(own))
+        denominators = {parameter: self._denominator(parameter) for parameter, _ in own}
+        self.show(lambda: self._seen(own, denominators), lambda: self._seen(own, denominators))
 
-    def _seen(self, of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]]) -> Tensors:
-        """The gradients as the optimizer weighs them, dense."""
-        return [
-            self._preconditioned(parameter, gradient.detach().to_dense())
-            for parameter, gradient in of
-            if gradient is not None
-        ]
+    def _seen(
+        self,
+        of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
+        denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
+    ) -> Looked:
+        """The gradients as the optimizer weighs them, as far as they are looked at."""
+        seen: Looked = []
+        for parameter, gradient in of:
+            if gradient is None:
+                continue
+            part, times = self._looked_at(gradient.numel())
+            numbers = _at_least_float32(gradient.detach().to_dense().reshape(-1)[part])
+            denominator = denominators[parameter]
+            seen.append((numbers if denominator is None else numbers / denominator, times))
+        return seen
 
-    def _preconditioned(
-        self, parameter: torch.nn.Parameter, gradient: torch.Tensor
-    ) -> torch.Tensor:
+    def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        """What Adam divides this part of a gradient by; None: it is no Adam, or too young."""
         state = self._optimizer.state.get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
         if squares is None or steps < LEAST_STEPS:
-            return gradient
+            return None
         group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
         if not {"betas", "eps"} <= group.keys():  # somebody's own, which may use it otherwise
-            return gradient
+            return None
         correction = 1.0 - float(group["betas"][1]) ** steps
-        denominator: torch.Tensor = (squares / correction).sqrt_().add_(group["eps"])
-        return gradient / denominator
+        part, _ = self._looked_at(squares.numel())
+        found: torch.Tensor = (squares.reshape(-1)[part] / correction).sqrt_().add_(group["eps"])
+        return found
 
     def _unit(self) -> float:
         return self._scale() ** 2
 
-    def _square(self, gradients: Tensors) -> float:
+    def _square(self, gradients: Looked) -> float:
         if not gradients:
             return 0.0
-        device = gradients[0].device
-        norms = torch._foreach_norm([_at_least_float32(gradient) for gradient in gradients])
-        return float(torch.stack([norm.to(device) for norm in norms]).double().square().sum())
+        device = gradients[0][0].device
+        norms = torch._foreach_norm([numbers for numbers, _ in gradients])
+        squares = torch.stack([norm.to(device) for norm in norms]).double().square()
+        times = torch.tensor([times for _, times in gradients], dtype=torch.float64, device=device)
+        return float(squares @ times)
 
-    def _square_of_sum(self, kept: Tensors, own: Tensors, unit: float) -> float:
-        if len(kept) != len(own):
+    def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
+        if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
             return 0.0
         factor = 1.0 / math.sqrt(unit)
         pairs = zip(kept, own, strict=True)
-        return self._square([a + factor * _at_least_float32(b) for a, b in pairs])
+        return self._square([(a + factor * b, times) for (a, times), (b, _) in pairs])
 
-    def _copy(self, gradients: Tensors, unit: float) -> Tensors:
+    def _copy(self, gradients: Looked, unit: float) -> Looked:
         factor = 1.0 / math.sqrt(unit)
-        return [_at_least_float32(gradient) * factor for gradient in gradients]
+        return [(numbers * factor, times) for numbers, times in gradients]
 
 
 def _has(parameters: Sequence[torch.nn.Parameter], parameter: torch.nn.Parameter) -> bool:
     return any(one is parameter for one in parameters)
 
 
-def _at_least_float32(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.float() if gradient.element_size() < 4 else gradient
+def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.float() if numbers.element_size() < 4 else numbers
