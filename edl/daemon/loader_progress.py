@@ -19,7 +19,6 @@ from edl.core.step.ledger import (
     give_back,
     grant,
     restore,
-    start_epoch,
 )
 from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import (
@@ -92,7 +91,7 @@ class LoaderProgress(TrainingProgress):
             self._sampler = BatchSampler(source, worker)
         if worker in self.members:  # not of a newcomer
             self._sampler.take_place(self.members)
-        self._ledger = self._granted(self._start_epoch(0))
+        self._ledger = self._granted(self.source.start(0))
         self._sampler.enter(0)
 
     @property
@@ -123,7 +122,7 @@ class LoaderProgress(TrainingProgress):
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
         else:
-            self._ledger = self._granted(self._start_epoch(self.ledger.epoch + 1))
+            self._ledger = self._granted(self.source.start(self.ledger.epoch + 1))
         self.sampler.enter(self.ledger.epoch)
         self.schedule = self.schedule.next_epoch()
 
@@ -302,10 +301,10 @@ class LoaderProgress(TrainingProgress):
             self.open_step.miss(int(header["updated"]), self.sampler)
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
-                over = replace(self._start_epoch(self.ledger.epoch), free=())
+                over = replace(self.source.start(self.ledger.epoch), free=())
                 self._upcoming, ledger = ledger, over
             elif ledger.epoch < self.ledger.epoch:
-                ledger = self._granted(self._start_epoch(self.ledger.epoch))
+                ledger = self._granted(self.source.start(self.ledger.epoch))
         if not self.sampler.agrees_with(ledger):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.
@@ -345,7 +344,7 @@ class LoaderProgress(TrainingProgress):
         self.trained = known if samples < 0 else samples
         self.noise.resume(noise or {})
         if saved.finished:  # it was made after the last step of its epoch
-            saved = self._start_epoch(saved.epoch + 1)
+            saved = self.source.start(saved.epoch + 1)
         self._ledger = self._granted(give_back(saved, ()))
         self.sampler.enter(saved.epoch)
         self.step, self.has_state = step, True
@@ -354,6 +353,3 @@ class LoaderProgress(TrainingProgress):
         """``ledger`` with every member holding what it needs to start with."""
         needs = [(w, self.source.lacks(ledger, w, self.step_batches)) for w in self.members]
         return grant(ledger, needs, self.source.policy)
-
-    def _start_epoch(self, epoch: int) -> Ledger:
-        return start_epoch(self.source.total, epoch, isinstance(self.source, StreamSource))

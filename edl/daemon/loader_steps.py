@@ -29,7 +29,7 @@ from typing import NamedTuple
 from edl import failpoints
 from edl.core.events import Event, SlowWorkerDetails
 from edl.core.step.ledger import Ledger
-from edl.core.step.noise_scale import NoiseScale
+from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.slowest import Slow
 from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts, global_samples
 from edl.daemon.exchange import check_place, exchange
@@ -59,8 +59,8 @@ class Update(NamedTuple):
     before: int
     after: int
     batches: tuple[tuple[int, int], ...]
-    noise: NoiseScale
-    last_noise: NoiseScale
+    noise: NoiseScale = UNKNOWN
+    last_noise: NoiseScale = UNKNOWN
 
 
 class LoaderSteps(Steps):
@@ -188,16 +188,6 @@ class LoaderSteps(Steps):
         trained -= samples if step.part else 0  # counted with the first part of the batch
         batches = progress.batches_with(records)
         return Update(number, trained, trained + samples, batches, *noise)
-
-    @property
-    def measures_noise(self) -> bool:
-        """Whether the gradients of the open step are to be measured, for the noise scale.
-
-        Not with several optimizers, of which each has a noise of its own.
-        """
-        progress = self._progress
-        counts_here = self.open and not self.warming_up and progress.optimizers < 2
-        return counts_here and progress.noise.is_due(progress.step)
 
     def recover(self, error: RingError) -> bool:
         """The ring broke during a step: go on with the survivors.

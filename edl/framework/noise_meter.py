@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from edl.core.step.step_record import samples_for
 from edl.daemon.worker import Worker
 
-Gradients = TypeVar("Gradients")
+Looked = Sequence[tuple[Any, int]]  # parts of gradients, flat, and how often each counts
 
 PARTS = 8  # of a large gradient one is looked at, another each time
 LARGE = 4096  # numbers
 
 
-class NoiseMeter(ABC, Generic[Gradients]):
+class NoiseMeter(ABC):
     """One optimizer's gradients, of which there is one in the script.
 
     Of a large gradient an eighth is looked at, and counts eight times, for what Adam makes of it
@@ -27,14 +28,20 @@ class NoiseMeter(ABC, Generic[Gradients]):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._kept: tuple[int, int, Gradients] | None = None  # step, samples; alone
+        self._kept: tuple[int, int, Looked] | None = None  # step, samples; alone
 
     @property
     def wants(self) -> bool:
-        """Whether the gradients of the open step are to be shown."""
-        return self._worker.loader.measures_noise or self._follows
+        """Whether the gradients of the open step are to be shown.
 
-    def show(self, own: Callable[[], Gradients], mean: Callable[[], Gradients]) -> None:
+        Not with several optimizers, of which each has a noise of its own.
+        """
+        loader = self._worker.loader
+        if not loader.open or self._worker.warming_up or loader.progress.optimizers > 1:
+            return False
+        return loader.progress.noise.is_due(loader.progress.step) or self._follows
+
+    def show(self, own: Callable[[], Looked], mean: Callable[[], Looked]) -> None:
         """The step's gradients are reduced, and nothing was changed in them yet.
 
         Args:
@@ -70,7 +77,7 @@ class NoiseMeter(ABC, Generic[Gradients]):
             return False
         return self._kept[0] + 1 == loader.progress.step
 
-    def _alone(self, own: Gradients) -> None:
+    def _alone(self, own: Looked) -> None:
         loader, unit = self._worker.loader, self._unit()
         step, samples = loader.progress.step, loader.open_step.samples
         kept, follows = self._kept, self._follows
@@ -103,13 +110,19 @@ class NoiseMeter(ABC, Generic[Gradients]):
         return 1.0
 
     @abstractmethod
-    def _square(self, gradients: Gradients) -> float:
+    def _square(self, gradients: Looked) -> float:
         """The squared norm of all together."""
 
-    @abstractmethod
-    def _square_of_sum(self, kept: Gradients, own: Gradients, unit: float) -> float:
-        """That of ``kept`` + ``own`` / sqrt(``unit``)."""
+    def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
+        """That of ``kept`` + ``own`` / sqrt(``unit``); 0 where they are not of the same parts."""
+        if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
+            return 0.0
+        factor = 1.0 / math.sqrt(unit)
+        pairs = zip(kept, own, strict=True)
+        return self._square([(a + factor * b, times) for (a, times), (b, _) in pairs])
 
-    @abstractmethod
-    def _copy(self, gradients: Gradients, unit: float) -> Gradients:
+    @staticmethod
+    def _copy(gradients: Looked, unit: float) -> Looked:
         """A copy, over sqrt(``unit``)."""
+        factor = 1.0 / math.sqrt(unit)
+        return [(factor * numbers, times) for numbers, times in gradients]

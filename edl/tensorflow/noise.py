@@ -6,22 +6,20 @@ are those of what it makes of a gradient, g / (sqrt(v) + epsilon), as in :mod:`e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edl.framework.noise_meter import NoiseMeter
+from edl.framework.noise_meter import Looked, NoiseMeter
 
 LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 
 Array = npt.NDArray[Any]
-Looked = list[tuple[Array, int]]  # a part of a gradient, and how often it counts
 
 
-class KerasNoise(NoiseMeter[Looked]):
+class KerasNoise(NoiseMeter):
     """Of one optimizer; ``optimizer``: that of Keras, None where the script has another."""
 
     optimizer: Any = None
@@ -33,7 +31,7 @@ class KerasNoise(NoiseMeter[Looked]):
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
         """The gradients as the optimizer weighs them, as far as they are looked at."""
-        seen: Looked = []
+        seen = []
         for gradient, denominator in zip(gradients, denominators, strict=True):
             numbers, times = self._part(gradient)
             seen.append((numbers if denominator is None else numbers / denominator, times))
@@ -66,17 +64,6 @@ class KerasNoise(NoiseMeter[Looked]):
 
     def _square(self, gradients: Looked) -> float:
         return float(sum(times * float(np.vdot(each, each)) for each, times in gradients))
-
-    def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
-        if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
-            return 0.0
-        factor = 1.0 / math.sqrt(unit)
-        pairs = zip(kept, own, strict=True)
-        return self._square([(a + factor * b, times) for (a, times), (b, _) in pairs])
-
-    def _copy(self, gradients: Looked, unit: float) -> Looked:
-        factor = 1.0 / math.sqrt(unit)
-        return [(factor * numbers, times) for numbers, times in gradients]
 
 
 def _array(tensor: Any) -> Array:

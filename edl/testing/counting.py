@@ -32,7 +32,7 @@ from edl.daemon.stream_sampler import Reader
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken
 from edl.framework.digest import Parts, of_array
-from edl.framework.noise_meter import NoiseMeter
+from edl.framework.noise_meter import Looked, NoiseMeter
 from edl.framework.steps import Steps
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import CollectiveFailed, Ring
@@ -191,17 +191,11 @@ def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vecto
     return part if model.sum is None else model.sum + part
 
 
-class CountingNoise(NoiseMeter[Vector]):
+class CountingNoise(NoiseMeter):
     """A sample has a parameter of its own, so a gradient of n has the square 1 / n: all noise."""
 
-    def _square(self, gradients: Vector) -> float:
-        return float(gradients @ gradients)
-
-    def _square_of_sum(self, kept: Vector, own: Vector, unit: float) -> float:
-        return self._square(kept + own)
-
-    def _copy(self, gradients: Vector, unit: float) -> Vector:
-        return gradients.copy()
+    def _square(self, gradients: Looked) -> float:
+        return float(sum(times * (each @ each) for each, times in gradients))
 
 
 def train_step(
@@ -235,7 +229,7 @@ def train_step(
     if mean is not None:
         if noise is not None and noise.wants:
             own = mean if worker.ring.alone else local
-            noise.show(lambda: own, lambda: mean)
+            noise.show(lambda: [(own, 1)], lambda: [(mean, 1)])
         model.update(mean)
     worker.loader.end()
     return completed

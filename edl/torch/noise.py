@@ -7,21 +7,18 @@ some steps they are those of the gradients themselves.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from edl.daemon.worker import Worker
-from edl.framework.noise_meter import NoiseMeter
+from edl.framework.noise_meter import Looked, NoiseMeter
 from edl.torch.gradient import Gradient
 
 LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 
-Looked = list[tuple[torch.Tensor, int]]  # a part of a gradient, and how often it counts
 
-
-class TorchNoise(NoiseMeter[Looked]):
+class TorchNoise(NoiseMeter):
     """Of one optimizer. ``scale``: what the losses of the open step were multiplied by."""
 
     def __init__(
@@ -50,7 +47,7 @@ class TorchNoise(NoiseMeter[Looked]):
         denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
     ) -> Looked:
         """The gradients as the optimizer weighs them, as far as they are looked at."""
-        seen: Looked = []
+        seen = []
         for parameter, gradient in of:
             if gradient is None:
                 continue
@@ -85,17 +82,6 @@ class TorchNoise(NoiseMeter[Looked]):
         squares = torch.stack([norm.to(device) for norm in norms]).double().square()
         times = torch.tensor([times for _, times in gradients], dtype=torch.float64, device=device)
         return float(squares @ times)
-
-    def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
-        if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
-            return 0.0
-        factor = 1.0 / math.sqrt(unit)
-        pairs = zip(kept, own, strict=True)
-        return self._square([(a + factor * b, times) for (a, times), (b, _) in pairs])
-
-    def _copy(self, gradients: Looked, unit: float) -> Looked:
-        factor = 1.0 / math.sqrt(unit)
-        return [(numbers * factor, times) for numbers, times in gradients]
 
 
 def _has(parameters: Sequence[torch.nn.Parameter], parameter: torch.nn.Parameter) -> bool:

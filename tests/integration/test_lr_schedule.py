@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
+from churned import agreed_rows, through_a_join_a_kill_and_a_restart
 from paths import SCRIPTS
 
 from edl.schedules import Knee, Scaling
@@ -30,26 +30,10 @@ def test_it_follows_samples_and_batch_through_a_join_a_kill_and_a_restart(
     with started(
         tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=Throttle(), options=options
     ) as job:
-        job.wait_for_step(5)
-        job.scale(3)
-        job.wait_for_size(3)
-        job.kill(job.leader())
-        job.wait(lambda now: now["given_up"], "death")
-        job.wait_for_size(3)
-        for name in job.members():  # at once: the newest checkpoint goes on
-            job.process(name).kill()
-        job.wait(lambda _: job.events("resumed"), "restart")
-        job.wait_for_size(3)
-        job.hurry()
-        assert job.end() == 0, job.describe("it failed")
-        resumed = job.events("resumed")[0]["generation"]
-    rows: dict[tuple[int, int], list[float]] = {}
-    for path in tmp_path.glob("w*.jsonl"):
-        for generation, number, *row in map(json.loads, path.read_text().splitlines()):
-            before = rows.setdefault((generation, number), row)
-            assert before == row, f"update {number} of generation {generation} differs"
+        resumed = through_a_join_a_kill_and_a_restart(job, 5)
+    rows = agreed_rows(tmp_path)
     batches: list[tuple[int, int]] = []
-    for (generation, number), (after, batch, known, weight, bias) in sorted(rows.items()):
+    for (generation, number), (after, batch, known, weight, bias) in rows.items():
         if generation >= resumed and len({size for _, size in batches}) > 1:
             batches.clear()  # a resumed job has no ramp
         if not batches or batches[-1][1] != batch:
@@ -62,6 +46,6 @@ def test_it_follows_samples_and_batch_through_a_join_a_kill_and_a_restart(
             assert weight == bias == pytest.approx(factor * KNEE.at(after)), (generation, number)
         assert KNEE.at(after) <= weight * (1 + 1e-9) <= 12 / 8 * KNEE.at(after) * (1 + 2e-9)
     assert {row[1] for row in rows.values()} == {8, 12}
-    *_, (_, (after, batch, known, *rates)) = sorted(rows.items())
+    *_, (_, (after, batch, known, *rates)) = rows.items()
     assert (after, batch, rates) == (TOTAL, 12, [0.0, 0.0])
     assert known is not None

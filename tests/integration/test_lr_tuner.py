@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from churned import agreed_rows, through_a_join_a_kill_and_a_restart
 from paths import SCRIPTS
 
 from edl.testing.job import started
@@ -18,25 +18,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def test_all_tune_alike_through_a_join_a_kill_and_a_restart(tmp_path: Path, zk_hosts: str) -> None:
     script = [SCRIPTS / "lr_tuner.py", "--out", str(tmp_path)]
     with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=Throttle()) as job:
-        job.wait_for_step(25)
-        job.scale(3)
-        job.wait_for_size(3)
-        job.kill(job.leader())
-        job.wait(lambda now: now["given_up"], "death")
-        job.wait_for_size(3)
-        for name in job.members():  # at once: the newest checkpoint goes on
-            job.process(name).kill()
-        job.wait(lambda _: job.events("resumed"), "restart")
-        job.wait_for_size(3)
-        job.hurry()
-        assert job.end() == 0, job.describe("it failed")
-        resumed = job.events("resumed")[0]["generation"]
-    rows: dict[tuple[int, int], list[object]] = {}
-    for path in tmp_path.glob("w*.jsonl"):
-        for generation, number, *row in map(json.loads, path.read_text().splitlines()):
-            before = rows.setdefault((generation, number), row)
-            assert before == row, f"update {number} of generation {generation} differs"
-    rates = [row[1] for _, row in sorted(rows.items())]
+        resumed = through_a_join_a_kill_and_a_restart(job, 25)
+    rows = agreed_rows(tmp_path)
+    rates = [row[1] for _, row in rows.items()]
     assert rates[0] == pytest.approx(0.001)  # a tenth of what is given
     assert max(rates) > 0.003
     assert rates[-1] == 0.0

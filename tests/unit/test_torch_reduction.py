@@ -121,6 +121,9 @@ class Worker:
         """Who is told what is measured of it."""
         return self
 
+    def is_due(self, step: int) -> bool:
+        return self.measures_noise
+
     def measured(self, own: float, mean: float) -> None:
         self.squares.append((own, mean))
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from edl.core.step.ledger import LeasePolicy, Ledger, give_back
+from edl.core.step.ledger import LeasePolicy, Ledger, give_back, start_epoch
 from edl.core.step.shuffle import EpochOrder
 
 NO_FINGERPRINT = "data of unknown files"
@@ -72,6 +72,10 @@ class Source:
     def lacks(self, ledger: Ledger, worker: int, step_batches: int) -> int:
         """How much more ``worker`` needs leases for, as :func:`edl.core.step.ledger.grant` asks."""
         return max(0, self.need(step_batches) - ledger.held_samples(worker))
+
+    def start(self, epoch: int) -> Ledger:
+        """An epoch of which everything is free."""
+        return start_epoch(self.total, epoch)
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
         """``ledger`` when a ring of ``members`` stands.

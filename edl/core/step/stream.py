@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edl.core.step.ledger import LeasePolicy, Ledger
+from edl.core.step.ledger import LeasePolicy, Ledger, start_epoch
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
 from edl.core.step.spans import Span
@@ -86,6 +86,9 @@ class StreamSource(Source):
         if self.shared:
             return super().lacks(ledger, worker, step_batches)
         return max(0, AHEAD - len(by_shard(ledger.held_by(worker))))
+
+    def start(self, epoch: int) -> Ledger:
+        return start_epoch(self.total, epoch, is_stream=True)
 
     def order(self, epoch: int) -> EpochOrder:
         """The shard at each place of an epoch."""

@@ -1,0 +1,37 @@
+"""What happens to a job of two workers that may have three, and saves checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edl.testing.job import Run
+
+
+def through_a_join_a_kill_and_a_restart(job: Run, first_steps: int) -> int:
+    """Let all that happen, and the job end; the first generation after the restart."""
+    job.wait_for_step(first_steps)
+    job.scale(3)
+    job.wait_for_size(3)
+    job.kill(job.leader())
+    job.wait(lambda now: now["given_up"], "death")
+    job.wait_for_size(3)
+    for name in job.members():  # at once: the newest checkpoint goes on
+        job.process(name).kill()
+    job.wait(lambda _: job.events("resumed"), "restart")
+    job.wait_for_size(3)
+    job.hurry()
+    assert job.end() == 0, job.describe("it failed")
+    generation: int = job.events("resumed")[0]["generation"]
+    return generation
+
+
+def agreed_rows(directory: Path) -> dict[tuple[int, int], list[Any]]:
+    """What all workers have written of each (generation, update), in order, the same on all."""
+    rows: dict[tuple[int, int], list[Any]] = {}
+    for path in directory.glob("w*.jsonl"):
+        for generation, number, *row in map(json.loads, path.read_text().splitlines()):
+            before = rows.setdefault((generation, number), row)
+            assert before == row, f"update {number} of generation {generation} differs"
+    return dict(sorted(rows.items()))
