@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.aligned import AlignedSource
-from edl.core.step.noise_scale import NoiseScale
+from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.source import Source
 from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.stream import StreamSource
@@ -406,6 +406,6 @@ class Counted:
     steps: int
     exchanged: Mapping[int, list[list[float]]]
     sizes: Mapping[int, int]
-    noise: NoiseScale
+    noise: NoiseScale = UNKNOWN
     largest: int = 0
     split: int = 0

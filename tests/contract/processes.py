@@ -88,16 +88,21 @@ class Processes:
             assert process.stdin is not None
             print(case, base, file=process.stdin, flush=True)
         results: dict[int, Any] = {}
+        announced: set[str] = set()
+        given_up: set[str] = set()  # by another process, which may be heard first
         while len(results) < len(self._processes):
             worker, line = self._next(CASE_S)
             word, _, rest = line.partition(" ")
             if word == "announce":  # by the first seat, when it comes there
                 self._server.announce(rest)
+                announced.add(rest)
             elif word == "give_up":
-                self._server.close_scope(rest)
+                given_up.add(rest)
             else:
                 assert word == "result", f"w{worker} has ended in {case}: {line}"
                 results[worker] = json.loads(rest)
+            for scope in announced & given_up:
+                self._server.close_scope(scope)
         return [results[worker] for worker in sorted(results)]
 
     def _listen(self, worker: int, process: subprocess.Popen[str]) -> None:

@@ -9,22 +9,22 @@ from typing import Any
 from edl.testing.job import Run
 
 
-def through_a_join_a_kill_and_a_restart(job: Run, first_steps: int) -> int:
-    """Let all that happen, and the job end; the first generation after the restart."""
+def through_a_join_and_a_kill(job: Run, first_steps: int, restarts: bool = False) -> int:
+    """Let that happen, and the job end; the first generation after a restart of all, or 0."""
     job.wait_for_step(first_steps)
     job.scale(3)
     job.wait_for_size(3)
     job.kill(job.leader())
     job.wait(lambda now: now["given_up"], "death")
     job.wait_for_size(3)
-    for name in job.members():  # at once: the newest checkpoint goes on
-        job.process(name).kill()
-    job.wait(lambda _: job.events("resumed"), "restart")
-    job.wait_for_size(3)
+    if restarts:
+        for name in job.members():  # at once: the newest checkpoint goes on
+            job.process(name).kill()
+        job.wait(lambda _: job.events("resumed"), "restart")
+        job.wait_for_size(3)
     job.hurry()
     assert job.end() == 0, job.describe("it failed")
-    generation: int = job.events("resumed")[0]["generation"]
-    return generation
+    return job.events("resumed")[0]["generation"] if restarts else 0
 
 
 def agreed_rows(directory: Path) -> dict[tuple[int, int], list[Any]]:

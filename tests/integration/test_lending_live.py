@@ -77,7 +77,8 @@ def test_they_come_back_although_the_leader_is_killed(
         job.prove(workers=1)
 
 
-@pytest.mark.parametrize("more", [{}, pytest.param(UNDER_HOROVODRUN, marks=pytest.mark.long)])
+@pytest.mark.long  # the membership machine has it at every moment
+@pytest.mark.parametrize("more", [{}, UNDER_HOROVODRUN])
 def test_who_does_not_leave_in_time_is_given_up(
     more: dict[str, Any], tmp_path: Path, zk_hosts: str
 ) -> None:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from churned import agreed_rows, through_a_join_a_kill_and_a_restart
+from churned import agreed_rows, through_a_join_and_a_kill
 from paths import SCRIPTS
 
 from edl.schedules import Knee, Scaling
@@ -21,20 +21,27 @@ KNEE = Knee(peak_lr=0.4, warmup=240, explore=1200, total=TOTAL)
 SCALING = Scaling(batch=8, ramp=4)
 
 
-@pytest.mark.parametrize("rule", ["linear", pytest.param("adascale", marks=pytest.mark.long)])
-def test_it_follows_samples_and_batch_through_a_join_a_kill_and_a_restart(
-    rule: str, tmp_path: Path, zk_hosts: str
+@pytest.mark.parametrize(
+    ("rule", "restarts"),
+    [
+        ("linear", False),
+        pytest.param("linear", True, marks=pytest.mark.long),
+        pytest.param("adascale", True, marks=pytest.mark.long),
+    ],
+)
+def test_it_follows_samples_and_batch_through_a_join_and_a_kill(
+    rule: str, restarts: bool, tmp_path: Path, zk_hosts: str
 ) -> None:
     script = [SCRIPTS / "lr_schedule.py", "--out", str(tmp_path), "--rule", rule]
     options = ["--noise-scale-steps", "1"]
     with started(
         tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=Throttle(), options=options
     ) as job:
-        resumed = through_a_join_a_kill_and_a_restart(job, 5)
+        resumed = through_a_join_and_a_kill(job, 5, restarts)
     rows = agreed_rows(tmp_path)
     batches: list[tuple[int, int]] = []
     for (generation, number), (after, batch, known, weight, bias) in rows.items():
-        if generation >= resumed and len({size for _, size in batches}) > 1:
+        if restarts and generation >= resumed and len({size for _, size in batches}) > 1:
             batches.clear()  # a resumed job has no ramp
         if not batches or batches[-1][1] != batch:
             batches.append((number, batch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from churned import agreed_rows, through_a_join_a_kill_and_a_restart
+from churned import agreed_rows, through_a_join_and_a_kill
 from paths import SCRIPTS
 
 from edl.testing.job import started
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 def test_all_tune_alike_through_a_join_a_kill_and_a_restart(tmp_path: Path, zk_hosts: str) -> None:
     script = [SCRIPTS / "lr_tuner.py", "--out", str(tmp_path)]
     with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=Throttle()) as job:
-        resumed = through_a_join_a_kill_and_a_restart(job, 25)
+        resumed = through_a_join_and_a_kill(job, 25, restarts=True)
     rows = agreed_rows(tmp_path)
     rates = [row[1] for _, row in rows.items()]
     assert rates[0] == pytest.approx(0.001)  # a tenth of what is given

@@ -356,6 +356,7 @@ def trained_on_digits(job: Job, rate: float, tuned: bool) -> tuple[float, float,
     return seen, unseen, tuner
 
 
+@pytest.mark.long  # three trainings; the bowl above shows the rule
 def test_from_10_times_too_low_and_too_high_it_comes_near_a_hand_tuned_one(
     job: Job, seeded: None
 ) -> None:
