@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak churn interleavings short-jobs elections bench scenarios clean
+.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak churn interleavings short-jobs elections bench figures scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -74,6 +74,9 @@ elections: setup ## forty deaths of a leader that is the only old worker; ARGS="
 
 bench: setup ## edl beside stock Horovod (and torchrun), on this machine, in one run; ARGS="--only goodput"
 	$(PYTHON_BIN) -m benchmarks $(ARGS)
+
+figures: setup ## what edl's learning-rate rules do to small trainings, drawn; ARGS="--seeds 5 --only knee"
+	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.adapting $(ARGS)
 
 scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: the table of docs/horovod.md
 	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)

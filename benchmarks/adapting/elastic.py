@@ -1,0 +1,275 @@
+"""Workers redrawn at random: what a learning rate that follows the global batch does to accuracy.
+
+The set-up of Dynamic Mini-batch SGD (Lin and others, arXiv 1904.12043, section 4), small: the
+number of workers is drawn anew after so many samples, each worker has its batch, and an update has
+the mean of all gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.adapting.drawing import curves, panels, save
+from benchmarks.adapting.problems import Array, Momentum, Net, Problem, Task, digits, indices
+from benchmarks.adapting.spread import Mean, difference, verdict
+from benchmarks.page import Section
+from edl.core.step.noise_scale import UNKNOWN, Measured, Squares, measured
+from edl.schedules import Constant, Knee, Scaling, Schedule
+
+TITLE = "Workers that come and go"
+BATCH = 16  # of a worker; the learning rate is chosen for one
+LARGEST = 16  # workers
+REDRAWN = 4_096  # samples with one number of workers
+MEASURED = 10  # one update in so many measures the noise, as --noise-scale-steps 10
+
+FIXED, IMMEDIATE, RAMP, ADASCALE = "fixed global batch", "immediate", "ramp of 8", "AdaScale"
+METHODS: dict[str, Scaling | None] = {
+    FIXED: None,
+    IMMEDIATE: Scaling(batch=BATCH, ramp=0),
+    RAMP: Scaling(batch=BATCH, ramp=8),
+    ADASCALE: Scaling(batch=BATCH, rule="adascale", ramp=8),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A training. ``rate``: for one worker; ``total``: samples; ``marks``: where it is tested."""
+
+    net: Net
+    rate: float
+    total: int
+    marks: int = 24
+
+    @property
+    def tested_at(self) -> list[float]:
+        return [self.total * (i + 1) / self.marks for i in range(self.marks)]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """``accuracy``: of held-out samples, in parts, at the marks."""
+
+    accuracy: tuple[float, ...]
+    updates: int
+    noise_scale: float | None
+    weights: Array
+
+
+def sizes(seed: int, total: int) -> list[int]:
+    """Numbers of workers, one for each REDRAWN samples; they begin with one."""
+    chance = np.random.default_rng([seed, 2])
+    drawn = chance.integers(1, LARGEST + 1, size=-(-total // REDRAWN))
+    return [1, *(int(each) for each in drawn[1:])]
+
+
+def train(
+    problem: Problem,
+    setting: Setting,
+    scaling: Scaling | None,
+    seed: int,
+    schedule: Schedule | None = None,
+    holds_rate: bool = False,
+) -> Trained:
+    """One training.
+
+    Args:
+        scaling: how the rate follows the workers; None: their global batch is that of one.
+        schedule: None: Knee.
+        holds_rate: momentum is in Keras' form.
+    """
+    chance = np.random.default_rng([seed, 3])
+    net, weights = setting.net, setting.net.begin(chance)
+    picked = indices(len(problem), setting.total, chance)
+    schedule = schedule or Knee(peak_lr=setting.rate, total=setting.total)
+    workers, momentum = sizes(seed, setting.total), Momentum(holds_rate=holds_rate)
+    batches: list[tuple[int, int]] = []
+    noise, accuracy, marks = UNKNOWN, list[float](), setting.tested_at
+    trained, update, last_factor, alone = 0, 0, 1.0, None
+    with np.errstate(all="ignore"):  # a rate that is too high
+        while trained < setting.total:
+            count = workers[trained // REDRAWN] if scaling else 1
+            now = picked[trained : trained + count * BATCH]
+            if not batches or batches[-1][1] != count * BATCH:
+                batches.append((update, count * BATCH))
+            x, y = problem.x[now], problem.y[now]
+            trained += len(now)
+            parts = [(x, y)]
+            measures = scaling and scaling.needs_noise and update % MEASURED == 0
+            if measures and len(now) == count * BATCH:  # the last update has what is left
+                parts = [(x[a : a + BATCH], y[a : a + BATCH]) for a in range(0, len(now), BATCH)]
+            each = [net.gradient(weights, *part) for part in parts]
+            gradient = np.mean(each, axis=0) if len(each) > 1 else each[0]
+            if measures and len(now) == len(each) * BATCH:
+                found = _measured(each, gradient, alone)
+                noise = noise.after(found, len(now), trained) if found else noise
+            alone = gradient if len(now) == BATCH else None
+            factor = scaling.at(update, batches, noise.gain) if scaling else 1.0
+            rate = factor * schedule.at(trained)
+            momentum.update(weights, gradient, rate, factor / last_factor)
+            last_factor, update = factor, update + 1
+            while len(accuracy) < len(marks) and marks[len(accuracy)] <= trained:
+                accuracy.append(net.accuracy(weights, problem.test_x, problem.test_y))
+    return Trained(tuple(accuracy), update, noise.finite, weights)
+
+
+def _measured(each: Sequence[Array], mean: Array, before: Array | None) -> Measured | None:
+    """What an update says of the noise.
+
+    Args:
+        each: the workers' own gradients.
+        before: of the update before this one, if one worker made both: what it is compared with.
+    """
+    if len(each) > 1:
+        norms = {i: Squares(float(g @ g), float(mean @ mean)) for i, g in enumerate(each)}
+        return measured(dict.fromkeys(norms, BATCH), norms)
+    if before is None:
+        return None
+    both = (mean + before) / 2.0
+    own = float(mean @ mean + before @ before) / 2.0
+    return measured({0: BATCH}, {0: Squares(own, float(both @ both))})
+
+
+# --- the figure
+
+SLOWER = 1 / 3  # the other rate that is measured, of the best one
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A task with one learning rate: its trainings, by method and seed."""
+
+    task: str
+    setting: Setting
+    is_best: bool
+    trained: Mapping[str, Sequence[Trained]]
+
+    def last(self, method: str) -> list[float]:
+        """Accuracy at the end, in percent."""
+        return [100.0 * one.accuracy[-1] for one in self.trained[method]]
+
+    def early(self, method: str) -> list[float]:
+        """The mean one in the first half, while the rate is at its peak, in percent."""
+        half = self.setting.marks // 2
+        return [100.0 * float(np.mean(one.accuracy[:half])) for one in self.trained[method]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """``form_gap``: the largest difference of a weight between the two forms of momentum."""
+
+    compared: Sequence[Compared]
+    form_gap: float
+
+
+def form_gap(problem: Problem, setting: Setting, seed: int) -> float:
+    """Between the ramp in PyTorch's and in Keras' form: the largest difference of a weight.
+
+    Of a constant schedule: one that falls stays in a buffer that holds the rate, as in Keras.
+    """
+    constant = Constant(peak_lr=setting.rate)
+    one, other = (
+        train(problem, setting, METHODS[RAMP], seed, constant, holds) for holds in (False, True)
+    )
+    return float(np.abs(one.weights - other.weights).max())
+
+
+def measure(tasks: Sequence[Task], seeds: Sequence[int]) -> Results:
+    compared = []
+    for task in tasks:
+        setting = Setting(task.net, 1.0, task.total)
+
+        def accuracy(problem: Problem, rate: float, seed: int, to: Setting = setting) -> float:
+            return train(problem, replace(to, rate=rate), None, seed).accuracy[-1]
+
+        best = task.best(accuracy)
+        for rate in (best, best * SLOWER):
+            at = replace(setting, rate=rate)
+            trained = {
+                method: [train(task.problem(seed), at, scaling, seed) for seed in seeds]
+                for method, scaling in METHODS.items()
+            }
+            compared.append(Compared(task.name, at, rate == best, trained))
+    first = compared[0].setting
+    return Results(compared, form_gap(digits(0), replace(first, total=first.total // 8), 0))
+
+
+def draw(results: Results, folder: Path) -> None:
+    for task in dict.fromkeys(one.task for one in results.compared):
+        those = [one for one in results.compared if one.task == task]
+        figure, axes = panels(len(those), f"workers redrawn from 1 to {LARGEST}, {task}")
+        for panel, one in zip(axes, those, strict=True):
+            by_name = {
+                method: [[100.0 * a for a in each.accuracy] for each in trained]
+                for method, trained in one.trained.items()
+            }
+            curves(panel, one.setting.tested_at, by_name)
+            fixed = np.array(by_name[FIXED])
+            low, high = np.quantile(fixed, 0.02), fixed.max()
+            panel.set(title=f"learning rate {one.setting.rate:.3g} for {BATCH} samples")
+            panel.set(xlabel="samples", ylabel="held-out accuracy, %")
+            panel.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
+        axes[0].legend(fontsize="small", loc="lower right")
+        save(figure, folder / f"adapting-elastic-{task}.svg", f"Accuracy by samples on {task}")
+
+
+def section(results: Results, seeds: Sequence[int]) -> Section:
+    tasks = list(dict.fromkeys(one.task for one in results.compared))
+    how = (
+        f"The workers, {BATCH} samples each, are drawn anew from 1 to {LARGEST} after {REDRAWN:,} "
+        "samples, as Lin and others (arXiv 1904.12043) do it. SGD with momentum 0.9; the schedule "
+        f"is Knee's. *{FIXED}* is {BATCH} samples whoever is there; *{IMMEDIATE}* multiplies the "
+        f"learning rate by the workers at once, *{RAMP}* in 8 updates (the momentum-corrected "
+        f"ramp, `Scaling(ramp=8)`), *{ADASCALE}* by the gain of the noise scale that is measured "
+        f'from the workers\' own gradients once in {MEASURED} updates (`rule="adascale"`). The '
+        "learning rate is the best one for the fixed global batch of four, in trainings of three "
+        "other seeds; and once more a third of it, with which scaling goes farther. "
+        f"{len(seeds)} seeds; each seed has the same start, order of samples and workers in "
+        "all methods but the first, which has the workers' samples in smaller batches. Bands are a "
+        "standard deviation over the seeds, ± is the standard error of the mean."
+    )
+    how += "".join(f"\n\n![accuracy on {t}](adapting-elastic-{t}.svg)" for t in tasks)
+    head = ["method", "learning rate", "updates", "accuracy, %", "less the fixed one's"]
+    head += ["in the first half, %", "less the fixed one's"]
+    rows, notes = [], []
+    for one in results.compared:
+        for method, trained in one.trained.items():
+            rows.append([f"{method}, {one.task}", f"{one.setting.rate:.3g}"])
+            rows[-1].append(f"{np.mean([each.updates for each in trained]):.0f}")
+            for values in (one.last, one.early):
+                apart = difference(values(method), values(FIXED))
+                rows[-1] += [
+                    Mean.of(values(method)).text(),
+                    "" if method == FIXED else apart.text(sign=True),
+                ]
+        notes += _found(one)
+    notes.append(
+        "The ramp in PyTorch's form of momentum and in Keras', whose buffer holds the learning "
+        f"rate and is corrected: the weights differ by {results.form_gap:.0e} at most after "
+        "an eighth of the samples of digits with a constant schedule."
+    )
+    return Section(TITLE, how, head, rows, notes)
+
+
+def _found(one: Compared) -> list[str]:
+    """What follows, in sentences."""
+    at = f"{one.task}, learning rate {one.setting.rate:.3g}"
+    last = [
+        f"{method}: {verdict(difference(one.last(method), one.last(FIXED)))}"
+        for method in METHODS
+        if method != FIXED
+    ]
+    notes = [f"At the end, beside the fixed global batch ({at}): {'; '.join(last)}."]
+    for when, values in (("at the end", one.last), ("in the first half", one.early)):
+        apart = difference(values(RAMP), values(IMMEDIATE))
+        notes.append(f"The ramp beside immediate scaling, {when} ({at}): {verdict(apart)}.")
+    scales = [each.noise_scale for each in one.trained[ADASCALE] if each.noise_scale]
+    if scales:
+        notes.append(
+            f"The noise scale at the end of AdaScale's trainings ({at}): {min(scales):,.0f} to "
+            f"{max(scales):,.0f} samples."
+        )
+    return notes
