@@ -28,20 +28,22 @@ def curves(
     at: Sequence[float],
     by_name: Mapping[str, Sequence[Sequence[float]]],
     geometric: bool = False,
+    lines: Sequence[tuple[str, str]] = tuple(zip(COLOURS, "------", strict=True)),
 ) -> None:
     """Means over seeds, and one standard deviation to both sides.
 
     Args:
         by_name: for each curve its values, by seed and by ``at``.
         geometric: both of the logarithms.
+        lines: colour and style of each.
     """
-    for (name, values), colour in zip(by_name.items(), COLOURS, strict=False):
+    for (name, values), (colour, style) in zip(by_name.items(), lines, strict=False):
         table = np.array(values, dtype=np.float64)
         table = np.log(table) if geometric else table
         mean, spread = table.mean(axis=0), table.std(axis=0, ddof=1 if len(table) > 1 else 0)
-        lines = [mean, mean - spread, mean + spread]
-        middle, low, high = np.exp(lines) if geometric else lines
-        panel.plot(at, middle, color=colour, label=name, linewidth=1.2)
+        three = [mean, mean - spread, mean + spread]
+        middle, low, high = np.exp(three) if geometric else three
+        panel.plot(at, middle, style, color=colour, label=name, linewidth=1.2)
         panel.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 
 

@@ -172,7 +172,7 @@ def section(results: Results, seeds: Sequence[int]) -> Section:
         f"schedules, all edl's own, with the whole budget and with {PARTS[1]:.0%} of it, as Iyer "
         "and others (JMLR 24, 2023) compare them. Batch "
         f"{BATCH}, SGD with momentum 0.9. Each schedule and budget has its own peak, the best of "
-        "four in trainings of three other seeds. Sharpness is that of Keskar and others: 100 "
+        "five in trainings of three other seeds. Sharpness is that of Keskar and others: 100 "
         f"(L_max - L_0) / (1 + L_0), the loss of {SHARPNESS_OF:,} trained samples at most in "
         f"|dw| <= {EPSILON:g} (|w| + 1), by {ASCENT} steps of sign-gradient ascent "
         f"(the paper's authors take 1,000 steps of gradient ascent). {len(seeds)} seeds; bars and "
@@ -208,11 +208,11 @@ def _found(task: str, ends: Mapping[tuple[str, float], Ends]) -> list[str]:
         told = [
             (n, difference(ends["Knee", budget].accuracy, ends[n, budget].accuracy)) for n in others
         ]
-        notes.append(f"Accuracy on {task}, {budget:.0%} of the budget: Knee's has {listed(told)}.")
+        notes.append(f"Knee's accuracy on {task}, {budget:.0%} of the budget: {listed(told)}.")
     told = [(n, difference(ends["Knee", part].accuracy, ends[n, whole].accuracy)) for n in others]
     notes.append(
-        f"Knee on {task} with {part:.0%} of the budget has, beside the others with all of it, "
-        f"{listed(told)}."
+        f"Knee's accuracy on {task} with {part:.0%} of the budget, beside the others with all of "
+        f"it: {listed(told)}."
     )
     told = [
         (
@@ -224,8 +224,8 @@ def _found(task: str, ends: Mapping[tuple[str, float], Ends]) -> list[str]:
         )
         for n in others
     ]
-    flatter = [f"{n} (by {10**-d.value:.2g})" for n, d in told if d.is_sure and d.value < 0]
-    sharper = [f"{n} (by {10**d.value:.2g})" for n, d in told if d.is_sure and d.value > 0]
+    flatter = [f"{n} ({10**-d.value:.2g} times)" for n, d in told if d.is_sure and d.value < 0]
+    sharper = [f"{n} ({10**d.value:.2g} times)" for n, d in told if d.is_sure and d.value > 0]
     alike = [n for n, d in told if not d.is_sure]
     words = [
         f"{what} {', '.join(names)}"
@@ -236,5 +236,5 @@ def _found(task: str, ends: Mapping[tuple[str, float], Ends]) -> list[str]:
         )
         if names
     ]
-    notes.append(f"Knee ends on {task}, with the whole budget, {'; '.join(words)}.")
+    notes.append(f"Where Knee ends on {task}, with the whole budget, it is {'; '.join(words)}.")
     return notes

@@ -208,7 +208,7 @@ class Task:
     problem: Callable[[int], Problem]
     net: Net
     total: int
-    rates: Sequence[float] = (0.01, 0.03, 0.1, 0.3)
+    rates: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0)
 
     @property
     def name(self) -> str:

@@ -65,3 +65,17 @@ def listed(told: Sequence[tuple[str, Mean]], digits: int = 2) -> str:
     if alike:
         words.append(f"no difference beyond the spread from {', '.join(alike)}")
     return "; ".join(words)
+
+
+def named(told: Sequence[tuple[str, Mean]], digits: int = 2) -> str:
+    """How far several lie from one that the sentence has named, in words."""
+    words = [
+        f"{name} {abs(d.value):.{digits}f} points {'more' if d.value > 0 else 'less'} "
+        f"(± {d.error:.{digits}f})"
+        for name, d in told
+        if d.is_sure
+    ]
+    alike = [f"{name} ({d.text(digits, True)})" for name, d in told if not d.is_sure]
+    if alike:
+        words.append(f"no difference beyond the spread: {', '.join(alike)}")
+    return "; ".join(words)

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.adapting import __main__ as command
 from benchmarks.adapting import drawing, elastic, knee, layers, tuner
 from benchmarks.adapting.problems import Momentum, Net, Problem, Task, digits, indices, teacher
-from benchmarks.adapting.spread import Mean, difference, listed, verdict
+from benchmarks.adapting.spread import Mean, difference, listed, named, verdict
 from benchmarks.page import Section
 from edl.schedules import Knee
 
@@ -203,6 +203,9 @@ def test_a_difference_is_one_if_it_is_beyond_the_spread() -> None:
     assert listed([("a", nothing), ("b", more)]) == (
         "1.00 points less than b (± 0.20); no difference beyond the spread from a (+0.10 ± 0.20)"
     )
+    assert named([("a", nothing), ("b", more)]) == (
+        "b 1.00 points less (± 0.20); no difference beyond the spread: a (+0.10 ± 0.20)"
+    )
 
 
 def test_the_best_rate_is_found_without_the_seeds_of_the_figures() -> None:
@@ -230,6 +233,15 @@ def test_a_figure_is_small_with_a_title_and_its_table_is_whole(
     assert section.title == module.TITLE
     assert f"({path.name})" in section.how
     assert all(len(row) == len(section.head) for row in section.rows)
+
+
+def test_the_layers_are_drawn_and_told_to_be_equal(tmp_path: Path) -> None:
+    found = layers.measure(range(1), total=1_920)
+    layers.draw(found, tmp_path)
+    assert (tmp_path / "adapting-layers.svg").stat().st_size <= drawing.MOST_BYTES
+    section = layers.section(found, range(1))
+    assert all(len(row) == len(section.head) for row in section.rows)
+    assert sum("equal but for rounding" in note for note in section.notes) == 2
 
 
 def test_the_same_numbers_are_the_same_file(tmp_path: Path) -> None:
