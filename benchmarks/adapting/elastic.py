@@ -226,17 +226,16 @@ def section(results: Results, seeds: Sequence[int]) -> Section:
         f"learning rate by the workers at once, *{RAMP}* in 8 updates (the momentum-corrected "
         f"ramp, `Scaling(ramp=8)`), *{ADASCALE}* by the gain of the noise scale that is measured "
         f'from the workers\' own gradients once in {MEASURED} updates (`rule="adascale"`). The '
-        "learning rate is the best of five for the fixed global batch, in trainings of three other "
-        "seeds; and once more a third of it. AdaScale's authors let a training go on for more "
-        "samples where the gain is below the workers; edl counts samples, so it ends where the "
-        "others do. "
+        "learning rate is the best one for the fixed global batch; and once more a third of it. "
+        "AdaScale's authors let a training go on for more samples where the gain is "
+        "below the workers; edl counts samples, so it ends where the others do. "
         f"{len(seeds)} seeds; each seed has the same start, order of samples and workers in "
         "all methods but the first, which has the workers' samples in smaller batches. Bands are a "
         "standard deviation over the seeds, ± is the standard error of the mean."
     )
     how += "".join(f"\n\n![accuracy on {t}](adapting-elastic-{t}.svg)" for t in tasks)
-    head = ["method", "learning rate", "updates", "accuracy, %", "less the fixed one's"]
-    head += ["in the first half, %", "less the fixed one's"]
+    head = ["method", "learning rate", "updates", "accuracy, %", "minus the fixed one's"]
+    head += ["in the first half, %", "minus the fixed one's"]
     rows, notes = [], []
     for one in results.compared:
         for method, trained in one.trained.items():

@@ -171,15 +171,15 @@ def section(results: Results, seeds: Sequence[int]) -> Section:
         "Knee beside cosine, linear, one-cycle and step (a tenth at half and at three quarters) "
         f"schedules, all edl's own, with the whole budget and with {PARTS[1]:.0%} of it, as Iyer "
         "and others (JMLR 24, 2023) compare them. Batch "
-        f"{BATCH}, SGD with momentum 0.9. Each schedule and budget has its own peak, the best of "
-        "five in trainings of three other seeds. Sharpness is that of Keskar and others: 100 "
+        f"{BATCH}, SGD with momentum 0.9. Each schedule and budget has its own best peak. "
+        "Sharpness is that of Keskar and others: 100 "
         f"(L_max - L_0) / (1 + L_0), the loss of {SHARPNESS_OF:,} trained samples at most in "
         f"|dw| <= {EPSILON:g} (|w| + 1), by {ASCENT} steps of sign-gradient ascent "
         f"(the paper's authors take 1,000 steps of gradient ascent). {len(seeds)} seeds; bars and "
         "± are standard errors of the mean."
     )
     how += "".join(f"\n\n![schedules on {t}](adapting-knee-{t}.svg)" for t in results)
-    head = ["schedule", "budget", "peak", "accuracy, %", "Knee's less it", "loss", "sharpness"]
+    head = ["schedule", "budget", "peak", "accuracy, %", "Knee's minus it", "loss", "sharpness"]
     rows, notes = [], []
     for task, ends in results.items():
         for part, name in product(PARTS, SCHEDULES):

@@ -143,7 +143,7 @@ def section(results: Sequence[Results], seeds: Sequence[int]) -> Section:
     how = (
         "LRTuner (edl's own decisions, `edl/core/policy/lr_tuner.py`) is given the hand-tuned "
         "learning rate, a tenth of it and ten times of it; beside it Knee with the same "
-        "peak. Hand-tuned is the best of five peaks of Knee, in trainings of three other seeds. "
+        "peak. Hand-tuned is the best one for Knee. "
         f"Batch {BATCH}, SGD with momentum 0.9. Measuring may take {SHARE:.0%} of the time, where "
         f"an update takes as long as {UPDATE_S:g} forward passes. {len(seeds)} seeds; bands are a "
         "standard deviation over the seeds, ± is the standard error of the mean."
@@ -152,7 +152,7 @@ def section(results: Sequence[Results], seeds: Sequence[int]) -> Section:
         f"\n\n![LRTuner on {one.task}](adapting-tuner-{one.task}.svg)" for one in results
     )
     head = ["rule and start", "given", "rate at half", "changes", "measured updates", "accuracy, %"]
-    head.append("less the hand-tuned one's")
+    head.append("minus the hand-tuned one's")
     rows, notes = [], []
     for one in results:
         hand = one.last(HAND)
