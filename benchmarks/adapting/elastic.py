@@ -135,6 +135,7 @@ def _measured(each: Sequence[Array], mean: Array, before: Array | None) -> Measu
 
 # --- the figure
 
+LOST = 10.0  # points: a training that has not only noise
 BEGINNING = 4  # so many marks need not fit into the figure
 SLOWER = 1 / 3  # the other rate that is measured, of the best one
 
@@ -151,6 +152,11 @@ class Compared:
     def last(self, method: str) -> list[float]:
         """Accuracy at the end, in percent."""
         return [100.0 * one.accuracy[-1] for one in self.trained[method]]
+
+    def lost(self, method: str) -> int:
+        """Seeds that end LOST points below the fixed global batch, or more."""
+        apart = np.array(self.last(FIXED)) - np.array(self.last(method))
+        return int((apart >= LOST).sum())
 
     def early(self, method: str) -> list[float]:
         """The mean one in the first half, while the rate is at its peak, in percent."""
@@ -230,17 +236,20 @@ def section(results: Results, seeds: Sequence[int]) -> Section:
         "AdaScale's authors let a training go on for more samples where the gain is "
         "below the workers; edl counts samples, so it ends where the others do. "
         f"{len(seeds)} seeds; each seed has the same start, order of samples and workers in "
-        "all methods but the first, which has the workers' samples in smaller batches. Bands are a "
+        "all methods but the first, which has the workers' samples in smaller batches. *Lost* are "
+        f"those that end {LOST:g} points below it, or more; one of them makes a mean and its error "
+        "useless. Bands are a "
         "standard deviation over the seeds, ± is the standard error of the mean."
     )
     how += "".join(f"\n\n![accuracy on {t}](adapting-elastic-{t}.svg)" for t in tasks)
-    head = ["method", "learning rate", "updates", "accuracy, %", "minus the fixed one's"]
+    head = ["method", "learning rate", "updates", "lost", "accuracy, %", "minus the fixed one's"]
     head += ["in the first half, %", "minus the fixed one's"]
     rows, notes = [], []
     for one in results.compared:
         for method, trained in one.trained.items():
             rows.append([f"{method}, {one.task}", f"{one.setting.rate:.3g}"])
             rows[-1].append(f"{np.mean([each.updates for each in trained]):.0f}")
+            rows[-1].append(f"{one.lost(method)} of {len(trained)}")
             for values in (one.last, one.early):
                 apart = difference(values(method), values(FIXED))
                 rows[-1] += [
@@ -267,6 +276,9 @@ def _found(one: Compared) -> list[str]:
             f"{at}, {when}. Beside the fixed global batch: {named(told)}. The ramp beside "
             f"immediate scaling: {verdict(ramp)}."
         )
+    lost = [f"{one.lost(m)} of {m}" for m in METHODS if one.lost(m)]
+    if lost:
+        notes.append(f"{at}: of {len(one.last(FIXED))} trainings each, lost are {', '.join(lost)}.")
     scales = [each.noise_scale for each in one.trained[ADASCALE] if each.noise_scale]
     if scales:
         notes.append(

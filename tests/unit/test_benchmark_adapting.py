@@ -274,3 +274,13 @@ def test_a_figure_alone_leaves_the_other_sections(
     assert first.index(knee.TITLE) < first.index(layers.TITLE)
     again = only("layers", "how three")
     assert again == first.replace("how one", "how three")
+
+
+def test_a_training_that_is_lost_is_counted() -> None:
+    ends = {elastic.FIXED: (0.9, 0.9), elastic.IMMEDIATE: (0.81, 0.79)}
+    trained = {
+        method: [elastic.Trained((end,), 1, None, np.zeros(1)) for end in each]
+        for method, each in ends.items()
+    }
+    one = elastic.Compared("digits", SETTING, True, trained)
+    assert (one.lost(elastic.FIXED), one.lost(elastic.IMMEDIATE)) == (0, 1)
