@@ -62,6 +62,7 @@ class LoaderProgress(TrainingProgress):
         self.step_batches = 1  # the most that a worker had in a step
         self.samples_total = 0  # trained by all workers, since this one is in the job
         self.trained = 0  # the same since the job began, over all epochs
+        self.trained_before = 0  # without the last complete step
         self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: update, size
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
         self.stop = ""  # why all stop training after the last complete step, if they do
@@ -163,7 +164,7 @@ class LoaderProgress(TrainingProgress):
         if self.open_step.part == 0:
             samples = global_samples(records)
             self.samples_total += samples
-            self.trained += samples
+            self.trained_before, self.trained = self.trained, self.trained + samples
         self.batches = self.batches_with(records)
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
@@ -246,6 +247,7 @@ class LoaderProgress(TrainingProgress):
         return {
             "step": self.step,
             "trained": self.trained,
+            "trained_before": self.trained_before,
             "batches": self.batches,
             "noise": self.noise.header(),
             "ledger": self.ledger.snapshot(),
@@ -313,6 +315,7 @@ class LoaderProgress(TrainingProgress):
         is_behind = receive is not Receive.NOTHING and int(header["step"]) != self.step
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
         self.trained = int(header["trained"])
+        self.trained_before = int(header["trained_before"])
         self.batches = tuple((int(update), int(size)) for update, size in header["batches"])
         self.noise.take_over(header["noise"], is_behind)
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
@@ -341,7 +344,7 @@ class LoaderProgress(TrainingProgress):
         """
         saved = restore(ledger)
         known = saved.epoch * self.source.known_total + saved.done
-        self.trained = known if samples < 0 else samples
+        self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
         if saved.finished:  # it was made after the last step of its epoch
             saved = self.source.start(saved.epoch + 1)

@@ -182,7 +182,9 @@ class LoaderSteps(Steps):
         if self.warming_up:
             return Update(number, trained, trained + step.samples, progress.batches, *noise)
         if not self.open or step.superseded:
-            return Update(number - 1, trained, trained, progress.batches, *noise)
+            known = progress.noise.before  # what the others have made it with
+            before = progress.trained_before
+            return Update(number - 1, before, trained, progress.batches, known, known)
         records = self.records()
         samples = global_samples(records)
         trained -= samples if step.part else 0  # counted with the first part of the batch

@@ -128,3 +128,11 @@ def test_each_ring_has_batches_of_its_size() -> None:
     assert one.sampler.size == 2
     one.sampler.share(1.0)
     assert one.sampler.size == 3
+
+
+def test_who_has_missed_an_update_knows_the_same_of_it() -> None:
+    """Else its learning rate would be that of the next one."""
+    root, other = progress_of(0), progress_of(1)
+    root.trained, root.trained_before, root.step = 32, 24, 4
+    other.take_over(root.header(), Receive.ALL)
+    assert (other.trained, other.trained_before) == (32, 24)

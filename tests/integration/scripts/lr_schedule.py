@@ -38,7 +38,7 @@ def main() -> None:
             scheduler.step()  # as with PyTorch alone
             rates = [group["lr"] for group in optimizer.param_groups]
             assert scheduler.get_last_lr() == rates
-            if not edl.is_warming_up() and update.after > update.before:
+            if not edl.is_warming_up() and not edl.current_worker().loader.open_step.superseded:
                 batch = update.batches[-1][1]
                 known = update.noise.samples
                 row = [edl.generation(), update.number, update.after, batch, known, *rates]
