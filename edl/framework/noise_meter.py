@@ -54,11 +54,11 @@ class NoiseMeter(ABC):
         elif self._worker.ring.alone:
             self._alone(own())
         else:
-            self._kept = None
             factor = self._own_factor()
             unit = self._unit()
             noise = loader.progress.noise
             noise.measured(self._square(own()) * factor**2 / unit, self._square(mean()) / unit)
+            self._kept = None  # not before: it says which part is looked at
 
     def _looked_at(self, size: int) -> tuple[slice, int]:
         """Which numbers of a gradient of that size are looked at now, and how often they count."""

@@ -61,14 +61,16 @@ class TorchNoise(NoiseMeter):
         """What Adam divides this part of a gradient by; None: it is no Adam, or too young."""
         state = self._optimizer.state.get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
-        if squares is None or steps < LEAST_STEPS:
+        if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:
             return None
         group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
         if not {"betas", "eps"} <= group.keys():  # somebody's own, which may use it otherwise
             return None
         correction = 1.0 - float(group["betas"][1]) ** steps
         part, _ = self._looked_at(squares.numel())
-        found: torch.Tensor = (squares.reshape(-1)[part] / correction).sqrt_().add_(group["eps"])
+        found: torch.Tensor = (
+            (_at_least_float32(squares.reshape(-1)[part]) / correction).sqrt_().add_(group["eps"])
+        )
         return found
 
     def _unit(self) -> float:

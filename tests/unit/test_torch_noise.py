@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,3 +106,34 @@ def test_of_adam_it_is_what_adam_makes_of_a_gradient(worker: Worker) -> None:
     job.sgd.zero_grad()
     (6.0 * job.a).backward()
     assert worker.squares[-1] == (pytest.approx(36.0), pytest.approx(9.0)), "too young"
+
+
+def test_one_that_was_alone_is_joined_between_two_steps(worker: Worker) -> None:
+    """What Adam divides by is of the same part of a gradient as the gradients are."""
+    worker.ring.alone = True
+    model = torch.nn.Linear(4100, 1, bias=False)
+    adam = torch.optim.Adam(model.parameters())
+    (parameter,) = adam.param_groups[0]["params"]
+    adam.state[parameter] = {
+        "exp_avg_sq": torch.ones_like(parameter),
+        "step": torch.tensor(5.0),
+    }
+    worker.turn = lambda step: step  # type: ignore[attr-defined]
+    meter: Any = noise_module.TorchNoise(worker, adam, lambda: 1.0)  # type: ignore[arg-type]
+    gradient: Any = SimpleNamespace(parameter=parameter)
+    parameter.grad = torch.ones_like(parameter)
+    worker.begin()
+    meter.show_own([gradient])
+    worker.ring.alone, worker.step = False, worker.step + 1
+    worker.begin()
+    meter.show_reduced([(gradient, parameter.grad)])
+    assert len(worker.squares) == 1
+
+
+def test_an_optimizer_that_keeps_squares_of_something_else(worker: Worker) -> None:
+    job = Job(worker, "a")
+    state = job.sgd.state[job.a]
+    state["exp_avg_sq"], state["step"] = torch.ones(3), torch.tensor(9.0)
+    worker.begin(present=ones(1), a=ones(0))
+    (6.0 * job.a).backward()
+    assert worker.squares == [(pytest.approx(36.0), pytest.approx(9.0))]
