@@ -145,6 +145,12 @@ def before_each_update(
             "model) before it"
         )
 
+    if hasattr(optimizer, "_allreduce_delay"):  # Horovod's DistributedOptimizer
+        raise UsageError(
+            f"{what} counts the samples of edl's own loader, and hvd.DistributedOptimizer trains "
+            "on others; use edl.DataLoader and edl.Optimizer, or a scheduler of PyTorch's"
+        )
+
     def before(*_: Any) -> None:
         then(current_worker().loader.update)
 

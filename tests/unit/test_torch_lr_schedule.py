@@ -162,3 +162,10 @@ def test_by_adascale_it_follows_what_is_known_of_the_noise(job: Job) -> None:
     job.batches = ((0, 400), (2, 100))
     rates = [job.train(sgd, 100)[0] for _ in range(3)]
     assert rates == pytest.approx([0.5 * 1.6, 0.5 * 1.3, 0.5])
+
+
+def test_horovods_optimizer_counts_no_samples(job: Job) -> None:
+    sgd = elastic_sgd()
+    sgd._allreduce_delay = {}  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="LRSchedule counts the samples of edl's own loader"):
+        LRSchedule(sgd, LINEAR)
