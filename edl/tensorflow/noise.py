@@ -24,10 +24,18 @@ class KerasNoise(NoiseMeter):
 
     optimizer: Any = None
 
-    def show_reduced(self, own: Sequence[Any], mean: Sequence[Any]) -> None:
-        """What the worker has computed, and the mean of the job: tensors, or arrays."""
-        denominators = self._denominators(len(own))
-        self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
+    def show_reduced(
+        self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
+    ) -> None:
+        """What the worker has computed, and the mean of the job: tensors, or arrays.
+
+        ``variables``: whose they are.
+        """
+        denominators = self._denominators(variables)
+        self.show(
+            lambda: self._seen(own, denominators),
+            lambda: self._seen(mean, denominators),
+        )
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
         """The gradients as the optimizer weighs them, as far as they are looked at."""
@@ -42,21 +50,26 @@ class KerasNoise(NoiseMeter):
         part, times = self._looked_at(len(numbers))
         return numbers[part], times
 
-    def _denominators(self, count: int) -> Sequence[Array | None]:
+    def _denominators(self, variables: Sequence[Any]) -> Sequence[Array | None]:
         """What Adam divides the parts by; None for each: it is no Adam, or too young."""
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
-        none = [None] * count
         if not velocities or getattr(optimizer, "beta_2", None) is None:
-            return none
+            return [None] * len(variables)
         steps = int(_array(optimizer.iterations))
-        if steps < LEAST_STEPS or len(velocities) != count:
-            return none
+        if steps < LEAST_STEPS:
+            return [None] * len(variables)
         correction = 1.0 - float(optimizer.beta_2) ** steps
+        places = {id(one): place for place, one in enumerate(optimizer._trainable_variables)}
         return [
-            np.sqrt(self._part(velocity)[0] / correction) + float(optimizer.epsilon)
-            for velocity in velocities
+            self._denominator(velocities[places[id(one)]], correction, float(optimizer.epsilon))
+            if id(one) in places
+            else None
+            for one in variables
         ]
+
+    def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
+        return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
     def _unit(self) -> float:
         scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer

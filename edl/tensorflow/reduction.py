@@ -56,6 +56,7 @@ class GradientReduction:
         self.noise = KerasNoise(worker)
         self._bare: list[str] = []  # variables without a gradient
         self._without_gradient: list[bool] = []  # of each variable, whether it has none
+        self._variables: list[Any] = []
         self._traced = False  # what sends from Python is built
         self._early = False
         activity.waits_unseen(self._unseen)
@@ -110,7 +111,7 @@ class GradientReduction:
         ]
         bare = [gradient is None for gradient in gradients]
         self._bare = [str(v.name) for v, none in zip(variables, bare, strict=True) if none]
-        self._without_gradient = bare
+        self._without_gradient, self._variables = bare, list(variables)
         self._early = early
         if tf.executing_eagerly():
             means, proceed = self._complete(local)
@@ -183,10 +184,11 @@ class GradientReduction:
     def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
         """Let the gradients be measured where the branch says so."""
         bare = self._without_gradient
+        variables = _present(self._variables, bare)
 
         def show(*tensors: Any) -> Any:
             own, mean = _present(tensors[: len(local)], bare), _present(tensors[len(local) :], bare)
-            self._from_graph(lambda: self.noise.show_reduced(own, mean), None)
+            self._from_graph(lambda: self.noise.show_reduced(own, mean, variables), None)
             return np.int64(0)
 
         def shown() -> Any:
@@ -314,7 +316,8 @@ class GradientReduction:
         applies = self._reduction.step.state is StepState.REDUCED
         if applies and self.noise.wants:
             bare = self._without_gradient
-            self.noise.show_reduced(_present(gradients, bare), _present(means, bare))
+            variables = _present(self._variables, bare)
+            self.noise.show_reduced(_present(gradients, bare), _present(means, bare), variables)
         if not self._early:
             self._begin_update()
         return means, applies
