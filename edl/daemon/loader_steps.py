@@ -175,13 +175,13 @@ class LoaderSteps(Steps):
 
     @property
     def update(self) -> Update:
-        """That of the open step; between two, or if the others have made it, the last one."""
+        """That of the open step once its rows are in; else, or if others have made it, the last."""
         progress, step = self._progress, self.open_step
         trained, number = progress.trained, progress.step
         noise = progress.noise.scale, progress.noise.before
         if self.warming_up:
             return Update(number, trained, trained + step.samples, progress.batches, *noise)
-        if not self.open or step.superseded:
+        if not self.open or step.superseded or self._records is None:
             known = progress.noise.before  # what the others have made it with
             before = progress.trained_before
             return Update(number - 1, before, trained, progress.batches, known, known)
