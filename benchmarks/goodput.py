@@ -9,6 +9,11 @@ was completed, once. What is redone after a return to a commit or a snapshot cou
 Stock Horovod bars the host of a dead worker, so its job runs on two "hosts", which are this
 machine, and a host is barred for 1 to 2 s only. Its script commits, and torchrun's writes a
 snapshot, every 100 steps.
+
+The first column differs by the length of a plain step, and by the machine, which is not equally
+fast at all times; so each system is measured against itself. What edl lacks is a third of the ring
+for the seconds until a killed worker is replaced. The others train again what came after the last
+commit or snapshot, and stand still while they start.
 """
 
 from __future__ import annotations
