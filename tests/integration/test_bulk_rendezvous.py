@@ -87,12 +87,15 @@ def test_a_store_that_is_not_named_is_asked_key_by_key(
 @pytest.mark.parametrize(
     "answer",
     [
-        b"\0\0\0",
         struct.pack("!2I", 0, ADDRESS_BYTES) + bytes(ADDRESS_BYTES + 1),
-        struct.pack("!2I", 0xFFFFFFFF, 0xFFFFFFFF) + bytes(ADDRESS_BYTES),
-        struct.pack("!2I", 0, 3) + bytes(3),
+        pytest.param(b"\0\0\0", marks=pytest.mark.long),
+        pytest.param(
+            struct.pack("!2I", 0xFFFFFFFF, 0xFFFFFFFF) + bytes(ADDRESS_BYTES),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(struct.pack("!2I", 0, 3) + bytes(3), marks=pytest.mark.long),
     ],
-    ids=["half a length", "a byte more", "huge", "no address"],
+    ids=["a byte more", "half a length", "huge", "no address"],
 )
 def test_an_answer_of_a_wrong_length_is_an_error(
     workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store], answer: bytes

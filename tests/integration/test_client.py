@@ -159,6 +159,7 @@ def test_a_migration_outlives_who_asked_for_it(shell: Shell) -> None:
     assert (job.wait(), guest.wait()) == (143, 0)
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_target_that_leaves_gives_back_what_had_not_moved(shell: Shell) -> None:
     (shell.directory / "train.py").write_text(
         "import os, runpy, sys, time\n"
@@ -295,7 +296,9 @@ def test_a_profile_is_right_kept_and_leaves_the_size_as_it_was(shell: Shell) -> 
     assert [text.split(" train")[0] for text in reasons] == ["3 workers", "2 workers", "1 worker"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_an_interrupted_profile_gives_the_size_back(shell: Shell, number: signal.Signals) -> None:
     with two_hosts(shell, 2, 2, "--step-s", "0.05"):
         profile = shell.start("profile", "j", "--np", "1,2", "--steps", "40")
@@ -319,6 +322,7 @@ def test_a_profile_ends_when_somebody_else_scales(shell: Shell) -> None:
         assert shell.until_size(3)["desired"] == {"a": 2, "b": 1}
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_host_that_comes_during_a_profile_adds_to_the_size_that_the_job_had(
     shell: Shell,
 ) -> None:
@@ -360,6 +364,7 @@ def test_the_client_needs_no_framework() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_target_whose_agent_is_gone_is_given_up(shell: Shell, client: Job) -> None:
     """Frozen before it has started a worker: nobody leaves, and as many are wanted as before."""
     with two_hosts(shell) as guest:

@@ -107,6 +107,7 @@ def order(job: Trial, slot: int, place: str) -> Path:
     return asked
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_what_is_trained_since_the_last_commit(tmp_path: Path, zk_hosts: str) -> None:
     """Commits at the ends of epochs only: a resize redoes nothing, a crash redoes the epoch."""
     more = ["--check-only"]

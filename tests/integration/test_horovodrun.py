@@ -202,6 +202,7 @@ def test_a_slot_that_keeps_failing_stays_empty(tmp_path: Path, zk_hosts: str) ->
     assert (exited["exit_code"], exited["slot"]) == (0, 0)
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_what_a_wrapper_has_started_dies_with_it_and_all_with_the_driver(
     tmp_path: Path, zk_hosts: str
 ) -> None:
@@ -219,6 +220,7 @@ def test_what_a_wrapper_has_started_dies_with_it_and_all_with_the_driver(
         job.until(lambda: not job.processes(), "end of all processes")
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str) -> None:
     """The driver takes the highest one, so the slot that was asked begins again."""
     with trial(tmp_path, zk_hosts, np=3, max_np=3, kind=StandinTrial) as job:

@@ -164,6 +164,7 @@ def test_a_job_is_profiled_while_it_trains(tmp_path: Path, zk_hosts: str) -> Non
         job.prove(workers=2)
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_with_horovodrun_what_is_desired_moves(tmp_path: Path, zk_hosts: str) -> None:
     """Its driver is asked by `edl-discover`, and keeps one of its hosts."""
     here, there = "127.0.0.1", "localhost"

@@ -31,9 +31,8 @@ def test_three_samples_on_two_workers(framework: str, tmp_path: Path, zk_hosts: 
         assert mine["steps"] in ([0.5, 2.0], [1.0, 1.0], [1.5, 0.0]), story
 
 
-@pytest.mark.parametrize(
-    "script", ["counting.py", pytest.param("tf_counting.py", marks=pytest.mark.long)]
-)
+@pytest.mark.long  # tests/README.md, Time
+@pytest.mark.parametrize("script", ["counting.py", "tf_counting.py"])
 def test_a_newcomer_trains_along_until_its_first_batch_is_loaded(
     script: str, tmp_path: Path, zk_hosts: str
 ) -> None:

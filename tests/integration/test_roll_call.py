@@ -59,6 +59,7 @@ def stands_s(now: Status) -> float:
     return float(found[1]) if found else 0.0
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_death_while_another_one_is_in_its_own_code(tmp_path: Path, zk_hosts: str) -> None:
     """For longer than switch_timeout_s."""
     short = {"EDL_SWITCH_TIMEOUT_S": str(SWITCH_S)}

@@ -60,7 +60,7 @@ def hosts(now: Status) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("script", "mode"),
     [
-        ("counting.py", ""),
+        pytest.param("counting.py", "", marks=pytest.mark.long),
         pytest.param("tf_counting.py", "eager", marks=pytest.mark.long),
         pytest.param("tf_counting.py", "fit", marks=pytest.mark.long),
     ],
