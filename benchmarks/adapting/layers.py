@@ -17,6 +17,7 @@ from benchmarks.adapting.problems import Array, Net, Problem, digits, indices
 from benchmarks.adapting.spread import Mean
 from benchmarks.page import Section
 from edl.core.step.aligned import AlignedSource
+from edl.core.step.batching import Batching
 from edl.diagnose import LayerBalance
 
 TITLE = "Layers with and without churn"
@@ -51,10 +52,10 @@ def train(
 
 def mean_gradient(net: Net, weights: Array, problem: Problem, now: Array, workers: int) -> Array:
     """The mean over the samples ``now``, of slices as edl deals them to so many workers."""
-    source = AlignedSource(len(now), len(now), False, 0, 0)
+    source = AlignedSource(len(now), Batching(global_batch=len(now)), False, 0, 0)
     gradient, begin = np.zeros_like(weights), 0
     for rank in range(workers):
-        mine = now[begin : begin + source.batch_of(rank, workers)]
+        mine = now[begin : begin + source.batching.of_one(rank, workers)]
         begin += len(mine)
         if len(mine):
             part = net.gradient(weights, problem.x[mine], problem.y[mine])

@@ -40,6 +40,8 @@ from edl.errors import CheckpointError, DataError, EdlError
 logger = logging.getLogger(__name__)
 
 LogEvent = Callable[[Details, int, str], None]  # what, step, reason
+# Step, ledger, samples, gradient noise scale and global batch of a checkpoint.
+Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int], None]
 
 
 class Durable(Protocol):
@@ -156,11 +158,11 @@ class Checkpoints:
         self,
         source: Source,
         replica: Durable,
-        resume: Callable[[int, Mapping[str, Any], int, Mapping[str, Any]], None],
+        resume: Resume,
     ) -> Checkpoint | None:
         """Bring ``replica`` to the newest good checkpoint that rule 2 allows.
 
-        ``resume(step, ledger, samples, noise)`` is called with the place that belongs to it.
+        ``resume`` is called with the place that belongs to it.
 
         Returns:
             None for a fresh start: nothing may be read, and nothing is in the way.
@@ -181,7 +183,8 @@ class Checkpoints:
         try:
             replica.restore(found.state)
             about = found.manifest
-            resume(about.step, about.ledger, about.samples, about.noise)
+            chosen = int(about.source.get("chosen", 0))
+            resume(about.step, about.ledger, about.samples, about.noise, chosen)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if found.path.parent == self._config.directory:
@@ -307,6 +310,7 @@ class Checkpoints:
                 "seed": source.seed,
                 "shuffle": source.shuffle,
                 "batch_size": source.batch_size,
+                "chosen": source.batching.chosen,
                 "fingerprint": source.fingerprint,
             },
             ledger=at.ledger.snapshot(),

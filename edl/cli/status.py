@@ -103,6 +103,8 @@ def table(now: JobStatus) -> RenderableType:
     }
     if now.policy:
         rows["policy"] = now.policy
+    if now.global_batch:
+        rows["global batch"] = f"{now.global_batch:,} samples"
     if now.noise_scale is not None:
         biased = ", by a single worker" if now.noise_is_biased else ""
         rows["noise scale"] = (

@@ -6,6 +6,7 @@ import ast
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -14,7 +15,7 @@ from edl.client.waiting import running
 from edl.coordination.job_store import JobStore
 from edl.core.policy.climbing import Climbing, Verdict
 from edl.core.policy.cost import span
-from edl.core.policy.file import check_sizes, parse
+from edl.core.policy.file import Policy, check_change, check_sizes, parse
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.learned import Learned
 from edl.core.policy.own import Own
@@ -44,11 +45,25 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
     """Let the job follow the policy in ``text`` from now on.
 
     Raises:
-        UsageError: it cannot be read, it cannot reach another size of the job, or the job is over.
+        UsageError: it cannot be read, it cannot reach another size of the job, its [batch] or
+            [learning_rate] is another one than the job began with, or the job is over.
     """
     now = running(store, f"give job {store.name} a policy")
     new = read(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
-    return store.policy.change(lambda _: new, f"edl policy set: {source}")
+    given = parse(text, source)
+
+    def changed(before: JobPolicy) -> JobPolicy:
+        check_change(_written(before), given, source)
+        return new
+
+    return store.policy.change(changed, f"edl policy set: {source}")
+
+
+def _written(policy: JobPolicy) -> Policy:
+    """As it reads; one that nobody can read says nothing."""
+    with suppress(UsageError):
+        return parse(policy.text, policy.source)
+    return Policy("")
 
 
 def switch_off(store: JobStore) -> JobPolicy:

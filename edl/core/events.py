@@ -33,6 +33,7 @@ class EventKind(StrEnum):
     PROFILE = "profile"
     POLICY = "policy"
     POLICY_SET = "policy_set"
+    GLOBAL_BATCH = "global_batch"
     WORKER_FAILED = "worker_failed"
     WORKER_EXITED = "worker_exited"
     WORKER_FROZEN = "worker_frozen"
@@ -247,6 +248,14 @@ class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it")
     on: Annotated[bool, "it counts"]
     source: Annotated[str, "the file that it is from, or the script"]
     text: Annotated[str, "the file"]
+
+
+@dataclass(frozen=True)
+class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leader"):
+    """The job chooses another global batch; all workers have it with one of the next steps."""
+
+    before: Annotated[int, "samples of all workers together until then"]
+    batch: Annotated[int, "those from then on"]
 
 
 @dataclass(frozen=True)

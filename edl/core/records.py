@@ -375,6 +375,9 @@ class TrainingStatus(Record):
         "([the gradient noise scale](adapting.md#how-large-a-batch)); null: nobody can say",
     ] = None
     noise_is_biased: Annotated[bool, "it was measured by a single worker"] = False
+    global_batch: Annotated[
+        int, "samples of a batch of all workers together; 0: the script reads its own data"
+    ] = 0
     updated_at_s: Annotated[
         float,
         "when the leader wrote step, epoch and rates, in seconds since 1970; at most every "

@@ -274,6 +274,7 @@ class Daemon:
                     ):
                         self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
             except CoordinationError as error:
+                self._mailbox.wish_batch(0)  # who is cut off may lead no more
                 if away_since is None:
                     away_since = time.monotonic()
                     logger.warning("coordination is interrupted, training goes on: %s", error)
@@ -385,6 +386,7 @@ class Daemon:
             lambda: self._mailbox.ring,
             self._mailbox.log,
             self._unwritten.events.write,
+            self._mailbox.wish_batch,
         )
         self._mailbox.leads(Leader(leadership.term, member.id))
         return term

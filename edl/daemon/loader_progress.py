@@ -12,6 +12,7 @@ from typing import Any
 
 from edl.checkpoint.store import Place
 from edl.core.step.aligned import AlignedSource
+from edl.core.step.batching import Batching
 from edl.core.step.ledger import (
     Ledger,
     complete_step,
@@ -64,6 +65,7 @@ class LoaderProgress(TrainingProgress):
         self.trained = 0  # the same since the job began, over all epochs
         self.trained_before = 0  # without the last complete step
         self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: update, size
+        self.pieces = 1  # in which each worker trains its next batch
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
         self.stop = ""  # why all stop training after the last complete step, if they do
 
@@ -83,6 +85,8 @@ class LoaderProgress(TrainingProgress):
                 "own loader for evaluation; at a prompt, edl.init() begins a new job)"
             )
         self._worker, self._source = worker, source
+        self.noise.asked |= source.batching.is_chosen
+        self.announces_late |= source.batching.micro_batch > 0
         if isinstance(source, StreamSource):
             assert reader is not None
             self._sampler = StreamSampler(source, worker, reader)
@@ -92,6 +96,7 @@ class LoaderProgress(TrainingProgress):
             self._sampler = BatchSampler(source, worker)
         if worker in self.members:  # not of a newcomer
             self._sampler.take_place(self.members)
+            self.pieces = source.batching.pieces(len(self.members))
         self._ledger = self._granted(self.source.start(0))
         self._sampler.enter(0)
 
@@ -159,7 +164,8 @@ class LoaderProgress(TrainingProgress):
     def complete(self, records: StepRecords) -> None:
         """The step is in the model: the ledger moves."""
         counted_by = self.open_step.updates if self.optimizers > 1 else None
-        self._ledger = complete_step(self.ledger, records, self.source.policy, counted_by)
+        policy = self.source.policy(len(records))
+        self._ledger = complete_step(self.ledger, records, policy, counted_by)
         self.noise.complete(records, self.trained)
         if self.open_step.part == 0:
             samples = global_samples(records)
@@ -172,6 +178,25 @@ class LoaderProgress(TrainingProgress):
         self.open_step.trained(self.sampler)
         self.close_step()
         self.step += 1
+        self._choose(records)
+        self.pieces = self.source.batching.pieces(len(records))
+
+    def _choose(self, records: StepRecords) -> None:
+        """All take the global batch that the leader wishes, from the next step on."""
+        if not self.source.batching.is_chosen:
+            return
+        wished = {*records.values("batch")} - {0}
+        if len(wished) != 1:
+            return
+        batching = self.source.batching.choosing(wished.pop())
+        if batching.of_all(len(records)) != self.source.batching.of_all(len(records)):
+            self._take_batching(batching)
+            self._ledger = self._granted(self.ledger)
+
+    def _take_batching(self, batching: Batching) -> None:
+        self._source = replace(self.source, batching=batching)
+        if self._worker in self.members:
+            self.sampler.use(self._source, self.members, self.open_step.untrained)
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
         """The newest changes of the global batch, that of the open step included.
@@ -179,7 +204,7 @@ class LoaderProgress(TrainingProgress):
         It is that of workers of which each has a whole batch; those of a step add up.
         """
         in_step = max(self.step_batches, int(records.column("batches").max()))
-        now = self.source.global_batch(len(self.members)) * in_step
+        now = self.source.batching.of_all(len(self.members)) * in_step
         if self.batches and self.batches[-1][1] == now:
             return self.batches
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
@@ -198,9 +223,12 @@ class LoaderProgress(TrainingProgress):
     def adopt(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Membership changed: what the others have left is free again.
 
-        Nobody starts with empty hands.
+        Nobody starts with empty hands. A batch that some have begun before a crash, and others
+        begin after it, has as many pieces for all.
         """
         self.members = members
+        if self._source is not None and not in_step:
+            self.pieces = self._source.batching.pieces(len(members))
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
             self._sampler.regroup(self.open_step.untrained)
@@ -231,6 +259,7 @@ class LoaderProgress(TrainingProgress):
         return {
             "noise_scale": noise.finite,
             "noise_is_biased": noise.is_biased,
+            "global_batch": self.source.batching.of_all(len(self.members)) if self.members else 0,
             "epoch": ledger.epoch,
             "epoch_done": ledger.done,
             "epoch_total": self.source.known_total,
@@ -253,6 +282,8 @@ class LoaderProgress(TrainingProgress):
             "ledger": self.ledger.snapshot(),
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
+            "batching": self.source.batching.to_json(),
+            "pieces": self.pieces,
             "step_batches": self.step_batches,
             "updated": self._updated,
             "schedule": self.schedule.snapshot(),
@@ -281,6 +312,8 @@ class LoaderProgress(TrainingProgress):
                 f"the data of w{self._worker} are not the job's; every worker must load the same. "
                 f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
             )
+        batching = Batching.from_json(header["batching"])
+        self._check_batching(batching)
         self._upcoming = None  # it was of members that are no more
         if receive is not Receive.ALL and self.has_state:
             missed = int(header["step"]) - self.step, int(header["exchanges"]) - self.exchanges
@@ -307,6 +340,9 @@ class LoaderProgress(TrainingProgress):
                 self._upcoming, ledger = ledger, over
             elif ledger.epoch < self.ledger.epoch:
                 ledger = self._granted(self.source.start(self.ledger.epoch))
+        self.pieces = int(header["pieces"])
+        if batching != self.source.batching:
+            self._take_batching(batching)
         if not self.sampler.agrees_with(ledger):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.
@@ -320,6 +356,14 @@ class LoaderProgress(TrainingProgress):
         self.noise.take_over(header["noise"], is_behind)
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
 
+    def _check_batching(self, theirs: Batching) -> None:
+        mine = self.source.batching
+        if replace(theirs, chosen=mine.chosen) != mine:
+            raise DataError(
+                f"the batches of w{self._worker} are not the job's; every worker must ask for the "
+                f"same. Here: {mine}. The job: {theirs}"
+            )
+
     @property
     def place(self) -> Place:
         """Where the job is, for a checkpoint."""
@@ -332,12 +376,14 @@ class LoaderProgress(TrainingProgress):
         ledger: Mapping[str, Any],
         samples: int,
         noise: Mapping[str, Any] | None = None,
+        chosen: int = 0,
     ) -> None:
         """Go on from a checkpoint. All leases are free: other workers held them.
 
         Args:
             samples: trained over all epochs; -1: of an older edl, which did not say.
             noise: what was known of the gradient noise scale.
+            chosen: the global batch that the job had chosen; 0: none.
 
         Raises:
             DataError: it has no usable ledger.
@@ -346,6 +392,8 @@ class LoaderProgress(TrainingProgress):
         known = saved.epoch * self.source.known_total + saved.done
         self.trained = self.trained_before = known if samples < 0 else samples
         self.noise.resume(noise or {})
+        if chosen and self.source.batching.is_chosen:
+            self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch
             saved = self.source.start(saved.epoch + 1)
         self._ledger = self._granted(give_back(saved, ()))
@@ -354,5 +402,6 @@ class LoaderProgress(TrainingProgress):
 
     def _granted(self, ledger: Ledger) -> Ledger:
         """``ledger`` with every member holding what it needs to start with."""
-        needs = [(w, self.source.lacks(ledger, w, self.step_batches)) for w in self.members]
-        return grant(ledger, needs, self.source.policy)
+        source, size = self.source, len(self.members)
+        needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
+        return grant(ledger, needs, source.policy(size))

@@ -124,11 +124,13 @@ class LoaderSteps(Steps):
         nothing = None
         if padding and not self.warming_up:
             nothing = self.sampler.nothing(() if first else self.open_step.untrained)
-        self.open_step.begin(batch, padding, nothing)
+        is_next = self.open_step.pieces_left == 0
+        pieces = 1 if self.warming_up else self._progress.pieces
+        self.open_step.begin(batch, padding, nothing, pieces)
         self.changes += 1
         if first:
             self._begin_step()
-        else:
+        elif is_next:
             self._progress.schedule = self._progress.schedule.after_batch()
 
     def next_part(self) -> None:
@@ -227,7 +229,7 @@ class LoaderSteps(Steps):
         slow = self.slowest.look(self.records())
         if slow is not None and self.ring.place.rank == 0:
             self._mailbox.log(_slow_event(slow, self.generation, progress.step))
-        self._watch.look(self.records(), self._switching, self.sampler, progress.noise.scale)
+        self._watch.look(self.records(), self._switching, progress)
         if reason := self._completed():
             logger.info("after step %d: %s", progress.step, reason)
         self.pace.end()

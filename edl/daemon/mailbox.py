@@ -26,6 +26,7 @@ class Mailbox:
     clock: Clock = SYSTEM
     keeps_events: bool = True  # False: there is no job log, and nobody takes them from here
     policy: Policy | None = None
+    written: Policy | None = None
     ring: RingReport = NO_REPORT
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Mailbox:
     _job_state: JobState = JobState.RUNNING
     _job_reason: str = ""
     _job_policy: JobPolicy = NO_POLICY
+    _wished_batch: int = 0
     _evicted: str | None = None
     _progress: Progress = field(init=False)
     _events: list[Event] = field(default_factory=list)
@@ -62,14 +64,28 @@ class Mailbox:
         with self._lock:
             if leader != self._leader:
                 self._leader, self._led_since = leader, self.clock.now_s()
+                self._wished_batch = 0
 
     def policy_is(self, policy: JobPolicy) -> None:
         """What the job follows now; one that cannot be read counts for nothing."""
         if policy != self._job_policy:
-            self._job_policy, self.policy = policy, None
-            if policy.is_on:
+            written = None
+            if policy.text:
                 with suppress(UsageError):  # the leader says so
-                    self.policy = parse(policy.text, policy.source)
+                    written = parse(policy.text, policy.source)
+            self._job_policy, self.written = policy, written
+            self.policy = written if policy.is_on else None
+
+    def wish_batch(self, samples: int) -> None:
+        """This worker leads, and this is to be the job's global batch."""
+        self._wished_batch = samples
+
+    @property
+    def wished_batch(self) -> int:
+        """That; 0 while it does not lead, or wishes none."""
+        leader = self.leader
+        leads = leader is not None and leader.worker == self.worker
+        return self._wished_batch if leads else 0
 
     def job_is(self, state: JobState, reason: str = "") -> None:
         with self._lock:

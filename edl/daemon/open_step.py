@@ -18,7 +18,8 @@ class OpenStep:
         in_hand: a batch is, from the moment when it is handed out until the next one is due.
         batch: the one handed out last, until it is trained.
         weight: how many samples count of the one handed out last.
-        batches: of the step, padding included.
+        batches: of the step, padding included; all pieces of one are one.
+        pieces_left: of the batch in hand, that are yet to be handed out.
         part: 0 in the first step of a batch.
         summed: gradients of the step are added up, weighted already.
         may_grow: the step may have one more batch.
@@ -30,7 +31,8 @@ class OpenStep:
     def __init__(self) -> None:
         self.is_open = self.in_hand = False
         self.batch: Batch | None = None
-        self.weight = self.batches = self.part = 0
+        self.weight = self.batches = self.part = self.pieces_left = 0
+        self._follow = 0  # pieces that have samples, of those
         self.summed = self.may_grow = False
         self.updates = self.counted = 0
         self.superseded = False
@@ -58,18 +60,31 @@ class OpenStep:
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.batches, self.summed)
 
-    def begin(self, batch: Batch, padding: bool, nothing: Batch | None = None) -> None:
-        """A batch is handed out: that of the next step, or one more of the open one.
+    @property
+    def is_exhausted(self) -> bool:
+        """The next piece of the batch in hand has no samples: its others had them all."""
+        return self.pieces_left > 0 and self._follow == 0
+
+    def begin(
+        self, batch: Batch, padding: bool, nothing: Batch | None = None, pieces: int = 1
+    ) -> None:
+        """A batch, or a piece of one, is handed out: of the next step, or one more of the open one.
 
         Args:
             nothing: a batch without samples that goes with one for padding.
+            pieces: in how many each worker trains a batch.
 
         Raises:
             DataError: it counts for other optimizers than those before it in the open step.
         """
         if not self.is_open:
             self.is_open, self.summed = True, False
-            self.batches, self._batches, self.counted = 0, [], 0
+            self.batches, self._batches, self.counted, self.pieces_left = 0, [], 0, 0
+        if self.pieces_left:
+            self.pieces_left -= 1
+        else:
+            self.batches, self.pieces_left = self.batches + 1, pieces - 1
+        self._follow = 0 if padding else batch.follow
         if nothing is not None:
             self._batches.append(nothing)
         if not padding:
@@ -81,7 +96,7 @@ class OpenStep:
             self.counted = batch.counted
             self._batches.append(batch)
         self.may_grow, self.in_hand = False, True
-        self.batch, self.batches = batch, self.batches + 1
+        self.batch = batch
         self.weight = 0 if padding else batch.samples
 
     def accumulate(self) -> None:
@@ -116,7 +131,7 @@ class OpenStep:
 
     def lose(self) -> None:
         """What this worker has loaded is somebody else's now; what is trained already is not."""
-        self._batches = []
+        self._batches, self._follow = [], 0
         if not self.superseded and self.part == 0:
             self.weight = 0
 

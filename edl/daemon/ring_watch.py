@@ -9,6 +9,7 @@ says in its record how many samples it brings. The leader replaces who is too sl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,9 @@ from edl.core.policy.observation import State
 from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.policy.stragglers import NO_CARE, Times
 from edl.core.records import Generation
-from edl.core.step.noise_scale import NoiseScale
 from edl.core.step.step_record import StepRecords
+from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
-from edl.daemon.sampler import BatchSampler
 from edl.daemon.switching import Switching
 
 EVERY = 10  # steps between two looks
@@ -41,27 +41,36 @@ class RingWatch:
         self,
         records: StepRecords,
         switching: Switching,
-        sampler: BatchSampler,
-        noise: NoiseScale,
+        progress: LoaderProgress,
     ) -> None:
-        """A step is complete: let ``sampler`` form what this worker is able to train in time."""
+        """A step is complete: let the sampler form what this worker is able to train in time."""
+        sampler, batching = progress.sampler, progress.source.batching
         policy, generation = self._mailbox.policy, switching.generation
-        if policy is None or generation is None:
+        if generation is None or (policy is None and not batching.is_chosen):
             self._mailbox.ring, self._generation = NO_REPORT, 0
             sampler.share(1.0)
             return
         if generation.number != self._generation:
             self._restart(generation)
         if (times := self._add(records, generation)) is None:
+            if self._mailbox.ring.batching != batching:  # a choice rests on the present one
+                self._mailbox.ring = replace(self._mailbox.ring, batching=batching)
             return
         care = NO_CARE
-        if policy.stragglers is not None:
+        if policy is not None and policy.stragglers is not None:
             care = policy.stragglers(times, self._state)
             self._state = care.state
             if not sampler.takes_shares:
                 care = care._replace(shares={})
         wishes = tuple(records.values("wish"))
-        self._mailbox.ring = RingReport(care, tuple(times), wishes, noise=noise)
+        self._mailbox.ring = RingReport(
+            care,
+            tuple(times),
+            wishes,
+            noise=progress.noise.scale,
+            batching=batching,
+            step_batches=progress.step_batches,
+        )
         sampler.share(care.shares.get(switching.worker, 1.0))
 
     def _restart(self, generation: Generation) -> None:

@@ -24,11 +24,13 @@ class Batch:
     """Samples that enter one step together. ``position`` is the epoch position of the first.
 
     ``counted``: the optimizers, as bits, for which they count for nothing: they have counted them.
+    ``follow``: so many pieces of the same batch follow it.
     """
 
     position: int
     indices: npt.NDArray[np.int64]
     counted: int = 0
+    follow: int = 0
 
     @property
     def samples(self) -> int:
@@ -50,14 +52,18 @@ class BatchSampler:
     Attributes:
         size: samples of a batch that is formed from now on; less than others form, if it is slow.
         takes_shares: it can form smaller batches for a slow worker.
+        rereads: what was formed ahead can be given up, and read again.
     """
 
     takes_shares = True
 
     def __init__(self, source: Source, worker: int) -> None:
         self.size = self._whole = source.batch_size
+        self.rereads = False
         self._source = source
         self._worker = worker
+        self._ring = 1  # its size
+        self._sizes: deque[int] = deque()  # of the pieces that the batch in formation lacks
         self._ahead: deque[Batch] = deque()
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were given up
@@ -80,12 +86,27 @@ class BatchSampler:
 
     def take_place(self, members: Sequence[int]) -> None:
         """A ring of ``members`` stands: form batches as large as this worker's are in it."""
-        whole = self._source.batch_of(members.index(self._worker), len(members))
+        self._ring = len(members)
+        whole = self._source.batching.of_one(members.index(self._worker), len(members))
         if whole != self._whole:
             self.size = self._whole = whole
 
+    def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
+        """The source has other batches after those in hand, and is the same otherwise."""
+        self._source = source
+        self.take_place(members)
+        if self.rereads:
+            self.keep_only(in_hand)
+
     def regroup(self, in_hand: Sequence[Batch]) -> None:
         """The leases are those of another ring; ``in_hand``: what is trained now."""
+
+    def keep_only(self, in_hand: Sequence[Batch]) -> None:
+        """Forget what was formed ahead of ``in_hand``, the first ones."""
+        self._sizes.clear()
+        if len(in_hand) < len(self._ahead):
+            self._ahead = deque(in_hand)
+            self.restarts += 1
 
     def enter(self, epoch: int) -> None:
         """Forget what was formed and read ``epoch`` from now on."""
@@ -107,25 +128,31 @@ class BatchSampler:
     def restart(self) -> None:
         """Forget what was formed and not trained."""
         self._ahead.clear()
+        self._sizes.clear()
         self.restarts += 1
 
     def form(self, ledger: Ledger) -> Batch | None:
         """The next batch, or None when the leases have none to give (now).
 
         A batch is smaller than ``size`` only when nothing is left to be leased, or when what
-        follows is owed to other optimizers.
+        follows is owed to other optimizers. One that is larger than a worker trains at once comes
+        in pieces.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
-        size = self._next_size(spans, ledger)
-        if size == 0:
-            return None
-        batch = self._cut(spans, size, ledger.counted(spans)[0])
+        if not self._sizes:
+            size = self._next_size(spans, ledger)
+            if size == 0:
+                return None
+            self._sizes.extend(self._source.batching.split(size, self._ring))
+        size = self._sizes.popleft()
+        batch = self._cut(spans, size, ledger.counted(spans)[0], len(self._sizes))
         self._ahead.append(batch)
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
         """Whether :meth:`form` would return a batch now."""
-        return self._next_size(_skip(ledger.held_by(self._worker), self.ahead), ledger) > 0
+        spans = _skip(ledger.held_by(self._worker), self.ahead)
+        return bool(self._sizes) or self._next_size(spans, ledger) > 0
 
     def agrees_with(self, ledger: Ledger) -> bool:
         """Whether the batches formed ahead are the first ones of this worker's leases."""
@@ -145,7 +172,7 @@ class BatchSampler:
 
     def warm_up(self) -> Batch:
         """A batch of the epoch's first samples, which will not be counted."""
-        count = min(self._source.batch_size, self._source.total)
+        count = min(self._source.warm_up_batch, self._source.total)
         return self._cut([(0, count)], count)
 
     def trained(self, batch: Batch) -> None:
@@ -155,7 +182,7 @@ class BatchSampler:
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""
-        return self._source.lacks(ledger, self._worker, step_batches)
+        return self._source.lacks(ledger, self._worker, step_batches, self._ring)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
         available, size = sum(stop - start for start, stop in spans), self.size
@@ -163,7 +190,7 @@ class BatchSampler:
         waits = available < size and ledger.free and alike == available
         return 0 if waits else min(size, alike)
 
-    def _cut(self, spans: list[Span], samples: int, counted: int = 0) -> Batch:
+    def _cut(self, spans: list[Span], samples: int, counted: int = 0, follow: int = 0) -> Batch:
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]
         for start, stop in spans:
@@ -172,7 +199,7 @@ class BatchSampler:
             samples -= cut - start
             if samples == 0:
                 break
-        return Batch(position, np.concatenate(positions), counted)
+        return Batch(position, np.concatenate(positions), counted, follow)
 
 
 def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
@@ -196,27 +223,25 @@ class AlignedSampler(BatchSampler):
 
     def take_place(self, members: Sequence[int]) -> None:
         """Slices are dealt anew."""
+        self._ring = len(members)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
         """What was formed ahead is dealt anew."""
-        if len(in_hand) < len(self._ahead):
-            self._ahead = deque(in_hand)
-            self.restarts += 1
+        self.keep_only(in_hand)
 
     def agrees_with(self, ledger: Ledger) -> bool:
         if not super().agrees_with(ledger):
             return False
         spans, skipped = ledger.held_by(self._worker), 0
+        left = 0  # of the pieces of one slice so far
         for batch in self._ahead:
-            if self._next_size(_skip(spans, skipped), ledger) != batch.samples:
+            left += batch.samples
+            if batch.follow:
+                continue
+            if self._next_size(_skip(spans, skipped), ledger) != left:
                 return False
-            skipped += batch.samples
+            skipped, left = skipped + left, 0
         return True
-
-    def warm_up(self) -> Batch:
-        """A newcomer's is a half of a global batch: there is one more worker."""
-        count = min(-(-self._source.batch_size // 2), self._source.total)
-        return self._cut([(0, count)], count)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
         if not spans:

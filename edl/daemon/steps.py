@@ -203,6 +203,7 @@ class Steps(ABC):
             data_us=self.pace.data_us,
             reduce_us=self.pace.reduce_us,
             wish=self._wishes.wish,
+            batch=self._mailbox.wished_batch,
             **vars(times),
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.core.step.ledger import Ledger
+from edl.core.step.source import Source
 from edl.core.step.spans import Span, common, joined, length, take, without
 from edl.core.step.stream import AHEAD, SHARD, StreamSource, by_shard
 from edl.daemon.sampler import Batch, BatchSampler
@@ -97,6 +98,11 @@ class StreamSampler(BatchSampler):
         short = samples < self.size and not bounded
         return samples > 0 and not (short and self._ahead and self._may_get(ledger))
 
+    def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
+        assert isinstance(source, StreamSource)
+        self._stream = source
+        super().use(source, members, in_hand)
+
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
         if not self._pieces or self._pieces[0].samples or len(self._ahead) > len(batches):
             return None
@@ -124,7 +130,7 @@ class StreamSampler(BatchSampler):
     def warm_up(self) -> Batch:
         """A batch of the epoch's first samples, which will not be counted."""
         if self._first is None:
-            size, read = self._stream.batch_size, list[Any]()
+            size, read = self._stream.warm_up_batch, list[Any]()
             for place in range(len(self._order)):
                 shard = self._shard_at(place)
                 read += self._reader.read(self._epoch, shard, 0, size - len(read))
@@ -132,7 +138,7 @@ class StreamSampler(BatchSampler):
                     break
             if not read:
                 raise DataError("the stream has 0 samples; at least one is needed")
-            self._first = StreamBatch(0, NO_INDICES, 0, tuple(read), ((0, len(read)),))
+            self._first = StreamBatch(0, NO_INDICES, read=tuple(read), spans=((0, len(read)),))
         return self._first
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
@@ -141,7 +147,7 @@ class StreamSampler(BatchSampler):
             return super().wanted(ledger, step_batches)
         unread = by_shard(without(ledger.held_by(self._worker), self._spans()))
         usual = sum(self._ended) / len(self._ended) if self._ended else SHARD
-        ahead = AHEAD + int(self._stream.need(step_batches) / max(1.0, usual))
+        ahead = AHEAD + int(self._stream.need(step_batches, self._ring) / max(1.0, usual))
         return max(0, ahead - len(unread))
 
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
@@ -220,7 +226,7 @@ class StreamSampler(BatchSampler):
                 cut = piece.start + len(taken)
                 spans.append((piece.start, cut))
                 piece.start, piece.samples = cut, piece.samples[len(taken) :]
-        return StreamBatch(spans[0][0], NO_INDICES, counted, tuple(read), tuple(spans))
+        return StreamBatch(spans[0][0], NO_INDICES, counted, read=tuple(read), spans=tuple(spans))
 
     def _spans(self) -> list[Span]:
         """All that was read and not trained."""

@@ -19,16 +19,17 @@ TOGETHER = (SUM, MEAN, MAX)
 
 
 def policy(policy: str | os.PathLike[str]) -> None:
-    """Let the job find its own size by a policy, unless it has one; see docs/adapting.md.
+    """Let the job follow a policy, unless it has one: of its size, its batches, its learning rate.
 
-    Call it after ``edl.init()``. What people say counts more: `edl run --policy`, `edl policy set`
-    and `edl policy off`. Without a launcher the job has one worker, whatever a policy says.
+    Call it after ``edl.init()``, before the data loader and the optimizer; see docs/adapting.md.
+    What people say counts more: `edl run --policy`, `edl policy set` and `edl policy off`. Without
+    a launcher the job has one worker, whatever a policy says.
 
     Args:
         policy: the name of a file, or its text: TOML, with a line for each key.
 
     Raises:
-        UsageError: it cannot be read, or the job can follow no such policy.
+        UsageError: it cannot be read, the job can follow no such policy, or it is too late.
     """
     text, source = _read(policy)
     worker = current_worker()
@@ -37,6 +38,12 @@ def policy(policy: str | os.PathLike[str]) -> None:
         check_sizes(found, worker.sizes, source)
     if isinstance(found.size, Own):
         _find(found.size, source)
+    if any(found.of_script) and (worker.loader.progress.attached or worker.replica is not None):
+        raise UsageError(
+            f"{source} has a [batch] or a [learning_rate], and the script has its data loader or "
+            "its optimizer already: call edl.policy before both"
+        )
+    worker.own_policy = found
     worker.policy.propose(JobPolicy(text, source, found.hold_s))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import logging
+from typing import Any
 
 from edl.core.events import DataSkippedDetails
 from edl.core.step.aligned import AlignedSource
+from edl.core.step.batching import Batching, batching
 from edl.core.step.source import Source
 from edl.core.step.stream import StreamSource
 from edl.daemon.worker import Worker
@@ -13,6 +15,8 @@ from edl.data.dataset import fingerprint_of, skip_events
 from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Reading
 from edl.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 NO_PLACE = (
     "the samples of a {kind} have no numbers (__len__, __getitem__), and it cannot tell where in "
@@ -22,49 +26,43 @@ NO_PLACE = (
 )
 
 
-class Batches(NamedTuple):
-    """How large batches are.
+def asked_batching(
+    worker: Worker,
+    what: str,
+    batch_size: Any = 1,
+    max_global_batch: Any = None,
+    global_batch: Any = None,
+    micro_batch: Any = None,
+) -> Batching:
+    """How large batches are: what a script asks for, and the job's policy.
 
-    ``size``: samples of one worker, or of all together if ``is_global``; ``most``: of all together;
-    0: any number.
-    """
-
-    size: int
-    most: int = 0
-    is_global: bool = False
-
-
-def batches_of(batch_size: Any, max_global_batch: Any, global_batch: Any, what: str) -> Batches:
-    """What a script asks for; ``what``: the call, for its sentence.
+    Args:
+        what: the script's call, for sentences.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: it cannot be, or both say it.
     """
-    given = batch_size if global_batch is None else global_batch
-    name = "batch_size" if global_batch is None else "global_batch"
-    if not isinstance(given, int) or isinstance(given, bool):
+    own = batching(what, batch_size, max_global_batch, global_batch, micro_batch)
+    if own.is_chosen and not worker.is_shared:
+        logger.warning("without a launcher nobody chooses a global batch: it stays %s", own)
+    policy = worker.follows
+    table = policy.batch if policy is not None else None
+    if table is None:
+        return own
+    sizes = {
+        "max_global_batch": max_global_batch,
+        "global_batch": global_batch,
+        "micro_batch": micro_batch,
+    }
+    for name in (name for name, given in sizes.items() if given is not None):
         raise UsageError(
-            f"{name} is {given!r}; {what} needs a whole number of samples. Where "
-            "each item of the data set is a batch already, give batch_size=1"
+            f"{what} was given {name}, and the job's policy has a table [batch], too; leave one of "
+            "them out"
         )
-    if given < 1:
-        raise UsageError(f"{name} is {given}; it must be at least 1")
-    if global_batch is not None:
-        if batch_size != 1 or max_global_batch is not None:
-            raise UsageError(
-                f"{what} was given global_batch, by which each worker has its part of that, and "
-                "batch_size or max_global_batch, too; leave these out"
-            )
-        return Batches(given, is_global=True)
-    if max_global_batch is None:
-        return Batches(given)
-    whole = isinstance(max_global_batch, int) and not isinstance(max_global_batch, bool)
-    if not whole or max_global_batch < given:
-        raise UsageError(
-            f"max_global_batch is {max_global_batch!r} and batch_size {given}; give the most "
-            "samples that all workers together may have in a batch, not fewer than one of them has"
-        )
-    return Batches(given, max_global_batch)
+    if table.batch_size:
+        return table
+    most, micro = table.max_global_batch or None, table.micro_batch or None
+    return batching(what, batch_size, most, micro_batch=micro)
 
 
 def is_numbered(dataset: Any) -> bool:
@@ -92,7 +90,7 @@ def stream_of(dataset: Any) -> Reading:
 def attach_stream(
     worker: Worker,
     stream: Reading,
-    batches: Batches,
+    batches: Batching,
     shuffle: bool,
     seed: int,
     prefetch_batches: int,
@@ -103,10 +101,11 @@ def attach_stream(
         DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`; or the
             shards of a stream that has none are to be shuffled, or its global batches fixed.
     """
-    if batches.is_global:
+    if batches.global_batch or batches.micro_batch:
         raise UsageError(
             "the samples of a stream have no numbers, so nobody could tell which of them a global "
-            "batch has: give batch_size, and max_global_batch if you like"
+            "batch or a piece of one has: give no global_batch or micro_batch, but batch_size, and "
+            "max_global_batch if you like"
         )
     if shuffle and stream.shared:
         raise UsageError(
@@ -115,13 +114,12 @@ def attach_stream(
         )
     source = StreamSource.of(
         stream.count,
-        batches.size,
+        batches,
         shuffle,
         seed,
         prefetch_batches,
         stream.fingerprint,
         stream.shared,
-        batches.most,
     )
     worker.attach_source(source, stream)
     return source
@@ -131,7 +129,7 @@ def attach_source(
     worker: Worker,
     dataset: Any,
     total: int,
-    batches: Batches,
+    batches: Batching,
     shuffle: bool,
     seed: int,
     prefetch_batches: int,
@@ -142,9 +140,8 @@ def attach_source(
         DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
-    kind = AlignedSource if batches.is_global else Source
-    order = shuffle, seed, prefetch_batches
-    source = kind(total, batches.size, *order, fingerprint, max_global_batch=batches.most)
+    kind = AlignedSource if batches.global_batch else Source
+    source = kind(total, batches, shuffle, seed, prefetch_batches, fingerprint)
     worker.attach_source(source)
     for reason, details in skip_events(dataset):
         worker.log_event(DataSkippedDetails(**details), reason)

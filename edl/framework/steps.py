@@ -120,10 +120,21 @@ class Steps:
                 "`for epoch in ....epochs(n)`, or in one fit; at a prompt, edl.init() begins a "
                 "new job"
             )
+        self._check_batching()
         if self._worker.warming_up:
             self._worker.join()
             self._is_new = True
         self._worker.begin()
+
+    def _check_batching(self) -> None:
+        """Refuse batches that this script's optimizers cannot have."""
+        progress = self._worker.loader.progress
+        if progress.optimizers > 1 and progress.source.batching.is_chosen:
+            raise UsageError(
+                "the job is to choose its global batch, by the noise of its gradients, which is "
+                "measured where a script has one optimizer; this one has several: give one "
+                "number as global_batch, or batch_size"
+            )
 
     def begin(self) -> bool:
         """Between two steps: hand out the next batch. False when the epoch is over.
@@ -169,13 +180,17 @@ class Steps:
         source = loader.progress.source
         if not source.lets_newcomers_pad:
             return False
-        enough = source.batch_size
+        enough = source.batching.of_one(0, self._worker.size)
         return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:
-        """Hand out one more batch for the step that is open: its gradients are accumulated."""
+        """Hand out one more batch, or piece, for the open step: its gradients are accumulated."""
         worker = self._worker
-        batch, padding = self._feed.next()
+        if worker.loader.open_step.is_exhausted:
+            worker.loader.begin(worker.loader.sampler.warm_up(), True)  # the data are as before
+            return
+        with worker.loader.pace.loading():
+            batch, padding = self._feed.next()
         if padding or worker.warming_up:
             self._padding += 1
             if self._padding > MOST_PADDING:

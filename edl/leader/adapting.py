@@ -1,4 +1,4 @@
-"""What a leader does for its job's policy, turn by turn: its size, its stragglers.
+"""What a leader does for its job's policy, turn by turn: its size, batch and stragglers.
 
 Nothing is written here; what is to be, :class:`edl.leader.leader.LeaderTerm` writes, fenced as all
 that a leader writes.
@@ -6,15 +6,18 @@ that a leader writes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edl.coordination.job_store import JobStore
-from edl.core.events import Details, PolicyDetails, StragglerDetails
+from edl.core.events import Details, GlobalBatchDetails, PolicyDetails, StragglerDetails
 from edl.core.job.decision import Decision
+from edl.core.policy.batch import Choice, choose
 from edl.core.policy.file import Policy, parse
 from edl.core.policy.learned import Learned
+from edl.core.policy.observation import Observation
 from edl.core.policy.ring_report import RingReport
 from edl.core.policy.stragglers import Finding, data_part, slowest
 from edl.core.records import Asker, JobPolicy, JobState, Reading, Snapshot
@@ -22,7 +25,11 @@ from edl.errors import UsageError
 from edl.leader.size_policy import SizePolicy
 from edl.leader.straggler_care import StragglerCare
 
+logger = logging.getLogger(__name__)
+
 UNTIMED = "{what} cannot count: the script reads its own data, so nobody knows the workers' times"
+
+CHOICE_S = 5.0  # between two looks at the global batch
 
 News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
@@ -36,6 +43,7 @@ class Adapted:
         news: for the event log; together with the decision, if there is one.
         decision: to be carried out.
         learned: to be written, if it is due.
+        batch: the global batch that is to be; 0: the script says it.
         failed: why the policy cannot go on; it is to be switched off.
     """
 
@@ -43,6 +51,7 @@ class Adapted:
     news: News = ()
     decision: Decision | None = None
     learned: Learned | None = None
+    batch: int = 0
     failed: str = ""
 
 
@@ -67,6 +76,8 @@ class Adapting:
         self._policy: Policy | None = None
         self.size = SizePolicy(store, clock)
         self._stragglers = StragglerCare(wait_s, clock)
+        self._clock = clock
+        self._choice, self._choice_due_s = Choice(0, ""), clock()
 
     def turn(
         self, snapshot: Snapshot, now: Reading | None, left: float | None, samples_per_s: float
@@ -85,11 +96,28 @@ class Adapting:
             except UsageError as error:
                 return Adapted(failed=str(error))
             self._kept = kept
-        policy = self._policy if self._may_follow(snapshot) else None
-        ring = self._ring()
+        may_follow, ring = self._may_follow(snapshot), self._ring()
+        policy = self._policy if may_follow else None
         self.size.note(times=slowest(ring.times), data_part=data_part(ring.times))
+        if ring.batching is not None:
+            self.size.note(batching=ring.batching, step_batches=ring.step_batches)
         if ring.noise.steps:
             self.size.note(noise=ring.noise)
+        found = self._follow(snapshot, policy, ring, now, left, samples_per_s)
+        if found.failed or not may_follow or kept.off:
+            return found
+        return self._with_batch(found, ring, self.size.observation(snapshot, left))
+
+    def _follow(
+        self,
+        snapshot: Snapshot,
+        policy: Policy | None,
+        ring: RingReport,
+        now: Reading | None,
+        left: float | None,
+        samples_per_s: float,
+    ) -> Adapted:
+        """The size of the job, and its slow workers."""
         wish = self.size.turn(snapshot, policy, now, left, ring.wishes)
         if wish.failed:
             return Adapted(failed=wish.failed)
@@ -116,6 +144,20 @@ class Adapting:
         news = tuple((_details(finding), text) for finding, text in told.findings)
         return Adapted("; ".join(says), news, told.decision, due)
 
+    def _with_batch(self, found: Adapted, ring: RingReport, now: Observation | None) -> Adapted:
+        """With the global batch, where the job chooses it."""
+        if now is None or ring.batching is None or not ring.batching.is_chosen:
+            return found
+        now_s, before = self._clock(), self._choice
+        if now_s >= self._choice_due_s:
+            self._choice_due_s, self._choice = now_s + CHOICE_S, _chosen(now)
+            if self._choice.batch not in (0, before.batch):
+                mine = ring.batching.of_all(now.np)
+                told = GlobalBatchDetails(mine, self._choice.batch), self._choice.reason
+                found = replace(found, news=(*found.news, told))
+        says = "; ".join(text for text in (found.says, self._choice.reason) if text)
+        return replace(found, says=says, batch=self._choice.batch)
+
     def written(self, learned: Learned) -> None:
         """That is in ZooKeeper, as :attr:`Adapted.learned` was."""
         self.size.note(replaced=learned.replaced)
@@ -129,6 +171,15 @@ class Adapting:
             return False
         profiled = snapshot.desired.by is Asker.PROFILE and self._store.profile.held() is not None
         return not profiled
+
+
+def _chosen(now: Observation) -> Choice:
+    """The global batch that is to be; none, where the model of a step makes nonsense of it."""
+    try:
+        return choose(now)
+    except ArithmeticError as error:
+        logger.exception("the global batch cannot be chosen")
+        return Choice(0, f"the global batch stays as it is: {error!r}")
 
 
 def _details(finding: Finding) -> StragglerDetails:

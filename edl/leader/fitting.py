@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from edl.core.policy.observation import Seen
 from edl.core.policy.scaling import measured
-from edl.core.policy.step_time import StepTime, fit
+from edl.core.policy.step_time import Measured, StepTime, fit
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +22,17 @@ class Fitting:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._fitted_s: float | None = None
-        self._seen: Mapping[int, Seen] = {}
+        self._seen: Mapping[tuple[int, int], Seen] = {}
         self._thread: threading.Thread | None = None
         self._found: StepTime | None = None
 
-    def look(self, seen: Mapping[int, Seen]) -> StepTime | None:
+    def look(self, seen: Mapping[tuple[int, int], Seen]) -> StepTime | None:
         """The newest model, once; None: there is no newer one. Begins to fit another if it is due.
 
-        Sizes that were never seen before do not wait.
+        What was never seen before does not wait.
+
+        Args:
+            seen: by workers and some number that differs with the batch.
         """
         if self._thread is not None:
             if self._thread.is_alive():
@@ -38,7 +41,7 @@ class Fitting:
             return self._found
         now_s = self._clock()
         due = self._fitted_s is None or now_s - self._fitted_s >= EVERY_S
-        if not measured(seen) or not (due or seen.keys() != self._seen.keys()):
+        if not _measured(seen) or not (due or seen.keys() != self._seen.keys()):
             return None
         self._fitted_s, self._seen, self._found = now_s, dict(seen), None
         self._thread = threading.Thread(target=self._fit, name="edl-fit", daemon=True)
@@ -47,6 +50,10 @@ class Fitting:
 
     def _fit(self) -> None:
         try:
-            self._found = fit(measured(self._seen))
+            self._found = fit(_measured(self._seen))
         except (ValueError, ArithmeticError) as error:  # a singular matrix is a ValueError
             logger.warning("the step times fit no model: %s", error)
+
+
+def _measured(seen: Mapping[tuple[int, int], Seen]) -> list[Measured]:
+    return measured((np, one) for (np, _), one in seen.items())

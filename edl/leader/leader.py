@@ -59,6 +59,7 @@ class LeaderTerm:
         ring: Callable[[], RingReport],
         log: Callable[[Event], None],
         write_events: Callable[[], None],
+        wish_batch: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -88,6 +89,7 @@ class LeaderTerm:
         )
         wait_s = self._limits.start_s + self._limits.prepare_s
         self._adapting = Adapting(store, wait_s, ring, clock)
+        self._wish_batch = wish_batch
         leads = f"w{worker} leads in term {leadership.term}"
         log(self._event(LeaderDetails(f"w{worker}"), leads))
 
@@ -131,6 +133,7 @@ class LeaderTerm:
         rate = round(self._rate.newest, 1)
         found = self._adapting.turn(snapshot, self._reading(), progress.left, rate)
         self._wish = found.says
+        self._wish_batch(found.batch)
         if found.failed:
             np = len(snapshot.generation.seats) if snapshot.generation else 0
             off = replace(snapshot.policy, off=found.failed).to_json()
@@ -260,6 +263,7 @@ class LeaderTerm:
             left=progress.left,
             noise_scale=progress.noise_scale,
             noise_is_biased=progress.noise_is_biased,
+            global_batch=progress.global_batch,
             reason=reason,
             updated_at_s=time.time(),
         )

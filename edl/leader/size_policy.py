@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +20,10 @@ from edl.core.job.placement import place
 from edl.core.policy.file import Policy
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.learned import Learned
-from edl.core.policy.observation import Rule, Suggestion
+from edl.core.policy.observation import Observation, Rule, Suggestion
 from edl.core.policy.own import Own
 from edl.core.policy.wish import wish
-from edl.core.records import Asker, Reading, Snapshot
+from edl.core.records import Asker, Generation, Reading, Snapshot
 from edl.errors import UsageError
 from edl.leader.fitting import Fitting
 from edl.leader.own_rule import OwnRule
@@ -99,22 +99,17 @@ class SizePolicy:
             self._policy = policy
             self._rule = _rule(policy) if policy is not None else None
         rule, generation = self._rule, snapshot.generation
+        chooses = learned.batching is not None and learned.batching.is_chosen
+        if isinstance(rule, Goodput) or (chooses and generation is not None):
+            newest = self._fitting.look(learned.all_seen)
+            self._learned = learned = replace(learned, step_time=newest or learned.step_time)
         if policy is None or rule is None or generation is None:
             return Outcome(learned=self._due(learned))
         self._learned = learned = learned.for_rule(policy.text)
         self._learned = learned = self._with_profile(learned)
-        if isinstance(rule, Goodput):
-            newest = self._fitting.look(dict(learned.seen))
-            self._learned = learned = replace(learned, step_time=newest or learned.step_time)
-        np, slots = len(generation.seats), sum(host.slots for host in snapshot.available)
-        filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
-        # Nobody waits for workers of a host that has no agent any more: perhaps it has died.
-        coming = attainable(snapshot, generation.seats, snapshot.desired.hosts)
-        awaits = sum(coming.values()) != np or not _all_in(snapshot)
+        np, (coming, awaits) = len(generation.seats), _coming(snapshot, generation)
         try:
-            observation = learned.observation(
-                np, snapshot.job.sizes, slots, awaits, left, wishes, filled
-            )
+            observation = self._observed(snapshot, learned, left, awaits, wishes)
             held_s = max(0.0, snapshot.policy.held_until_s - time.time())
             found = wish(
                 rule, observation, learned.state, learned.elapsed_s, held_s, policy.data_wait
@@ -137,6 +132,26 @@ class SizePolicy:
             snapshot.desired, snapshot.assigned, hosts, Asker.POLICY, f"policy: {found.reason}"
         )
         return Outcome(found, True, change, learned)
+
+    def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
+        """What the global batch is chosen by; None without a ring."""
+        if snapshot.generation is None or not snapshot.generation.seats:
+            return None
+        awaits = _coming(snapshot, snapshot.generation)[1]
+        return self._observed(snapshot, self.learned, left, awaits)
+
+    @staticmethod
+    def _observed(
+        snapshot: Snapshot,
+        learned: Learned,
+        left: float | None,
+        awaits: bool,
+        wishes: Sequence[int] = (),
+    ) -> Observation:
+        np = len(snapshot.generation.seats) if snapshot.generation is not None else 0
+        slots = sum(host.slots for host in snapshot.available)
+        filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
+        return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
 
     def written(self) -> None:
         """What was learned is in ZooKeeper."""
@@ -185,6 +200,16 @@ class SizePolicy:
 
 def _rule(policy: Policy) -> Rule | None:
     return OwnRule(policy.size) if isinstance(policy.size, Own) else policy.size
+
+
+def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
+    """Workers by host that are there or can come, and whether others are waited for.
+
+    Nobody waits for workers of a host that has no agent any more: perhaps it has died.
+    """
+    coming = attainable(snapshot, generation.seats, snapshot.desired.hosts)
+    awaits = sum(coming.values()) != len(generation.seats) or not _all_in(snapshot)
+    return coming, awaits
 
 
 def _all_in(snapshot: Snapshot) -> bool:

@@ -135,6 +135,7 @@ def Dataset(
     seed: int = 0,
     *,
     max_global_batch: int | None = None,
+    global_batch: tuple[int, int] | None = None,
 ) -> ElasticDataset:
     """A ``tf.data.Dataset`` of this worker's batches::
 
@@ -154,6 +155,8 @@ def Dataset(
             with ``state_dict`` and ``load_state_dict``; the same on all workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
         max_global_batch: the global batch at most, in samples: more workers share it out.
+        global_batch: in place of batch_size: the fewest and the most samples of all workers
+            together, among which the job chooses by its goodput.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
 
     Raises:
@@ -165,7 +168,7 @@ def Dataset(
     # Of fit, whose default that is: the data set has an order of its own.
     warnings.filterwarnings("ignore", "`shuffle=True` was passed, but will be ignored", UserWarning)
     _refuse_validation_split()
-    load = now.attach_source(source, batch_size, shuffle, seed, max_global_batch)
+    load = now.attach_source(source, batch_size, shuffle, seed, max_global_batch, global_batch)
     signature = signature_of(load(now.worker.loader.sampler.warm_up()))
     batches = _batches_of(now.feed, load, signature)
     return ElasticDataset(batches.prefetch(AHEAD).with_options(_without_autotuning()))

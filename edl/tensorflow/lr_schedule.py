@@ -15,7 +15,7 @@ from edl.core.step.noise_scale import NoiseScale
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
-from edl.schedules import Scaling, Schedule
+from edl.schedules import Constant, Scaling, Schedule
 
 # Those whose rate is no factor of the update, or is in more of their state than a momentum.
 _UNSCALED = {"Ftrl", "Adafactor"}
@@ -86,6 +86,35 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         """For saved models, which are trained on without the job's scaling."""
         kind = type(self.schedule).__name__
         return {"schedule": {"schedule": kind, **dataclasses.asdict(self.schedule)}}
+
+
+def follow_policy(optimizer: Any) -> None:
+    """Let it follow the [learning_rate] of the job's policy, if that has one.
+
+    Raises:
+        UsageError: it has a schedule already, or is none of Keras'.
+    """
+    policy = current_worker().follows
+    if policy is None or policy.learning_rate is None:
+        return
+    table, one = policy.learning_rate, [*_with_inner(optimizer)][-1]
+    if not isinstance(one, keras.optimizers.Optimizer):
+        raise UsageError(
+            f"the job's policy has a [learning_rate], which optimizers of Keras follow, and this "
+            f"is a {type(one).__name__}; leave that table out"
+        )
+    if table.schedule is not None and current_worker().loader.progress.optimizers > 0:
+        raise UsageError(
+            "the job's policy has one schedule in [learning_rate], and the script several "
+            "optimizers; leave the schedule out, and give edl.LRSchedule to each in the script"
+        )
+    if isinstance(one._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        raise UsageError(
+            "the job's policy has a [learning_rate], and the script a "
+            f"{type(one._learning_rate).__name__} for the same optimizer; leave one of them out"
+        )
+    schedule = table.schedule or Constant(peak_lr=float(one.learning_rate))
+    one.learning_rate = LRSchedule(schedule, table.scaling)
 
 
 def check_scaling(optimizer: Any) -> None:

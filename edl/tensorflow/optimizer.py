@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
-from edl.tensorflow.lr_schedule import check_scaling, correct_momentum
+from edl.tensorflow.lr_schedule import check_scaling, correct_momentum, follow_policy
 from edl.tensorflow.reduction import APPLIED, GradientReduction
 from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 
@@ -97,6 +97,7 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
             "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
             f"is a {kind.__name__}"
         )
+    follow_policy(optimizer)
     check_scaling(optimizer)
     elastic(optimizer, now.attach_optimizer(optimizer, model))
     _elastic.add(id(optimizer))

@@ -37,6 +37,7 @@ def elastic_shard_generator(
     seed: int = 0,
     *,
     max_global_batch: int | None = None,
+    global_batch: tuple[int, int] | None = None,
 ) -> Callable[[], Iterator[Any]]:
     """What ``tf.data.Dataset.from_generator`` wants: it yields this worker's mini-batches.
 
@@ -45,7 +46,7 @@ def elastic_shard_generator(
     may be smaller, so let the ``output_signature`` have None for the number of samples.
 
     Args:
-        source, batch_size, shuffle, seed, max_global_batch: as for
+        source, batch_size, shuffle, seed, max_global_batch, global_batch: as for
             :func:`edl.tensorflow.Dataset`.
         epochs: after so many ``edl.Session.Done()`` is true.
 
@@ -57,7 +58,7 @@ def elastic_shard_generator(
     if epochs < 1:
         raise UsageError(f"epochs is {epochs}; it must be at least 1")
     what = "edl.elastic_shard_generator"
-    now.attach_source(source, batch_size, shuffle, seed, max_global_batch, what)
+    now.attach_source(source, batch_size, shuffle, seed, max_global_batch, global_batch, what)
     now.epochs = now.worker.loader.progress.epochs = epochs
     return now.batches
 

@@ -15,9 +15,9 @@ from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.reduction import Rounds
 from edl.framework.source import (
+    asked_batching,
     attach_source,
     attach_stream,
-    batches_of,
     is_numbered,
     stream_of,
 )
@@ -84,6 +84,7 @@ class Training:
         shuffle: bool,
         seed: int,
         max_global_batch: int | None = None,
+        global_batch: Any = None,
         what: str = "edl.Dataset",
     ) -> Load:
         """Declare what is trained on; returns what loads a batch.
@@ -91,7 +92,18 @@ class Training:
         Raises:
             DataError, UsageError: see :func:`edl.tensorflow.source.reader_of`.
         """
-        batches = batches_of(batch_size, max_global_batch, None, what)
+        batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
+        if batches.global_batch:
+            raise UsageError(
+                "the same samples in each step, whoever shares them, are PyTorch's: a pipeline of "
+                "TensorFlow cannot take back what it has read; give batch_size, max_global_batch, "
+                "or the fewest and the most as global_batch"
+            )
+        if batches.micro_batch:
+            raise UsageError(
+                "batches in pieces (micro_batch) are PyTorch's; give the Keras optimizer "
+                "gradient_accumulation_steps"
+            )
         order = batches, shuffle, seed, AHEAD
         if not (is_numbered(source) or isinstance(source, tf.Tensor)):
             stream = stream_of(source)

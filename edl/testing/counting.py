@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.core.step.aligned import AlignedSource
+from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.source import Source
 from edl.core.step.state_check import WHOLE, Group
@@ -138,12 +139,15 @@ class Trained(Protocol):
     def shared(self) -> bool: ...
 
 
-def source_of(data: Trained, prefetch_batches: int) -> tuple[Source, Reader | None]:
+def source_of(
+    data: Trained, prefetch_batches: int, batching: Batching | None = None
+) -> tuple[Source, Reader | None]:
     """What is trained on, and what reads it."""
-    size, shards, shared = data.batch_size, data.shards, data.shared
+    batching, shards, shared = batching or Batching(data.batch_size), data.shards, data.shared
     if not shards:
-        return Source(data.samples, size, True, 7, prefetch_batches), None
-    stream = StreamSource.of(len(shards), size, not shared, 7, prefetch_batches, shared=shared)
+        kind = AlignedSource if batching.global_batch else Source
+        return kind(data.samples, batching, True, 7, prefetch_batches), None
+    stream = StreamSource.of(len(shards), batching, not shared, 7, prefetch_batches, shared=shared)
     return stream, Shards(shards)
 
 
@@ -270,6 +274,8 @@ class Counting:
     ``shards``: the samples are a stream, in shards of these lengths. ``shared``: all workers read
     it, and it has one shard. ``max_global_batch``: of a batch of all workers; 0: any. ``aligned``:
     ``batch_size`` is that of all workers, and each has the same samples in every job.
+    ``batch_range``: of all workers together; the leader wishes another batch in it every 3 steps.
+    ``micro_batch``: what a worker trains at once.
     """
 
     samples: int = 48
@@ -284,15 +290,23 @@ class Counting:
     shared: bool = False
     max_global_batch: int = 0
     aligned: bool = False
+    batch_range: tuple[int, int] = (0, 0)
+    micro_batch: int = 0
+
+    @property
+    def _batching(self) -> Batching:
+        micro = self.micro_batch
+        if self.batch_range[1]:
+            return Batching(batch_range=self.batch_range, micro_batch=micro)
+        if self.aligned:
+            return Batching(global_batch=self.batch_size, micro_batch=micro)
+        return Batching(self.batch_size, self.max_global_batch, micro_batch=micro)
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
-        source, reader = source_of(self, self.prefetch_batches)
-        if self.aligned:
-            order = True, 7, self.prefetch_batches
-            source = AlignedSource(self.samples, self.batch_size, *order)
-        source = replace(source, max_global_batch=self.max_global_batch)
+        source, reader = source_of(self, self.prefetch_batches, self._batching)
         worker.attach_source(source, reader)
+        worker.loader.sampler.rereads = not self.shards
         model = CountingModel(self.samples)
         worker.attach_replica(model)
         one.model = model
@@ -302,29 +316,52 @@ class Counting:
         sizes: dict[int, int] = {}
         batches = largest = 0  # of the step so far; samples of a step of all workers
         split = 0  # steps whose samples are not of one global batch
+        rounds: dict[int, int] = {}  # of the loop, by step
+        round_ = 0
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 assert feed.batch is not None
                 one.compute(self.cost_s(one))
+                self._wish(one)
+                round_ += 1
                 together = self.accumulated if worker.step >= self.single else 1
                 gradient = model.gradient(feed.batch) / together
-                batches += 1
-                if batches < together:
+                left = worker.loader.open_step.pieces_left
+                batches += left == 0
+                if batches < together or left:
                     model.sum = accumulated(worker, model, gradient)
                     worker.loader.accumulate()
                     continue
                 before, epoch, w = worker.loader.progress.trained, worker.loader.epoch, model.w
                 completed = train_step(worker, one.member, model, gradient, noise)
+                in_step, round_ = round_, 0
                 batches, largest = 0, max(largest, worker.loader.progress.trained - before)
                 if completed and self.aligned and together == 1 and not worker.warming_up:
                     split += self._splits(source, epoch, np.flatnonzero(model.w - w))
                 if not worker.warming_up:
                     sizes[worker.step] = worker.size if completed else 0
+                    rounds[worker.step] = in_step
                 due = self.exchange_every and worker.step % self.exchange_every == 0
                 if due and not worker.warming_up:
                     exchanged[worker.step] = worker.exchange([worker.id, worker.step])
-        scale = worker.loader.progress.noise.scale
-        one.result = Counted(model, worker.step, exchanged, sizes, scale, largest, split)
+        progress = worker.loader.progress
+        one.result = Counted(
+            model,
+            worker.step,
+            exchanged,
+            sizes,
+            progress.noise.scale,
+            largest,
+            split,
+            progress.batches,
+            rounds,
+        )
+
+    def _wish(self, one: LoopbackWorker) -> None:
+        """As a leader's policy does it, if it is one."""
+        least, most = self.batch_range
+        if most:
+            one.mailbox.wish_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
 
     def cost_s(self, one: LoopbackWorker) -> float:
         """How long the next batch takes this worker, in virtual seconds."""
@@ -364,6 +401,9 @@ class Counting:
                 assert {row[1] for row in rows} == {float(step)}, f"w{worker}: {rows} at {step}"
             prove_noise(worker, result.noise, first.noise)
             self._prove_largest(worker, result)
+            for step, count in result.rounds.items():
+                assert first.rounds.get(step, count) == count, f"w{worker}: {count} at {step}"
+            assert result.batches == first.batches, f"w{worker} had the batches {result.batches}"
             assert not result.split, f"w{worker}: {result.split} steps mix global batches"
 
     def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
@@ -374,9 +414,10 @@ class Counting:
 
     def _prove_largest(self, worker: int, result: Counted) -> None:
         """No step has had more samples than it may; what is read ahead is as large as it was."""
-        if self.max_global_batch and not self.prefetch_batches and self.accumulated == 1:
+        limit = self.batch_range[1] or (0 if self.prefetch_batches else self.max_global_batch)
+        if limit and self.accumulated == 1:
             size = max([1, *result.sizes.values()])
-            most = max(self.max_global_batch, size)
+            most = max(limit, size)
             assert result.largest <= most, f"w{worker} has seen a step of {result.largest} samples"
 
 
@@ -399,7 +440,9 @@ class Counted:
     ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
     workers were in the ring that completed a step, 0 where this one has missed it; ``noise``: what
     was measured of the gradient noise scale; ``largest``: the most samples of a step;
-    ``split``: steps whose samples are not of one global batch, where that is fixed.
+    ``split``: steps whose samples are not of one global batch, where that is fixed; ``batches``:
+    the changes of the global batch, as learning rates follow it; ``rounds``: those of the loop, by
+    step.
     """
 
     model: CountingModel
@@ -409,3 +452,5 @@ class Counted:
     noise: NoiseScale = UNKNOWN
     largest: int = 0
     split: int = 0
+    batches: tuple[tuple[int, int], ...] = ()
+    rounds: Mapping[int, int] = field(default_factory=dict)

@@ -56,6 +56,7 @@ class LoopbackWorker:
     member: LoopbackMember
     schedule: Schedule
     coordinator: MemoryCoordinator
+    mailbox: Mailbox
     result: Any = None
     model: Any = None
     points: int = 0
@@ -309,7 +310,14 @@ class LoopbackJob:
         config = Config(job=self.memory.job.name, host=host, slot=slot)
         worker = Worker(config, ring, mailbox, coordinator)
         one = LoopbackWorker(
-            number, host, slot, worker, self.network.member(number), self.schedule, coordinator
+            number,
+            host,
+            slot,
+            worker,
+            self.network.member(number),
+            self.schedule,
+            coordinator,
+            mailbox,
         )
         self.workers.append(one)
         self.memory.changed()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from edl.core.step.batching import Batching
 from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.weighting import Weights
 from edl.daemon.progress import Receive
@@ -169,7 +170,7 @@ class CountingSeveral:
     divided by the number of backward passes that compute it for an update.
     ``by_index``: a worker knows whose turn it is by the job's count of batches, not by its own.
     ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
-    ``shards``, ``shared``: see :class:`~edl.testing.counting.Counting`.
+    ``shards``, ``shared``, ``micro_batch``: see :class:`~edl.testing.counting.Counting`.
     """
 
     turns: tuple[tuple[str, ...], ...] = (GAN,)
@@ -181,6 +182,7 @@ class CountingSeveral:
     step_s: float = 0.1
     shards: tuple[int, ...] = ()
     shared: bool = False
+    micro_batch: int = 0
 
     @property
     def optimizers(self) -> int:
@@ -190,7 +192,8 @@ class CountingSeveral:
 
     def __call__(self, one: LoopbackWorker) -> None:
         worker = one.worker
-        worker.attach_source(*source_of(self, 0))
+        batching = Batching(self.batch_size, micro_batch=self.micro_batch)
+        worker.attach_source(*source_of(self, 0, batching))
         models = Models(self.optimizers, self.samples)
         worker.attach_replica(models)
         one.model = models.all[0]

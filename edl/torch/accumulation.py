@@ -61,12 +61,22 @@ class Accumulation:
     @property
     def adds_up(self) -> bool:
         """The backward pass that runs is not the last one of its step."""
-        return self._no_sync or self._left > 1
+        return self._no_sync or self._left > 1 or self._in_pieces
+
+    @property
+    def _in_pieces(self) -> bool:
+        """More pieces of the batch in hand follow."""
+        return self._worker.loader.open and self._worker.loader.open_step.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes add up gradients on this worker, and send none."""
+        """Backward passes add up gradients on this worker, and send none.
+
+        Raises:
+            UsageError: see :meth:`expect_pieces`.
+        """
         self.expected = True
+        self.expect_pieces()
         self.watch_all()
         before, self._no_sync = self._no_sync, True
         try:
@@ -74,11 +84,29 @@ class Accumulation:
         finally:
             self._no_sync = before
 
+    def expect_pieces(self, several: bool = False) -> None:
+        """The loader hands out batches in pieces, if it does: they are added up, too.
+
+        Raises:
+            UsageError: the script accumulates gradients itself, or has ``several`` optimizers.
+        """
+        if not in_pieces(self._worker):
+            return
+        if several:
+            raise UsageError(f"micro_batch is for {ONE_UPDATE}, and it has several optimizers")
+        if self._no_sync or self.expected or self._per_step > 1:
+            raise UsageError(
+                "micro_batch splits batches whose gradients edl adds up, and this script adds up "
+                "those of several itself; leave out micro_batch, or edl.no_sync() and "
+                "backward_passes_per_step"
+            )
+        self.watch_all()
+
     def leave_out(self) -> bool:
-        """The script is done with a batch, without a backward pass; whether its step goes on."""
-        if self._no_sync:
+        """The script is done with a batch, or a piece; whether its step goes on."""
+        if self._no_sync or (self._in_pieces and not self._worker.loader.open_step.may_grow):
             self._worker.loader.accumulate()
-        return self._no_sync
+        return self._no_sync or self._in_pieces
 
     def end_pass(self) -> bool:
         """A backward pass has ended: whether it has added up, and sent nothing."""
@@ -151,6 +179,15 @@ class Accumulation:
         if not loader.open or reduction.step.done or not (self.adds_up or loader.open_step.summed):
             return 1.0
         return reduction.weights.part
+
+
+ONE_UPDATE = "a script that makes one update with each batch"
+
+
+def in_pieces(worker: Worker) -> bool:
+    """Whether the loader hands out batches in pieces."""
+    progress = worker.loader.progress
+    return progress.attached and progress.source.batching.micro_batch > 0
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.process import current_worker
 from edl.framework.state import Stateful
+from edl.torch.accumulation import in_pieces
 from edl.torch.collectives import TorchCollectives
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
@@ -117,12 +118,22 @@ def attach_optimizer(
     if is_first or _replica is None:
         replica = TorchReplica(model, optimizer, last_step)
         process.attach_replica(replica)
-        see_scalers(replica.see_scaler)
+        see_scalers(lambda scaler: _see_scaler(replica, scaler))
         _replica = replica
     else:
         _replica.add(model, optimizer, last_step)
     _optimizers = optimizers
     return reduction
+
+
+def _see_scaler(replica: TorchReplica, scaler: torch.amp.GradScaler) -> None:
+    if in_pieces(current_worker()):
+        raise UsageError(
+            "a GradScaler looks at the gradients of each piece of a batch, and there are none "
+            "before the last one; leave out micro_batch, or train with bfloat16, which needs no "
+            "GradScaler"
+        )
+    replica.see_scaler(scaler)
 
 
 def _of_this_job() -> Optimizers | None:

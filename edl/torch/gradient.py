@@ -47,6 +47,8 @@ class Gradient:
     is_mixed: bool = False  # something was added to that of an earlier step
     forgotten_in: int = -1  # the number of the step in which the script began anew with it
     forgotten: torch.Tensor | None = None  # what it is since: None, or zeros
+    pieces: torch.Tensor | None = None  # the sum of those of a batch, but the last
+    pieces_of: int = -1  # the number of the step that they belong to
 
     def is_local(self, step: int) -> bool:
         """This worker has computed it, and it is not the mean yet."""
@@ -105,6 +107,25 @@ class Gradient:
                 "gradients when backward() has returned, for example before optimizer.step(): "
                 "they are the mean over all workers then"
             )
+
+    # --- a batch in pieces
+
+    def put_aside(self, step: int) -> None:
+        """A piece is done, and more follow: the script may forget what it sees as the gradient."""
+        if self.computed != step or (gradient := self.parameter.grad) is None:
+            return
+        self.parameter.grad = None
+        before = self.pieces if self.pieces_of == step else None
+        self.pieces, self.pieces_of = gradient if before is None else before.add_(gradient), step
+
+    def take_back(self, step: int) -> None:
+        """The last piece: the gradient is the sum of all. Others are of a step that was left."""
+        pieces, self.pieces = self.pieces, None
+        if pieces is None or self.pieces_of != step:
+            return
+        own = self.parameter.grad if self.computed == step else None
+        self.parameter.grad = pieces if own is None else pieces.add_(own)
+        self.computed = step
 
     # --- with several optimizers a backward pass may add to what is the mean already
 

@@ -24,14 +24,15 @@ from edl.framework.first_batch import FirstBatch
 from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
 from edl.framework.source import (
+    asked_batching,
     attach_source,
     attach_stream,
-    batches_of,
     is_numbered,
     stream_of,
 )
 from edl.framework.steps import Steps
 from edl.torch.api import has_optimizer, settle_step, track
+from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_counted_steps
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
@@ -62,7 +63,10 @@ class DataLoader:
         batch_size: samples of one worker in a step; the global batch is that times the size.
         max_global_batch: the global batch at most, in samples: more workers share it out.
         global_batch: in place of batch_size: of all workers together, whose samples are the same in
-            each step, whoever shares them.
+            each step, whoever shares them. Two numbers, the fewest and the most: the job chooses
+            among them, by its goodput.
+        micro_batch: samples that this worker trains at once, at most: the loop gets a larger batch
+            in pieces, whose gradients are added up until the last one makes the update.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
         num_workers, and all other arguments: as in ``torch.utils.data.DataLoader``.
 
@@ -81,7 +85,8 @@ class DataLoader:
         num_workers: int = 0,
         *,
         max_global_batch: int | None = None,
-        global_batch: int | None = None,
+        global_batch: int | tuple[int, int] | None = None,
+        micro_batch: int | None = None,
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         worker: Worker | None = None,
@@ -93,7 +98,14 @@ class DataLoader:
                 "edl.DataLoader takes the place of PyTorch's, and was given one; give it the data "
                 "set and the options, edl.DataLoader(dataset, batch_size=..., shuffle=...)"
             )
-        batches = batches_of(batch_size, max_global_batch, global_batch, "edl.DataLoader")
+        batches = asked_batching(
+            self._worker,
+            "edl.DataLoader",
+            batch_size,
+            max_global_batch,
+            global_batch,
+            micro_batch,
+        )
         _check(options)
         ahead = num_workers * (prefetch_factor or 2)
         order = batches, shuffle, seed, ahead
@@ -103,6 +115,7 @@ class DataLoader:
             if total < 1:
                 raise DataError("the dataset has 0 samples; at least one is needed")
             self._source = attach_source(self._worker, dataset, total, *order)
+            self._worker.loader.sampler.rereads = True
         else:
             stream = stream_of(dataset)
             self._source = attach_stream(self._worker, stream, *order)
@@ -124,7 +137,7 @@ class DataLoader:
         )
         self._steps = Steps(self._worker, self._feed, _unfinished, settle_step)
         self.dataset = dataset
-        self.batch_size = batches.size
+        self.batch_size = self._source.batch_size
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.
@@ -133,6 +146,7 @@ class DataLoader:
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
         for epoch in self._steps.epochs(count):
+            check_schedulers()
             if self._worker.is_shared and self._worker.rank == 0:
                 warn_of_counted_steps(count)
             yield epoch
@@ -155,15 +169,16 @@ class DataLoader:
         return self._worker.loader.progress.schedule.batch
 
     def __len__(self) -> int:
-        """Steps of an epoch with the present number of workers, rounded up.
+        """Rounds of the loop in an epoch with the present number of workers, rounded up.
 
         Raises:
             TypeError: it is a stream, whose length nobody knows.
         """
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
-        each = self._source.global_batch(self._worker.size)
-        return -(-self._source.total // each)
+        source = self._worker.loader.progress.source  # the job may have chosen another batch
+        batching, size = source.batching, self._worker.size
+        return -(-source.total // batching.of_all(size)) * batching.pieces(size)
 
 
 def _unfinished() -> str:

@@ -7,6 +7,7 @@ is the same on all, whatever the batches are and whoever has come or gone. A scr
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
-from edl.schedules import Scaling, Schedule
+from edl.schedules import Constant, Scaling, Schedule
+from edl.torch.schedulers import schedulers_of
 
 _UNSCALED = {"Rprop", "ASGD"}  # their rate is no factor of the update
 
@@ -28,6 +30,8 @@ class LRSchedule(LRScheduler):
         optimizer: that of ``edl.Optimizer``.
         schedule: of :mod:`edl.schedules`; or one for each of its parameter groups.
         scaling: how the rates follow the global batch; None: they do not.
+        keep_ratios: the schedule is the first group's, and the others keep the ratios of their
+            rates to that.
 
     Raises:
         UsageError: the optimizer is not edl's, or there are not as many schedules as groups.
@@ -38,8 +42,12 @@ class LRSchedule(LRScheduler):
         optimizer: torch.optim.Optimizer,
         schedule: Schedule | Sequence[Schedule],
         scaling: Scaling | None = None,
+        *,
+        keep_ratios: bool = False,
     ) -> None:
         groups = len(optimizer.param_groups)
+        self._first_rate = float(optimizer.param_groups[0]["lr"]) if keep_ratios else 0.0
+        self._ratios: list[float] = []
         several = [schedule] * groups if isinstance(schedule, Schedule) else schedule
         fits = isinstance(several, Sequence) and len(several) == groups
         if not fits or not all(isinstance(one, Schedule) for one in several):
@@ -48,6 +56,7 @@ class LRSchedule(LRScheduler):
                 "parameter group"
             )
         self.schedules = tuple(several)
+        self._is_for_all = isinstance(schedule, Schedule)
         if scaling is not None and type(optimizer).__name__ in _UNSCALED:
             raise UsageError(
                 f"the learning rate of {type(optimizer).__name__} is no factor of its updates, so "
@@ -72,13 +81,71 @@ class LRSchedule(LRScheduler):
         factor = 1.0
         if scaling is not None:
             factor = scaling.at(update.number, update.batches, update.noise.gain)
-        for group, schedule in zip(self.optimizer.param_groups, self.schedules, strict=True):
-            rate = factor * schedule.at(update.after)
+        self._see_groups()
+        groups = self.optimizer.param_groups
+        for group, schedule, ratio in zip(groups, self.schedules, self._ratios, strict=True):
+            rate = factor * ratio * schedule.at(update.after)
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
         self._last_lr = self.get_lr()
+
+    def _see_groups(self) -> None:
+        """Some may have been added, of layers that are trained from now on.
+
+        Raises:
+            UsageError: they have no schedule.
+        """
+        new = self.optimizer.param_groups[len(self._ratios) :]
+        keeps = self._first_rate > 0
+        self._ratios += [float(one["lr"]) / self._first_rate if keeps else 1.0 for one in new]
+        lacking = len(self._ratios) - len(self.schedules)
+        if lacking > 0 and not self._is_for_all:
+            raise UsageError(
+                f"the optimizer has {len(self._ratios)} parameter groups by now, and "
+                f"edl.LRSchedule {len(self.schedules)} schedules; give it one for all groups"
+            )
+        self.schedules += self.schedules[:1] * lacking
+
+
+def follow_policy(optimizer: torch.optim.Optimizer) -> None:
+    """Let it follow the [learning_rate] of the job's policy, if that has one.
+
+    Raises:
+        UsageError: its rate cannot, or the script has made a scheduler for it.
+    """
+    policy = current_worker().follows
+    if policy is None or policy.learning_rate is None:
+        return
+    if others := schedulers_of(optimizer):
+        raise UsageError(BOTH.format(kind=type(others[0]).__name__))
+    table, first = policy.learning_rate, float(optimizer.param_groups[0]["lr"])
+    if table.schedule is not None and current_worker().loader.progress.optimizers > 1:
+        raise UsageError(
+            "the job's policy has one schedule in [learning_rate], and the script several "
+            "optimizers; leave the schedule out, and give edl.LRSchedule to each in the script"
+        )
+    schedule = table.schedule or Constant(peak_lr=first)
+    _of_policy.add(LRSchedule(optimizer, schedule, table.scaling, keep_ratios=True))
+
+
+def check_schedulers() -> None:
+    """Training begins: what follows the policy has no other scheduler.
+
+    Raises:
+        UsageError: it has.
+    """
+    for mine in _of_policy:
+        if others := [one for one in schedulers_of(mine.optimizer) if one is not mine]:
+            raise UsageError(BOTH.format(kind=type(others[0]).__name__))
+
+
+BOTH = (
+    "the job's policy has a [learning_rate], and the script a {kind} for the same optimizer; "
+    "leave one of them out"
+)
+_of_policy: weakref.WeakSet[LRSchedule] = weakref.WeakSet()  # their optimizers hold them
 
 
 class InSamples:

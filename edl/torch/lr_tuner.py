@@ -27,6 +27,7 @@ from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import EXPLORE
+from edl.torch.accumulation import in_pieces
 from edl.torch.api import model_of, settle_step
 from edl.torch.lr_schedule import before_each_update
 from edl.torch.probe import Probe
@@ -127,6 +128,8 @@ class LRTuner(LRScheduler):
             return
         if worker.loader.progress.optimizers > 1:
             _refuse("this script has several optimizers; it tunes the only one")
+        if in_pieces(worker):
+            _refuse("it measures whole batches, and micro_batch hands out pieces; leave that out")
         settle_step()  # an update that a GradScaler has skipped
         if worker.loader.open:
             _refuse("call its step() after optimizer.step()")

@@ -10,6 +10,7 @@ import torch
 from edl.errors import UsageError, first
 from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
+from edl.torch.lr_schedule import follow_policy
 from edl.torch.reduction import GradientReduction
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
@@ -64,6 +65,7 @@ def Optimizer(
     listen(optimizer, reduction)
     optimizer.synchronize = reduction.synchronize  # type: ignore[attr-defined]
     optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
+    follow_policy(optimizer)
     return optimizer
 
 
@@ -94,9 +96,14 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
                 "edl trains one backward() per optimizer.step(); optimizers that evaluate a "
                 "closure (LBFGS) do not work with it"
             )
-        reduction.begin_update()
+        if reduction.is_between_pieces:  # no parameter has a gradient: nothing changes
+            reduction.end_piece()
+        else:
+            reduction.begin_update()
 
     def after(*_: Any) -> None:
+        if reduction.is_between_pieces:
+            return
         # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
         found_inf = getattr(optimizer, "found_inf", None)
         reduction.end_step(skipped=False if found_inf is None else found_inf)

@@ -118,6 +118,7 @@ class GradientReduction:
         if not self._optimizers.several:
             number = self._reduction.step.number
             for gradient in self._gradients:
+                gradient.take_back(number)  # without one in the last piece
                 if gradient.computed != number:
                     gradient.refuse_leftover()
         self._reduce()
@@ -155,6 +156,8 @@ class GradientReduction:
         Only where ``backward()`` has met no parameter of the optimizer, and may have on other
         workers, is this the moment; the optimizer's step is the next.
         """
+        if self.is_between_pieces:
+            return
         if not self._reduction.done:
             self._optimizers.begin_anew()
         if self._worker.loader.open:
@@ -227,6 +230,7 @@ class GradientReduction:
             for parameter in self._listed:  # the script has left a loop in the middle of a step
                 parameter.grad = None
         self._hook_new()
+        self.accumulation.expect_pieces(self._optimizers.several)
 
     def skip(self) -> None:
         """The script ends the step without an update, with or without a backward pass."""
@@ -302,6 +306,8 @@ class GradientReduction:
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
+        if gradient.pieces is not None and not accumulation.adds_up:
+            gradient.take_back(step.number)
         if reduction.weights.sends_early and not accumulation.adds_up:
             self._flights.send_early(gradient, reduction)
 
@@ -309,9 +315,22 @@ class GradientReduction:
         """The backward pass that has computed gradients of this optimizer is over."""
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
+            if self.is_between_pieces:
+                for gradient in self._gradients:
+                    gradient.put_aside(self._reduction.step.number)
             self._worker.loader.accumulate()
         else:
             self.synchronize()
+
+    @property
+    def is_between_pieces(self) -> bool:
+        """More pieces of the batch in hand follow: there is nothing to update by, yet."""
+        return self._worker.loader.open and self._worker.loader.open_step.pieces_left > 0
+
+    def end_piece(self) -> None:
+        """The script's update between two pieces, with or without a backward pass before it."""
+        if not self._worker.loader.open_step.may_grow:
+            self._worker.loader.accumulate()  # this worker leaves the piece out
 
     # --- what comes back
 

@@ -12,11 +12,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SAMPLES, EPOCHS, BATCH = 1200, 2, 7  # an epoch has 171 global batches and a half
 
 
-@pytest.mark.parametrize("loaders", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.long  # tests/README.md, Time
+@pytest.mark.parametrize(("loaders", "pieces"), [(0, 0), (2, 0), (2, 2)])
 def test_there_are_as_many_steps_as_without_a_change(
-    loaders: int, tmp_path: Path, zk_hosts: str
+    loaders: int, pieces: int, tmp_path: Path, zk_hosts: str
 ) -> None:
-    more = ["--global-batch", str(BATCH)]
+    """``pieces``: samples that a worker trains at once; 0: all of its slice."""
+    more = ["--global-batch", str(BATCH), *(["--micro-batch", str(pieces)] if pieces else [])]
     settings = {"samples": SAMPLES, "epochs": EPOCHS, "num_workers": loaders, "more": more}
     with trial(tmp_path, zk_hosts, np=2, max_np=3, options=["--slots", "3"], **settings) as job:
         job.wait_for_step(5)

@@ -192,6 +192,45 @@ def test_everything_at_once(
     Trial(seed, np, 1, 5, script, faults, changes).run()
 
 
+@pytest.mark.parametrize(
+    "turn", [ONE, ("backward 0", "step 0", "zero 0")], ids=["zero", "zero after"]
+)
+def test_batches_in_pieces_and_a_death_at_each_point(turn: tuple[str, ...]) -> None:
+    """The script begins anew with its gradients between two pieces, as it does between batches."""
+    script = TorchSeveral((turn,), samples=14, epochs=1, batch_size=4, micro_batch=1)
+    steps = {each.counted.steps for each in Trial(script=script).run().results.values()}
+    assert steps == {2}
+    for worker in range(3):
+        for point in range(1 + worker, 90, 5):
+            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            assert trial.run().memory.job.state is JobState.FINISHED
+
+
+@FEWER
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 3),
+    batch_size=st.integers(1, 6),
+    micro_batch=st.integers(1, 3),
+    to_none=st.booleans(),
+    samples=st.integers(5, 30),
+    changes=some(scales(), 0, 2),
+    faults=some(faults("kill", "cut", "fail"), 0, 3),
+)
+def test_batches_in_pieces(
+    seed: int,
+    np: int,
+    batch_size: int,
+    micro_batch: int,
+    to_none: bool,
+    samples: int,
+    changes: Any,
+    faults: tuple[Fault, ...],
+) -> None:
+    script = TorchSeveral((ONE,), samples, 1, batch_size, micro_batch=micro_batch, to_none=to_none)
+    Trial(seed, np, 1, 5, script, faults, changes).run()
+
+
 # --- a learning rate that is tuned
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made import Clock, make_job, wanted
 
-from edl.core.events import PolicyDetails, StragglerDetails
+from edl.core.events import GlobalBatchDetails, PolicyDetails, StragglerDetails
 from edl.core.job.desired import Change
 from edl.core.job.profile import Curve, Point
 from edl.core.job.profile_hold import ProfileHold
@@ -33,6 +33,8 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
+from edl.core.step.batching import Batching
+from edl.core.step.noise_scale import NoiseScale
 from edl.leader.adapting import UNTIMED, Adapted, Adapting
 from edl.leader.size_policy import KEEP_S
 
@@ -76,16 +78,14 @@ class Leader:
         self.care, self.is_timed = NO_CARE, True
         self.wishes: tuple[int, ...] = ()
         self.times: tuple[Times, ...] = ()
-        self.policy = Adapting(
-            store,
-            WAIT_S,
-            lambda: RingReport(self.care, self.times, self.wishes, self.is_timed),
-            self.clock,
-        )
+        self.noise = NoiseScale()
+        self.batching: Batching | None = None
+        self.policy = Adapting(store, WAIT_S, self.ring, self.clock)
         self.step = 0
 
     def ring(self) -> RingReport:
-        return RingReport(self.care, self.times, self.wishes, self.is_timed)
+        rest = self.is_timed, self.noise, self.batching
+        return RingReport(self.care, self.times, self.wishes, *rest)
 
     def trains(self, now: Snapshot, steps: int) -> Adapted:
         assert now.generation is not None
@@ -426,3 +426,29 @@ def test_a_profile_spares_the_job_the_trying() -> None:
     now = snapshot(4, GOODPUT)
     told = until(leader, now, "goes to 1")
     assert change_of(told).desired.np == 1
+
+
+def test_it_chooses_the_global_batch_without_any_policy() -> None:
+    """40 samples of each of two: 80. One batch tells nothing; what more it costs is known then."""
+    leader, now = Leader(), replace(snapshot(2), policy=JobPolicy())
+    leader.batching = Batching(batch_range=(80, 800))
+    outcome = leader.trains(now, 60)
+    assert outcome.batch == 0
+    assert (
+        outcome.says == "the global batch stays 80: the gradient noise scale is yet to be measured"
+    )
+    leader.noise = NoiseScale(1e6, 1.0, 1.0, 9, 80)
+    told: list[Any] = []
+    for _ in range(200):
+        outcome = leader.trains(now, 1)
+        told += [details for details, _ in outcome.news]
+        if told:
+            break
+    assert told == [GlobalBatchDetails(80, 160)]
+    assert outcome.batch == 160
+    assert outcome.decision is None
+    leader.batching = leader.batching.choosing(160)
+    assert leader.trains(now, 60).batch == 0  # its steps are yet to be measured
+    assert (
+        leader.trains(replace(now, policy=JobPolicy("[batch]", "", off="a person")), 1).batch == 0
+    )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from edl.core.step.aligned import AlignedSource, dealt
+from edl.core.step.batching import Batching
 from edl.core.step.ledger import Ledger, complete_step, grant, start_epoch
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.daemon.sampler import AlignedSampler
 
-SOURCE = AlignedSource(20, 8, False, 0, 0)  # global batches of 8, 8 and 4 samples
+# Global batches of 8, 8 and 4 samples.
+SOURCE = AlignedSource(20, Batching(global_batch=8), False, 0, 0)
 
 
 def given(ledger: Ledger, members: tuple[int, ...], step_batches: int = 1) -> Ledger:
-    needs = [(worker, SOURCE.lacks(ledger, worker, step_batches)) for worker in members]
-    return grant(ledger, needs, SOURCE.policy)
+    needs = [
+        (worker, SOURCE.lacks(ledger, worker, step_batches, len(members))) for worker in members
+    ]
+    return grant(ledger, needs, SOURCE.policy(len(members)))
 
 
 def test_each_global_batch_is_dealt_to_all_in_rank_order() -> None:
@@ -26,7 +30,7 @@ def test_each_global_batch_is_dealt_to_all_in_rank_order() -> None:
     }
     assert ledger.free == ((16, 20),)
     assert dealt(ledger, 8) == {0, 1}
-    assert [SOURCE.batch_of(rank, 3) for rank in range(3)] == [3, 3, 2]
+    assert [SOURCE.batching.of_one(rank, 3) for rank in range(3)] == [3, 3, 2]
 
 
 def row(worker: int, samples: int, position: int, wanted: int) -> StepRecord:
@@ -34,15 +38,15 @@ def row(worker: int, samples: int, position: int, wanted: int) -> StepRecord:
 
 
 def test_none_is_dealt_behind_one_that_has_no_slice_for_somebody() -> None:
-    source = AlignedSource(20, 2, False, 0, 3)
-    needs = [(worker, source.lacks(start_epoch(20, 0), worker, 1)) for worker in range(3)]
+    source = AlignedSource(20, Batching(global_batch=2), False, 0, 3)
+    needs = [(worker, source.lacks(start_epoch(20, 0), worker, 1, 3)) for worker in range(3)]
     assert needs == [(0, 5), (1, 5), (2, 5)]
-    ledger = grant(start_epoch(20, 0), needs, source.policy)
+    ledger = grant(start_epoch(20, 0), needs, source.policy(3))
     assert dict(ledger.leases) == {0: ((0, 1),), 1: ((1, 2),)}
     # The step trains it, so all may have the next one when it is complete.
-    assert [source.lacks(ledger, worker, 1) for worker in range(3)] == [4, 4, 4]
+    assert [source.lacks(ledger, worker, 1, 3) for worker in range(3)] == [4, 4, 4]
     records = StepRecords.of([row(0, 1, 0, 4), row(1, 1, 1, 4), row(2, 0, -1, 4)])
-    after = complete_step(ledger, records, source.policy)
+    after = complete_step(ledger, records, source.policy(3))
     assert dict(after.leases) == {0: ((2, 3),), 1: ((3, 4),)}
 
 
@@ -60,7 +64,7 @@ def test_in_a_step_the_others_keep_the_slices_that_it_trains() -> None:
     assert regrouped.free == ((3, 6), (8, 20))
     # Then what the dead one had is a step of its own, and the next batches follow.
     records = StepRecords.of([row(0, 3, 0, 2), row(2, 2, 6, 2)])
-    after = complete_step(regrouped, records, SOURCE.policy)
+    after = complete_step(regrouped, records, SOURCE.policy(2))
     assert dict(after.leases) == {0: ((3, 5), (8, 12)), 2: ((5, 6), (12, 16))}
 
 

@@ -15,6 +15,7 @@ from edl.checkpoint.store import CheckpointConfig, Checkpoints, Place, check_res
 from edl.config import Config
 from edl.core.events import Details
 from edl.core.job_spec import JobSettings
+from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.job_of_one import JobOfOne
@@ -22,7 +23,7 @@ from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.mailbox import Mailbox
 from edl.errors import CheckpointError, UsageError
 
-SOURCE = Source(total=100, batch_size=4, shuffle=True, seed=7, prefetch_batches=0)
+SOURCE = Source(total=100, batching=Batching(4), shuffle=True, seed=7, prefetch_batches=0)
 
 
 LEARNED = {"seen": [[2, {"samples_per_s": 40.0, "steps": 9}]]}
@@ -191,13 +192,16 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     ("source", "sentence"),
     [
         (
-            Source(101, 4, True, 7, 0),
+            Source(101, Batching(4), True, 7, 0),
             "a dataset of other size: 100 samples there, 101 samples in this script",
         ),
-        (Source(100, 4, True, 8, 0), "other seed: 7 there, 8 in this script"),
-        (Source(100, 4, False, 7, 0), "with another shuffle: True there, False in this script"),
+        (Source(100, Batching(4), True, 8, 0), "other seed: 7 there, 8 in this script"),
         (
-            Source(100, 4, True, 7, 0, "100 lines"),
+            Source(100, Batching(4), False, 7, 0),
+            "with another shuffle: True there, False in this script",
+        ),
+        (
+            Source(100, Batching(4), True, 7, 0, "100 lines"),
             "other files: data of unknown files there, 100 lines in",
         ),
     ],
@@ -214,7 +218,7 @@ def test_another_batch_size_is_fine_and_all_leases_are_free(tmp_path: Path) -> N
     first.save(10)
     held = sum(first.progress.ledger.held_samples(worker) for worker in (0, 1, 2))
     assert held > 0
-    again = Start(tmp_path, source=Source(100, 9, True, 7, 0))
+    again = Start(tmp_path, source=Source(100, Batching(9), True, 7, 0))
     assert again.restore() == 10
     ledger = again.progress.ledger
     assert ledger.free_samples + ledger.held_samples(0) == 100

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from edl.config import Config
+from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.daemon.job_of_one import JobOfOne
 from edl.daemon.mailbox import Mailbox
@@ -21,7 +22,7 @@ def test_it_takes_place_between_two_steps_of_the_training() -> None:
     ring = LoopbackNetwork().ring(0)
     worker = Worker(Config(), ring, Mailbox(), JobOfOne(Config()))
     worker.start()
-    worker.attach_source(Source(1000, 4, True, 7, 0))
+    worker.attach_source(Source(1000, Batching(4), True, 7, 0))
     with pytest.raises(UsageError, match=r"call edl\.mean\(\) after .*: training has not begun"):
         worker.exchange([1.0])
     worker.begin()

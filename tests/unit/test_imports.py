@@ -9,7 +9,7 @@
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
       <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
-    errors <- schedules <- torch, tensorflow
+    errors <- schedules <- core/policy, torch, tensorflow
     errors <- figures <- diagnose <- framework; figures <- cli
     errors, config, horovod_build <- install
     testing, cli: anything but what trains; testing also drives daemon and framework
@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "core/step": {"errors", "core"},
     "core/job": {"errors", "core", "core/step"},
     "core/host": {"errors", "core", "core/step", "core/job"},
-    "core/policy": {"errors", "core", "core/step", "core/job"},
+    "core/policy": {"errors", "core", "core/step", "core/job", "schedules"},
     "http": BASE | CORE,
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edl.core.step.batching import Batching
 from edl.core.step.mean import weighted_means
 from edl.core.step.source import Source
 from edl.daemon.loader_progress import LoaderProgress
@@ -81,7 +82,7 @@ def test_so_is_a_weight_that_is_none(others: list[list[float]], weight: float) -
 
 def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
     progress = LoaderProgress()
-    progress.attach(Source(samples, 4, False, 0, 0), 0)
+    progress.attach(Source(samples, Batching(4), False, 0, 0), 0)
     batch = progress.sampler.form(progress.ledger)
     assert batch is not None
     progress.open_step.begin(batch, padding)

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from edl.core.policy.cost import Cost
-from edl.core.policy.file import HOLD_S, check_sizes, parse
+from edl.core.policy.file import HOLD_S, check_change, check_sizes, parse
+from edl.core.policy.learning_rate import LearningRate
 from edl.core.policy.stragglers import Stragglers
 from edl.core.policy.throughput import Throughput
 from edl.core.policy.votes import Votes
 from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
 from edl.errors import UsageError
+from edl.schedules import Knee, Scaling, Step
 
 SHORT = """
 [size]
@@ -130,3 +133,100 @@ def test_a_job_of_one_size_cannot_find_another() -> None:
     for sizes in (Sizes(2, 2), Sizes(1, 8, sizes=(4,)), Sizes(1, 5, size_step=4)):
         with pytest.raises(UsageError, match=f"the job may have {sizes} only"):
             check_sizes(policy, sizes, "p.toml")
+
+
+# --- batches and learning rates
+
+
+def test_batches_by_the_names_of_the_loaders() -> None:
+    policy = parse("[batch]\nbatch_size = 32\nmax_global_batch = 256", "policy.toml")
+    assert policy.batch == Batching(32, 256)
+    assert parse("[batch]\nmax_global_batch = 256", "p").batch == Batching(0, 256)
+    assert parse("[batch]\nglobal_batch = 256", "p").batch == Batching(global_batch=256)
+    assert parse("[batch]\nglobal_batch = [64, 256]", "p").batch == Batching(batch_range=(64, 256))
+
+
+def test_a_schedule_and_a_scaling() -> None:
+    text = """
+[learning_rate]
+schedule = "knee"
+peak_lr = 0.4
+warmup = 1000
+total = 10_000
+explore = 4000
+scaling = "sqrt"
+batch = 128
+ramp = 4
+"""
+    found = parse(text, "policy.toml").learning_rate
+    assert found is not None
+    assert found.schedule == Knee(peak_lr=0.4, warmup=1000, total=10_000, explore=4000)
+    assert found.scaling == Scaling(rule="sqrt", batch=128, ramp=4)
+    only = parse('[learning_rate]\nscaling = "linear"\nbatch = 64', "p").learning_rate
+    assert only == LearningRate(None, Scaling(rule="linear", batch=64))
+    steps = 'schedule = "step"\npeak_lr = 1\nmilestones = [10, 20.5]'
+    found = parse(f"[learning_rate]\n{steps}", "p").learning_rate
+    assert found == LearningRate(Step(peak_lr=1, milestones=[10, 20.5]), None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (["[batch]"], "line 1: table [batch] is empty; it may have batch_size"),
+        (["[batch]", "size = 3"], "line 2: table [batch] has no 'size'; did you mean batch_size?"),
+        (["[batch]", "batch_size = 0"], "line 2: batch_size is 0; it must be at least 1"),
+        (["[batch]", "global_batch = [9, 3]"], "line 2: global_batch is [9, 3]; [batch] takes"),
+        (["[learning_rate]"], "line 1: table [learning_rate] needs a schedule, like"),
+        (
+            ["[learning_rate]", 'schedule = "kneee"'],
+            "line 2: there is no schedule 'kneee'; did you mean knee?",
+        ),
+        (["[learning_rate]", 'schedule = "knee"'], "line 2: schedule knee needs peak_lr"),
+        (
+            ["[learning_rate]", 'schedule = "knee"', "peak_lr = 1", "total = 10", "explore = 11"],
+            "line 2: warmup is 0 samples and explore 11, together more than total, 10",
+        ),
+        (
+            ["[learning_rate]", 'schedule = "constant"', "peak_lr = true"],
+            "line 3: peak_lr is True; it must be a number",
+        ),
+        (
+            ["[learning_rate]", 'schedule = "constant"', "peak_lr = 1", "total = 5"],
+            "line 4: schedule constant has no 'total'",
+        ),
+        (
+            ["[learning_rate]", 'schedule = "step"', "peak_lr = 1", "milestones = 5"],
+            "line 4: milestones is 5; it must be numbers of samples, like [1000, 2000]",
+        ),
+        (["[learning_rate]", 'scaling = "liner"'], "line 2: there is no scaling 'liner'"),
+        (
+            ["[learning_rate]", 'scaling = "linear"'],
+            "line 2: scaling needs batch, the global batch for which the learning rate was chosen",
+        ),
+        (
+            ["[learning_rate]", 'scaling = "linear"', "batch = 8", "ramp = 1.5"],
+            "line 4: ramp is 1.5; it must be a whole number of updates",
+        ),
+        (
+            ["[learning_rate]", 'schedule = "constant"', "peak_lr = 1", "ramp = 3"],
+            "line 4: ramp is",
+        ),
+        (["[learning_rate]", 'scaling = "linear"', "peak_lr = 3"], "line 3: peak_lr is part of"),
+    ],
+)
+def test_a_table_that_cannot_be_names_its_line(lines: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse("\n".join(lines), "policy.toml")
+    assert str(refused.value).startswith("policy.toml, " + sentence)
+
+
+def test_a_running_job_keeps_its_batches_and_its_learning_rate() -> None:
+    before, same = parse(size() + "\n[batch]\nbatch_size = 4", "a"), "[batch]\nbatch_size = 4"
+    check_change(before, parse(same, "b"), "b")
+    for other in (
+        size(),
+        "[batch]\nbatch_size = 5",
+        f'{same}\n[learning_rate]\nscaling="sqrt"\nbatch=4',
+    ):
+        with pytest.raises(UsageError, match=r"b has other .* or start the job anew"):
+            check_change(before, parse(other, "b"), "b")

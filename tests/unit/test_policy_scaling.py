@@ -29,4 +29,4 @@ def test_a_measurement_counts_more_than_the_model() -> None:
 def test_throughputs_are_step_times() -> None:
     """4 workers on 2 hosts, 32 samples each: 128 in a step; of 640 a second it takes 0.2 s."""
     seen = {1: Seen(160.0, 9), 4: Seen(640.0, 50, 32.0, 2)}
-    assert measured(seen) == [Measured(4, 2, 32.0, pytest.approx(0.2))]
+    assert measured(seen.items()) == [Measured(4, 2, 32.0, pytest.approx(0.2))]

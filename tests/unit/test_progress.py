@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from edl.core.step.batching import Batching
 from edl.core.step.source import Source
+from edl.core.step.step_record import StepRecord, StepRecords
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.progress import Receive
 from edl.errors import DataError
@@ -15,7 +17,7 @@ from edl.errors import DataError
 
 def progress_of(worker: int, fingerprint: str = "", total: int = 100) -> LoaderProgress:
     one = LoaderProgress()
-    one.attach(Source(total, 4, True, 7, 0, fingerprint), worker)
+    one.attach(Source(total, Batching(4), True, 7, 0, fingerprint), worker)
     return one
 
 
@@ -105,19 +107,9 @@ def test_nobody_misses_two_exchanges() -> None:
         late.take_over(root.header(), Receive.NOTHING)
 
 
-def test_the_largest_global_batch_is_shared_out_evenly() -> None:
-    source = Source(100, 4, True, 7, 0, max_global_batch=10)
-    # 2 workers have 4 each; 3 share 10 out as 4, 3, 3; 12 get one each, more than was asked for.
-    assert [source.batch_of(rank, 2) for rank in range(2)] == [4, 4]
-    assert [source.batch_of(rank, 3) for rank in range(3)] == [4, 3, 3]
-    assert [source.batch_of(rank, 12) for rank in range(12)] == [1] * 12
-    assert [source.global_batch(size) for size in (1, 2, 3, 12)] == [4, 8, 10, 12]
-    assert replace(source, max_global_batch=0).global_batch(12) == 48
-
-
 def test_each_ring_has_batches_of_its_size() -> None:
     one = LoaderProgress()
-    one.attach(Source(100, 4, True, 7, 0, max_global_batch=10), 2)
+    one.attach(Source(100, Batching(4, 10), True, 7, 0), 2)
     sizes = []
     for members in ((2,), (0, 2), (0, 1, 2), (1, 2)):
         one.adopt(members)
@@ -136,3 +128,61 @@ def test_who_has_missed_an_update_knows_the_same_of_it() -> None:
     root.trained, root.trained_before, root.step = 32, 24, 4
     other.take_over(root.header(), Receive.ALL)
     assert (other.trained, other.trained_before) == (32, 24)
+
+
+RANGE = Source(100, Batching(batch_range=(6, 40)), True, 7, 0)
+
+
+def chosen_by(one: LoaderProgress, *wished: int) -> int:
+    """The global batch of ``one``, whose ring is of so many workers, after a step without data."""
+    rows = [
+        StepRecord(
+            generation=1,
+            step=one.step,
+            worker=worker,
+            samples=0,
+            position=-1,
+            newest_generation=1,
+            batch=batch,
+            **one.row(),
+        )
+        for worker, batch in zip(one.members, wished, strict=True)
+    ]
+    one.complete(StepRecords.of(rows))
+    return one.source.batching.of_all(len(one.members))
+
+
+def test_all_take_the_batch_that_the_leader_wishes_with_the_next_step() -> None:
+    one = LoaderProgress()
+    one.adopt((0, 1))
+    one.attach(RANGE, 1)
+    assert one.sampler.size == 3
+    assert chosen_by(one, 0, 0) == 6
+    assert chosen_by(one, 0, 20) == 20
+    assert one.sampler.size == 10
+    assert one.ledger.held_samples(1) >= 20  # the next step has the leases that it needs
+    assert chosen_by(one, 0, 0) == 20  # a leader that wishes nothing, yet
+    assert chosen_by(one, 8, 30) == 20  # two believe to lead
+    assert chosen_by(one, 99, 0) == 40
+    assert [size for _, size in one.batches] == [6, 20]  # 40: with the next step
+
+
+def test_a_newcomer_and_a_resumed_job_have_the_batch_that_was_chosen() -> None:
+    root, other, resumed = LoaderProgress(), LoaderProgress(), LoaderProgress()
+    for worker, one in enumerate((root, other, resumed)):
+        one.adopt((0, 1))
+        one.attach(RANGE, worker % 2)
+    chosen_by(root, 0, 20)
+    other.take_over(root.header(), Receive.ALL)
+    assert other.sampler.size == 10
+    resumed.resume(1, root.ledger.snapshot(), 0, None, 20)
+    assert resumed.sampler.size == 10
+    assert resumed.place.source == root.source
+
+
+def test_a_worker_that_asks_for_other_batches_is_refused() -> None:
+    root, other = progress_of(0), LoaderProgress()
+    other.adopt((0, 1))
+    other.attach(Source(100, Batching(5), True, 7, 0), 1)
+    with pytest.raises(DataError, match=r"batch_size=5. The job: batch_size=4"):
+        other.take_over(root.header(), Receive.ALL)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.job_spec import JobSettings
+from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.core.step.state_check import (
     ALIGN_BYTES,
@@ -376,7 +377,7 @@ class Job:
 
     def __init__(self, every: int = 2, heals: bool = False, **others: int) -> None:
         self.progress = LoaderProgress()
-        self.progress.attach(Source(100, 4, False, 0, 0), 0)
+        self.progress.attach(Source(100, Batching(4), False, 0, 0), 0)
         self.progress.adopt((0, 1, 2))
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts

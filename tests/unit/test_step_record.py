@@ -133,6 +133,7 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
         "taken",
         "end",
         "wish",
+        "batch",
         "own_square",
         "mean_square",
     } | {n for n in FIELDS if n.endswith("_us")}

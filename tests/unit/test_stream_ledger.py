@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from edl.core.step.batching import Batching
 from edl.core.step.ledger import Ledger, complete_step, give_back, grant, restore, start_epoch
 from edl.core.step.spans import common, joined, take, without
 from edl.core.step.step_record import StepRecord, StepRecords
@@ -87,11 +88,11 @@ def test_what_is_left_of_a_dead_workers_shard_is_read_on_by_another() -> None:
 
 
 def test_the_end_of_a_shared_stream_is_everybodys() -> None:
-    source = StreamSource.of(1, 4, False, 0, 0, shared=True)
-    ledger = grant(start_epoch(source.total, 0, True), [(0, 8), (1, 8)], source.policy)
+    source = StreamSource.of(1, Batching(4), False, 0, 0, shared=True)
+    ledger = grant(start_epoch(source.total, 0, True), [(0, 8), (1, 8)], source.policy(2))
     assert ledger.held_by(1) == ((32, 64),)
     records = [row(0, 4, 0, 4), row(1, 0, -1, 0, end=10)]
-    ledger = complete_step(ledger, StepRecords.of(records), source.policy)
+    ledger = complete_step(ledger, StepRecords.of(records), source.policy(2))
     assert (ledger.free, ledger.leases) == ((), ((0, ((4, 10),)),))
 
 
@@ -107,10 +108,10 @@ def test_a_snapshot_knows_that_it_is_of_a_stream() -> None:
 
 
 def test_a_worker_wants_to_know_its_next_shard() -> None:
-    source = StreamSource.of(8, 4, True, 7, 0)
+    source = StreamSource.of(8, Batching(4), True, 7, 0)
     ledger = stream(8)
-    assert source.lacks(ledger, 0, 1) == 2
-    assert source.lacks(grant(ledger, [(0, 1)], POLICY), 0, 1) == 1
+    assert source.lacks(ledger, 0, 1, 2) == 2
+    assert source.lacks(grant(ledger, [(0, 1)], POLICY), 0, 1, 2) == 1
     assert sorted(source.order(3).at(0, 8).tolist()) == [*range(8)]
     assert source.known_total == 0
 
@@ -118,4 +119,4 @@ def test_a_worker_wants_to_know_its_next_shard() -> None:
 @pytest.mark.parametrize("shards", [0, MOST_SHARDS + 1])
 def test_a_stream_without_shards_is_refused(shards: int) -> None:
     with pytest.raises(DataError, match=f"the stream has {shards} shards"):
-        StreamSource.of(shards, 4, False, 0, 0)
+        StreamSource.of(shards, Batching(4), False, 0, 0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edl.config import Config
+from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.daemon.job_of_one import JobOfOne
 from edl.daemon.mailbox import Mailbox
@@ -145,9 +146,9 @@ def test_a_script_has_one_place_in_its_data() -> None:
     worker = alone()
     worker.leave_data_to_script(MagicMock(), lambda: None)
     with pytest.raises(UsageError, match="create no edl data loader"):
-        worker.attach_source(Source(8, 2, False, 0, 0))
+        worker.attach_source(Source(8, Batching(2), False, 0, 0))
     worker = alone()
-    worker.attach_source(Source(8, 2, False, 0, 0))
+    worker.attach_source(Source(8, Batching(2), False, 0, 0))
     with pytest.raises(UsageError, match="edl data loader and a Horovod elastic state"):
         worker.leave_data_to_script(MagicMock(), lambda: None)
 

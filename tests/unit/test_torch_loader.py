@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,9 @@ from tfrecords import framed
 import edl.data
 import edl.torch
 from edl.core.events import DataSkippedDetails, Details
+from edl.core.policy.file import Policy
 from edl.core.step.aligned import AlignedSource
+from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
@@ -22,6 +25,8 @@ class Listener:
 
     def __init__(self) -> None:
         self.source: Source | None = None
+        self.follows: Policy | None = None
+        self.loader = SimpleNamespace(sampler=SimpleNamespace())
         self.logged: list[Details] = []
 
     def attach_source(self, source: Source) -> None:
@@ -45,13 +50,13 @@ def test_damage_is_logged_and_the_fingerprint_attached(
     path.write_bytes(framed(b"one") + framed(b"two")[:9])
     dataset = edl.data.tfrecord(path, on_error="skip")
     worker = attached(dataset)
-    assert worker.source == Source(1, 2, False, 0, 0, dataset.fingerprint)
+    assert worker.source == Source(1, Batching(2), False, 0, 0, dataset.fingerprint)
     assert worker.logged == [DataSkippedDetails(file=str(path), offset=19, bytes=9)]
 
 
 def test_other_data_sets_have_nothing_to_log() -> None:
     worker = attached([1.0, 2.0, 3.0])
-    assert worker.source == Source(3, 2, False, 0, 0, "")
+    assert worker.source == Source(3, Batching(2), False, 0, 0, "")
     assert worker.logged == []
 
 
@@ -59,7 +64,7 @@ def test_the_largest_global_batch_is_part_of_the_source() -> None:
     worker = Listener()
     given = cast(Worker, worker)
     edl.torch.DataLoader([1.0, 2.0], batch_size=2, max_global_batch=6, worker=given)
-    assert worker.source == Source(2, 2, False, 0, 0, "", max_global_batch=6)
+    assert worker.source == Source(2, Batching(2, 6), False, 0, 0, "")
 
 
 @pytest.mark.parametrize("most", [1, True, 2.5, "6"])
@@ -73,7 +78,7 @@ def test_a_fixed_global_batch_is_that_of_all_workers() -> None:
     worker = Listener()
     given = cast(Worker, worker)
     edl.torch.DataLoader([1.0, 2.0], global_batch=6, seed=3, worker=given)
-    assert worker.source == AlignedSource(2, 6, False, 3, 0)
+    assert worker.source == AlignedSource(2, Batching(global_batch=6), False, 3, 0)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +99,23 @@ def test_nobody_can_tell_the_global_batches_of_a_stream() -> None:
     stream = edl.data.stream([0, 1], lambda shard, offset: iter([shard]))
     with pytest.raises(UsageError, match="the samples of a stream have no numbers"):
         edl.torch.DataLoader(stream, global_batch=2, worker=cast(Worker, Listener()))
+
+
+def test_the_jobs_policy_says_how_large_batches_are() -> None:
+    worker = Listener()
+    worker.follows = Policy("", batch=Batching(batch_range=(8, 64)))
+    edl.torch.DataLoader([1.0, 2.0], batch_size=32, worker=cast(Worker, worker))
+    assert worker.source == Source(2, Batching(batch_range=(8, 64)), False, 0, 0)
+    most = Listener()
+    most.follows = Policy("", batch=Batching(0, 64))
+    edl.torch.DataLoader([1.0, 2.0], batch_size=32, worker=cast(Worker, most))
+    assert most.source == Source(2, Batching(32, 64), False, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["max_global_batch", "global_batch"])
+def test_who_says_it_twice_is_refused(name: str) -> None:
+    worker = Listener()
+    worker.follows = Policy("", batch=Batching(4))
+    sentence = f"edl.DataLoader was given {name}, and the job's policy has a table"
+    with pytest.raises(UsageError, match=sentence):
+        edl.torch.DataLoader([1.0], worker=cast(Worker, worker), **{name: 8})

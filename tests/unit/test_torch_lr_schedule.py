@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as lr
 
+from edl.core.policy.file import Policy
+from edl.core.policy.learning_rate import LearningRate
 from edl.core.step.noise_scale import Measured, NoiseScale
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
@@ -169,3 +171,98 @@ def test_horovods_optimizer_counts_no_samples(job: Job) -> None:
     sgd._allreduce_delay = {}  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="LRSchedule counts the samples of edl's own loader"):
         LRSchedule(sgd, LINEAR)
+
+
+# --- the policy of the job
+
+
+def follows(job: Job, monkeypatch: pytest.MonkeyPatch, table: LearningRate | None) -> None:
+    job.progress.optimizers = 1
+    worker = SimpleNamespace(loader=job, follows=Policy("", learning_rate=table))
+    monkeypatch.setattr(lr_schedule, "current_worker", lambda: worker)
+
+
+def test_an_optimizer_follows_the_policy_of_its_job(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows(job, monkeypatch, LearningRate(LINEAR, None))
+    sgd = elastic_sgd(2)
+    lr_schedule.follow_policy(sgd)
+    lr_schedule.check_schedulers()
+    assert job.train(sgd, 10) == [pytest.approx(0.9)] * 2
+
+
+def test_a_scaling_alone_is_of_the_rates_that_the_script_gives(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the batch that a rate of 3 was chosen for."""
+    follows(job, monkeypatch, LearningRate(None, Scaling(batch=8, ramp=0)))
+    sgd = elastic_sgd(rate=3.0)
+    lr_schedule.follow_policy(sgd)
+    job.batches = ((0, 16),)
+    assert job.train(sgd, 16) == [6.0]
+
+
+def test_without_a_table_nothing_follows(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(job, monkeypatch, None)
+    sgd = elastic_sgd()
+    lr_schedule.follow_policy(sgd)
+    assert job.train(sgd, 10) == [9.0]
+
+
+BOTH = "policy has a .learning_rate., and the script a StepLR for the same optimizer"
+
+
+def test_the_policy_and_an_earlier_scheduler_of_the_script(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows(job, monkeypatch, LearningRate(LINEAR, None))
+    sgd = elastic_sgd()
+    own = lr.StepLR(sgd, 10)
+    with pytest.raises(UsageError, match=BOTH):
+        lr_schedule.follow_policy(own.optimizer)
+
+
+def test_the_policy_and_a_later_scheduler_of_the_script(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows(job, monkeypatch, LearningRate(LINEAR, None))
+    sgd = elastic_sgd()
+    lr_schedule.follow_policy(sgd)
+    own = lr.StepLR(sgd, 10)
+    with pytest.raises(UsageError, match=BOTH):
+        lr_schedule.check_schedulers()
+    del own
+
+
+def test_groups_keep_the_ratios_of_their_rates_to_the_first(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head with 2, a backbone with 0.5; later one more, with 1."""
+    follows(job, monkeypatch, LearningRate(LINEAR, None))
+    sgd = elastic_sgd(2)
+    sgd.param_groups[0]["lr"], sgd.param_groups[1]["lr"] = 2.0, 0.5
+    lr_schedule.follow_policy(sgd)
+    assert job.train(sgd, 10) == pytest.approx([0.9, 0.225])
+    sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0})
+    assert job.train(sgd, 10) == pytest.approx([0.8, 0.2, 0.4])
+
+
+def test_one_schedule_of_a_policy_is_not_for_several_optimizers(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows(job, monkeypatch, LearningRate(LINEAR, None))
+    job.progress.optimizers = 2
+    with pytest.raises(UsageError, match=r"one schedule .* and the script several"):
+        lr_schedule.follow_policy(elastic_sgd())
+
+
+def test_a_group_that_is_added_has_the_schedule_of_all_or_is_refused(job: Job) -> None:
+    sgd, other = elastic_sgd(), elastic_sgd()
+    LRSchedule(sgd, LINEAR)
+    LRSchedule(other, [LINEAR])
+    for each in (sgd, other):
+        each.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0})
+    assert job.train(sgd, 10) == [pytest.approx(0.9)] * 2
+    with pytest.raises(UsageError, match=r"has 2 parameter groups by now, and .* 1 schedules"):
+        job.train(other, 10)

@@ -44,7 +44,7 @@ class Job:
         self.warming_up = self.open = False
         self.rank, self.batch_weight = 0, 10.0
         self.open_step = SimpleNamespace(superseded=False)
-        self.progress = SimpleNamespace(optimizers=1)
+        self.progress = SimpleNamespace(optimizers=1, attached=False)
         self.others: list[list[float]] = []
         self.rows: list[list[list[float]]] = []
         self.loader = self.steps = self

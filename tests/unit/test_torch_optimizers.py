@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.framework.steps import Steps
@@ -28,7 +29,7 @@ class Script:
         torch.manual_seed(0)
         torch.set_num_threads(1)
         self.worker = one.worker
-        self.worker.attach_source(Source(2, 1, False, 7, 0))
+        self.worker.attach_source(Source(2, Batching(1), False, 7, 0))
         self.worker.attach_replica(Models(1, 2))
         self.optimizers = Optimizers(self.worker)
         self.nets = [torch.nn.Linear(2, 1) for _ in range(count)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from edl.core.step.batching import Batching
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.weighting import Share
 from edl.daemon import activity
@@ -36,10 +37,10 @@ class Worker:
         self.begun, self.samples, self.generation = 0, BATCH, 1
         self.optimizers = self.updates = 0
         self.has_state = self.superseded = False
-        self.changes = self.batches = self.batch_weight = 0
+        self.changes = self.batches = self.batch_weight = self.pieces_left = 0
         self.summed = self.may_grow = self.announces_late = False
         self.other_samples = BATCH
-        self.measures_noise, self.step = False, 0
+        self.measures_noise, self.step, self.attached = False, 0, True
         self.squares: list[tuple[float, float]] = []  # measured
         self.other: dict[str, Tensor] = {}
         self.sent: list[str] = []
@@ -77,7 +78,7 @@ class Worker:
 
     @property
     def source(self) -> Any:
-        return SimpleNamespace(batch_size=BATCH)
+        return SimpleNamespace(batch_size=BATCH, batching=Batching(BATCH))
 
     def announce(self) -> None:
         pass

@@ -14,6 +14,7 @@ from edl.core.policy.file import parse
 from edl.core.policy.votes import Votes
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
 from edl.daemon.wishes import Wishes
 from edl.errors import UsageError
 from edl.framework import adapting
@@ -114,3 +115,22 @@ def test_what_cannot_be_asked_is_refused(worker: Any, arguments: Any, said: str)
     with pytest.raises(UsageError) as refused:
         adapting.on_interval(*arguments)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("late", ["loader", "optimizer"])
+def test_batches_and_rates_are_said_before_the_loader_and_the_optimizer(
+    worker: Any, late: str
+) -> None:
+    worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=late == "loader"))
+    worker.replica = object() if late == "optimizer" else None
+    with pytest.raises(UsageError, match=r"or its optimizer already: call edl\.policy before both"):
+        adapting.policy("[batch]\nbatch_size = 4\n")
+    adapting.policy(SHORT)
+    assert worker.own_policy.of_script == (None, None)
+
+
+def test_a_script_follows_the_policy_that_it_proposes(worker: Any) -> None:
+    worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
+    worker.replica = None
+    adapting.policy("[batch]\nbatch_size = 4\n")
+    assert worker.own_policy.batch == Batching(4)

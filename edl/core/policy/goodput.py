@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edl.core.policy.batch import best_batch
 from edl.core.policy.cost import span
 from edl.core.policy.observation import Observation, State, Suggestion
 from edl.core.settings import setting
@@ -48,6 +49,8 @@ class Goodput:
         """
         if now.model is None:
             return {}
+        if now.batching is not None:
+            return {np: best_batch(now, np)[1] for np in self._sizes(now)}
         worth = {np: now.noise.efficiency(np * now.batch or 1.0) for np in self._sizes(now)}
         return {np: now.model.throughput(np) * each for np, each in worth.items()}
 
@@ -56,24 +59,24 @@ class Goodput:
         sizes = [np for np in range(now.least, most + 1) if now.sizes.allows(np)]
         return sorted({*sizes, now.np})
 
-    def _choice(self, now: Observation, goodput: Mapping[int, float]) -> tuple[int, str]:
-        mine = goodput[now.np]
-        best = max(goodput, key=lambda np: (goodput[np], -np))
-        gain = goodput[best] / mine - 1.0 if mine > 0 else float("inf")
+    def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
+        mine = table[now.np]
+        best = max(table, key=lambda np: (table[np], -np))
+        gain = table[best] / mine - 1.0 if mine > 0 else float("inf")
         about = f"{best} would train {gain:+.1%} of what {now.np} do"
         if (scale := now.noise.finite) is not None:
             about = (
                 f"{best} would make {gain:+.1%} of the progress of {now.np}, by a noise scale of "
                 f"{scale:,.0f} samples"
             )
-        as_good = [np for np in goodput if np < now.np and goodput[np] >= (1.0 - ALIKE) * mine]
+        as_good = [np for np in table if np < now.np and table[np] >= (1.0 - ALIKE) * mine]
         if gain < self.least_gain:
             if as_good:
                 fewer = min(as_good)
                 return fewer, f"goes to {fewer}: it trains as much as {now.np}"
             return now.np, f"stays at {now.np}: {about}, less than {self.least_gain:.0%}"
         if now.left is not None:
-            saved_s = now.left / mine - now.left / goodput[best] if mine > 0 else float("inf")
+            saved_s = now.left / mine - now.left / table[best] if mine > 0 else float("inf")
             if saved_s <= now.change_s:
                 return now.np, (
                     f"stays at {now.np}: {about}, which saves {span(saved_s)} until the end, and "

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl.core.job.profile import SAMPLES, Curve
-from edl.core.policy.observation import CHANGE_S, Observation, Seen
+from edl.core.policy.observation import CHANGE_S, Observation, Seen, alike
 from edl.core.policy.scaling import Scaling
 from edl.core.policy.step_time import StepTime
 from edl.core.policy.stragglers import Times
 from edl.core.record import Record
 from edl.core.records import Reading
 from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
+
+KEPT = 200  # sizes with their batches
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,9 @@ class Learned(Record):
         change_s: for how long nobody trained when the size changed, lately; 0: it never did.
         step_time: the model of a step that was fitted last.
         noise: what is known of the gradient noise scale.
+        batching: how large the batches are; None: nobody knows.
+        step_batches: of so many, gradients are added up for one step.
+        by_batch: the throughput by number of workers, of each batch that they had.
     """
 
     seen: tuple[tuple[int, Seen], ...] = ()
@@ -48,6 +54,9 @@ class Learned(Record):
     change_s: float = 0.0
     step_time: StepTime | None = None
     noise: NoiseScale = UNKNOWN
+    batching: Batching | None = None
+    step_batches: int = 1
+    by_batch: tuple[tuple[int, Seen], ...] = ()
 
     def with_reading(self, before: Reading | None, now: Reading, hosts: int = 1) -> Learned:
         """With what was trained between two readings of one worker in one ring.
@@ -126,8 +135,11 @@ class Learned(Record):
             data_part=self.data_part,
             model=model,
             batch=batch,
+            batching=self.batching,
+            step_batches=self.step_batches,
             noise=self.noise,
             change_s=self.change_s or CHANGE_S,
+            batches_seen=self._batches_seen,
         )
 
     def _with_change(self, before: Reading, now: Reading) -> Learned:
@@ -141,7 +153,34 @@ class Learned(Record):
             return self
         return replace(self, change_s=(self.change_s + cost_s) / 2 if self.change_s else cost_s)
 
+    @property
+    def _batches_seen(self) -> tuple[float, ...]:
+        """Samples of one worker in a step, those that are alike once."""
+        found: list[Seen] = []
+        for _, one in self.by_batch:
+            if one.batch > 0 and not any(alike(one.batch, other.batch) for other in found):
+                found.append(one)
+        return tuple(sorted(one.batch for one in found))
+
+    @property
+    def all_seen(self) -> dict[tuple[int, int], Seen]:
+        """The throughput by number of workers and by the how many-th batch it is."""
+        return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
+
     def _with(self, np: int, more: Seen) -> Learned:
-        seen = dict(self.seen)
-        seen[np] = seen[np].and_then(more) if np in seen else more
-        return replace(self, seen=tuple(sorted(seen.items())))
+        """With ``more`` of that size. What it has trained with other batches is kept by_batch."""
+        seen, entries = dict(self.seen), [*self.by_batch]
+        known = [
+            at for at, (n, one) in enumerate(entries) if n == np and alike(one.batch, more.batch)
+        ]
+        if known:
+            more = entries[known[0]][1].and_then(more)
+            entries[known[0]] = np, more
+        else:
+            if np in seen and alike(
+                seen[np].batch, more.batch
+            ):  # written by an edl that knew one batch
+                more = seen[np].and_then(more)
+            entries.append((np, more))
+        seen[np] = more
+        return replace(self, seen=tuple(sorted(seen.items())), by_batch=tuple(entries[-KEPT:]))

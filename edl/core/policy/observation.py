@@ -8,11 +8,14 @@ from typing import Any, NamedTuple, Protocol
 
 from edl.core.record import Record
 from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
 
 CHANGE_S = 1.0  # what a change costs until one was measured
+
+ALIKE = 1.25  # batches that differ by less are the same
 
 State = Mapping[str, Any]
 """What a rule notes for the next time: JSON values, for another leader may ask then."""
@@ -41,11 +44,20 @@ class Seen(Record):
         return Seen(rate, self.steps + more.steps, batch, more.hosts)
 
 
+def alike(batch: float, other: float) -> bool:
+    """Whether batches are about of the same size: the last one of an epoch is smaller."""
+    least, most = sorted((batch, other))
+    return most <= ALIKE * least or least <= 0
+
+
 class Model(Protocol):
     """What a job would train with other numbers of workers."""
 
     def throughput(self, np: int) -> float:
-        """Samples a second of ``np`` workers together."""
+        """Samples a second of ``np`` workers together, with batches as they are now."""
+
+    def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
+        """The same with each of these ``batches``, in samples of one worker."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,11 @@ class Observation:
         data_part: of a step, in which the workers wait for their data, on average.
         model: of the throughput, where somebody has fitted one.
         batch: samples of one worker in a step, on average; 0: nobody knows.
+        batching: how large the batches of a loader of edl's are; None: nobody knows.
+        step_batches: of so many, gradients are added up for one step.
         noise: what is known of the gradient noise scale.
         change_s: for how long nobody trains when the size changes.
+        batches_seen: the samples of one worker in a step, as far as they were measured.
     """
 
     np: int
@@ -83,8 +98,11 @@ class Observation:
     data_part: float = 0.0
     model: Model | None = None
     batch: float = 0.0
+    batching: Batching | None = None
+    step_batches: int = 1
     noise: NoiseScale = UNKNOWN
     change_s: float = CHANGE_S
+    batches_seen: Sequence[float] = ()
 
     @property
     def most(self) -> int:

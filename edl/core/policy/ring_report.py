@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.core.policy.stragglers import NO_CARE, Care, Times
+from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 
@@ -18,6 +19,8 @@ class RingReport:
         wishes: workers more, or fewer, that the script of each wants.
         is_timed: the script trains with edl's loaders, so the workers' times are known.
         noise: what is known of the gradient noise scale.
+        batching: how large the batches are; None: nobody knows.
+        step_batches: of so many, gradients are added up for one step.
     """
 
     care: Care = NO_CARE
@@ -25,6 +28,8 @@ class RingReport:
     wishes: tuple[int, ...] = ()
     is_timed: bool = True
     noise: NoiseScale = UNKNOWN
+    batching: Batching | None = None
+    step_batches: int = 1
 
 
 NO_REPORT = RingReport()

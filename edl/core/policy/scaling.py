@@ -6,7 +6,7 @@ wrong by there it is wrong by in the sizes beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.core.policy.observation import Seen
@@ -31,16 +31,20 @@ class Scaling:
     seen: Mapping[int, Seen] = field(default_factory=dict)
 
     def throughput(self, np: int) -> float:
-        """Samples a second of ``np`` workers together."""
+        """Samples a second of ``np`` workers together, with batches as they are now."""
+        return self.with_batches(np, [self.batch])[0]
+
+    def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
+        """The same with each of these ``batches``, in samples of one worker."""
+        modelled = self.step_time.throughputs(np, self._hosts(np), batches)
         known = [n for n, one in self.seen.items() if one.steps >= ENOUGH_STEPS]
         nearest = min(known, key=lambda n: abs(n - np), default=None)
         if nearest is None:
-            return self._modelled(np)
-        wrong = self.seen[nearest].samples_per_s / self._modelled(nearest)
-        return self._modelled(np) * wrong
-
-    def _modelled(self, np: int) -> float:
-        return self.step_time.throughput(np, self._hosts(np), self.batch)
+            return modelled
+        seen = self.seen[nearest]
+        batch = seen.batch or self.batch
+        (there,) = self.step_time.throughputs(nearest, self._hosts(nearest), [batch])
+        return [rate * seen.samples_per_s / there for rate in modelled]
 
     def _hosts(self, np: int) -> int:
         """How many hosts they take."""
@@ -52,10 +56,10 @@ class Scaling:
         return max(1, len(self.slots))
 
 
-def measured(seen: Mapping[int, Seen]) -> list[Measured]:
-    """The step times that the throughputs mean, of those whose batches are known."""
+def measured(seen: Iterable[tuple[int, Seen]]) -> list[Measured]:
+    """The step times that throughputs by workers mean, of those whose batches are known."""
     return [
         Measured(np, one.hosts, one.batch, np * one.batch / one.samples_per_s)
-        for np, one in seen.items()
+        for np, one in seen
         if one.batch > 0 and one.samples_per_s > 0
     ]

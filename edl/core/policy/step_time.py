@@ -56,7 +56,14 @@ class StepTime(Record):
 
     def throughput(self, workers: int, hosts: int, batch: float) -> float:
         """Samples a second of all workers together."""
-        return workers * batch / self.step_s(workers, hosts, batch)
+        return self.throughputs(workers, hosts, [batch])[0]
+
+    def throughputs(self, workers: int, hosts: int, batches: Sequence[float]) -> list[float]:
+        """The same with each of these batches."""
+        each = np.array(batches, float)
+        all_alike = np.full(len(each), workers), np.full(len(each), hosts)
+        rates: list[float] = (workers * each / _predict(self._vector(), *all_alike, each)).tolist()
+        return rates
 
     def _vector(self) -> Vector:
         parts = (self.compute_s, self.each_sample_s, self.reduce_s, self.each_worker_s)

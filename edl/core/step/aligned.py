@@ -25,22 +25,14 @@ from edl.core.step.spans import Span, common, joined, length, take, without
 
 @dataclass(frozen=True)
 class AlignedSource(Source):
-    """``batch_size`` is that of all workers together."""
+    """Its batching has a ``global_batch``."""
 
     lets_newcomers_pad: ClassVar[bool] = False  # a step has all of its slices
 
-    def batch_of(self, rank: int, size: int) -> int:
-        each, more = divmod(self.batch_size, size)
-        return each + (rank < more)
-
-    def global_batch(self, size: int) -> int:
-        return self.batch_size
-
-    @property
-    def policy(self) -> LeasePolicy:
+    def policy(self, size: int) -> LeasePolicy:
         return SlicePolicy(self.batch_size)
 
-    def lacks(self, ledger: Ledger, worker: int, step_batches: int) -> int:
+    def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         """How many more global batches are to be dealt when the step is complete.
 
         None behind one in which this worker has no slice: it would train them a step too early.

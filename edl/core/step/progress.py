@@ -28,6 +28,7 @@ class Progress(Record):
     epochs: int = 0  # that the script trains; 0: it has not said
     noise_scale: float | None = None  # of the gradients, in samples; None: nobody can say
     noise_is_biased: bool = False  # it was measured by a single worker
+    global_batch: int = 0  # samples of a batch of all workers; 0: nobody can say
 
     @property
     def left(self) -> float | None:

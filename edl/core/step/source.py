@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from edl.core.step.batching import Batching
 from edl.core.step.ledger import LeasePolicy, Ledger, give_back, start_epoch
 from edl.core.step.shuffle import EpochOrder
 
@@ -18,42 +19,40 @@ class Source:
 
     ``prefetch_batches``: how many batches the loader forms ahead of the one in training.
     ``fingerprint``: one line that differs where the data do; empty where nobody can tell.
-    ``max_global_batch``: samples of one batch of all workers together, at most; 0: any number.
     """
 
     total: int
-    batch_size: int
+    batching: Batching
     shuffle: bool
     seed: int
     prefetch_batches: int
     fingerprint: str = ""
-    max_global_batch: int = field(default=0, kw_only=True)
 
     lets_newcomers_pad: ClassVar[bool] = True  # until their first batch is loaded
 
-    def batch_of(self, rank: int, size: int) -> int:
-        """Samples in a batch of one of ``size`` workers.
+    @property
+    def batch_size(self) -> int:
+        """Samples of a worker's batch as the weights of gradients count them, whatever it has."""
+        batching = self.batching
+        return batching.global_batch or batching.batch_range[0] or batching.batch_size
 
-        ``batch_size``, as long as all together have no more than ``max_global_batch``; else they
-        share that out evenly, the first ones with one more (AutoScaling, MLSys 2020). One at least.
+    @property
+    def warm_up_batch(self) -> int:
+        """Samples of a newcomer's first batch, which counts for nothing.
+
+        Of a global batch a half: there is one more worker.
         """
-        if not self.max_global_batch or self.batch_size * size <= self.max_global_batch:
-            return self.batch_size
-        each, more = divmod(self.max_global_batch, size)
-        return max(1, each + (rank < more))
+        is_shared = self.batching.is_chosen or self.batching.global_batch
+        whole = -(-self.batch_size // 2) if is_shared else self.batch_size
+        return min(whole, self.batching.micro_batch or whole)
 
-    def global_batch(self, size: int) -> int:
-        """Samples in a batch of all of ``size`` workers."""
-        whole = self.batch_size * size
-        return max(size, min(whole, self.max_global_batch)) if self.max_global_batch else whole
-
-    def need(self, step_batches: int) -> int:
-        """Samples that a worker wants to hold, so that its loader never waits for a lease.
+    def need(self, step_batches: int, size: int) -> int:
+        """Samples that each of ``size`` workers wants to hold, so that its loader never waits.
 
         ``step_batches``: how many batches it takes for one step. It wants to hold those of the step
         that is under way, and of the next one.
         """
-        return (self.prefetch_batches + 2 * step_batches) * self.batch_size
+        return (self.prefetch_batches + 2 * step_batches) * self.batching.of_one(0, size)
 
     @property
     def known_total(self) -> int:
@@ -64,14 +63,16 @@ class Source:
         """A total as people count it."""
         return f"{total} samples"
 
-    @property
-    def policy(self) -> LeasePolicy:
-        """How much of it is leased at once."""
-        return LeasePolicy(self.batch_size)
+    def policy(self, size: int) -> LeasePolicy:
+        """How much of it is leased at once to each of ``size`` workers."""
+        return LeasePolicy(self.batching.of_one(0, size))
 
-    def lacks(self, ledger: Ledger, worker: int, step_batches: int) -> int:
-        """How much more ``worker`` needs leases for, as :func:`edl.core.step.ledger.grant` asks."""
-        return max(0, self.need(step_batches) - ledger.held_samples(worker))
+    def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
+        """How much more one of ``size`` workers needs leases for.
+
+        As :func:`edl.core.step.ledger.grant` asks.
+        """
+        return max(0, self.need(step_batches, size) - ledger.held_samples(worker))
 
     def start(self, epoch: int) -> Ledger:
         """An epoch of which everything is free."""

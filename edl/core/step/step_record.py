@@ -127,6 +127,7 @@ class StepRecord(SwitchTimes):
     ``stop`` is a :class:`Stop`.
     ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
     ``wish``: so many workers more, or fewer, its script wants; 0 also if it has no wishes.
+    ``batch``: the global batch that is to be, of the worker that leads; 0: as it is.
     ``own_square`` and ``mean_square``: of the last step, the squared norms of its own gradient and
     of the job's, as the bits of a float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
     ``data_us``, ``compute_us`` and ``reduce_us`` describe its last step: how long it waited for its
@@ -156,6 +157,7 @@ class StepRecord(SwitchTimes):
     data_us: int = 0
     reduce_us: int = 0
     wish: int = 0
+    batch: int = 0
     own_square: int = 0
     mean_square: int = 0
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edl.core.step.batching import Batching
 from edl.core.step.ledger import LeasePolicy, Ledger, start_epoch
 from edl.core.step.shuffle import EpochOrder
 from edl.core.step.source import Source
@@ -40,13 +41,12 @@ class StreamSource(Source):
     def of(
         cls,
         shards: int,
-        batch_size: int,
+        batching: Batching,
         shuffle: bool,
         seed: int,
         prefetch_batches: int,
         fingerprint: str = "",
         shared: bool = False,
-        max_global_batch: int = 0,
     ) -> StreamSource:
         """A stream of so many ``shards``.
 
@@ -56,16 +56,7 @@ class StreamSource(Source):
         if not 1 <= shards <= MOST_SHARDS:
             raise DataError(f"the stream has {shards} shards; it must have 1 to {MOST_SHARDS}")
         total = shards * SHARD
-        return cls(
-            total,
-            batch_size,
-            shuffle,
-            seed,
-            prefetch_batches,
-            fingerprint,
-            shared,
-            max_global_batch=max_global_batch,
-        )
+        return cls(total, batching, shuffle, seed, prefetch_batches, fingerprint, shared)
 
     @property
     def shards(self) -> int:
@@ -78,13 +69,12 @@ class StreamSource(Source):
     def told(self, total: int) -> str:
         return f"{total // SHARD} shards"
 
-    @property
-    def policy(self) -> LeasePolicy:
-        return super().policy if self.shared else ShardPolicy(self.batch_size)
+    def policy(self, size: int) -> LeasePolicy:
+        return super().policy(size) if self.shared else ShardPolicy(self.batch_size)
 
-    def lacks(self, ledger: Ledger, worker: int, step_batches: int) -> int:
+    def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         if self.shared:
-            return super().lacks(ledger, worker, step_batches)
+            return super().lacks(ledger, worker, step_batches, size)
         return max(0, AHEAD - len(by_shard(ledger.held_by(worker))))
 
     def start(self, epoch: int) -> Ledger:

@@ -16,6 +16,7 @@ SHARD = 47  # samples
 options = parser()
 options.add_argument("--stream", choices=["shards", "stateful"])
 options.add_argument("--global-batch", type=int)
+options.add_argument("--micro-batch", type=int)
 args = options.parse_args()
 
 
@@ -46,6 +47,7 @@ loader = edl.DataLoader(
     data(),
     batch_size=1 if args.global_batch else args.batch_size,
     global_batch=args.global_batch,
+    micro_batch=args.micro_batch,
     shuffle=args.stream != "stateful",
     seed=7,
     num_workers=args.num_workers,

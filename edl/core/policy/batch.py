@@ -1,0 +1,98 @@
+"""The global batch with the largest goodput, where the job may choose it (Pollux, OSDI 2021).
+
+A larger batch makes fewer updates of the same samples, and each of them is worth more; how much,
+says the gradient noise scale. It takes less time for a sample: a step has costs that do not grow
+with it, and reducing is one of them. Goodput is the product, so a job takes the batch at which it
+is largest: a small one while the gradients have little noise, as at the beginning, a larger one
+later, and a larger one with more workers.
+
+Nothing is tried that is more than twice the largest batch of a worker that was measured, for the
+model of the step time knows nothing there. With one batch measured it does not know what a step
+costs without samples either, so twice that batch is tried once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edl.core.policy.observation import Observation, alike
+from edl.core.step.batching import Batching
+
+CANDIDATES = 50  # in equal ratios, as in adaptdl
+LEAST_GAIN = 0.05  # of goodput: for less nothing is changed
+BEYOND = 2  # times the largest batch of a worker that was measured
+ENOUGH_STEPS = 10  # with a batch, to know what it trains
+
+
+class Choice(NamedTuple):
+    """The global batch that is to be, in samples, and why; 0: as it is."""
+
+    batch: int
+    reason: str
+
+
+def best_batch(now: Observation, size: int) -> tuple[int, float]:
+    """The global batch of so many workers with the largest goodput, of those that may be.
+
+    And that goodput: samples a second, each as much as one in the job's first global batch is
+    worth. ``now`` has a model, and knows how large its batches are.
+    """
+    assert now.batching is not None
+    batches = [now.batching.of_all(size)]
+    if now.batching.is_chosen:
+        batches = _candidates(now, now.batching, size)
+    return max(zip(batches, _goodputs(now, size, batches), strict=True), key=lambda one: one[1])
+
+
+def choose(now: Observation) -> Choice:
+    """The global batch for the workers that train now; the present one, unless another is better.
+
+    ``now.batching`` leaves the choice to the job.
+    """
+    assert now.batching is not None
+    mine = now.batching.of_all(now.np)
+    stays = f"the global batch stays {mine}"
+    if now.awaits:
+        return Choice(0, f"{stays}: the workers change")
+    seen = now.seen.get(now.np)
+    each = mine * now.step_batches / now.np
+    if (
+        now.model is None
+        or seen is None
+        or seen.steps < ENOUGH_STEPS
+        or not alike(seen.batch, each)
+    ):
+        return Choice(0, f"{stays}: its steps are yet to be measured")
+    if now.noise.samples is None:
+        return Choice(0, f"{stays}: the gradient noise scale is yet to be measured")
+    most = now.batching.batch_range[1]
+    if len(now.batches_seen) == 1 and mine < most:
+        twice = min(2 * mine, most)
+        return Choice(twice, f"the global batch becomes {twice}: one size of it tells nothing")
+    best, then = best_batch(now, now.np)
+    gain = then / _goodputs(now, now.np, [mine])[0] - 1.0
+    scale = now.noise.finite
+    noise = "gradients that are all noise" if scale is None else f"a noise scale of {scale:,.0f}"
+    about = f"{best} would make {gain:+.1%} of its progress, by {noise}"
+    if gain < LEAST_GAIN:
+        return Choice(0, f"{stays}: {about}, less than {LEAST_GAIN:.0%}")
+    return Choice(best, f"the global batch becomes {best}: {about}")
+
+
+def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float]:
+    assert now.model is not None
+    steps = [batch * now.step_batches for batch in batches]  # samples of each
+    rates = now.model.with_batches(size, [samples / size for samples in steps])
+    efficiencies = map(now.noise.efficiency, steps)
+    return [rate * each for rate, each in zip(rates, efficiencies, strict=True)]
+
+
+def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
+    least, most = (max(size, one) for one in batching.batch_range)
+    known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])
+    most = max(least, min(most, round(BEYOND * known * size / now.step_batches)))
+    several = np.geomspace(least, most, CANDIDATES).round().astype(int).tolist()
+    return sorted({*several, batching.of_all(size)})

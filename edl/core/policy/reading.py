@@ -1,0 +1,129 @@
+"""Tables of a policy's file as objects; whatever cannot be is refused with its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
+from typing import Any, get_args, get_type_hints
+
+from edl.core.duration import seconds
+from edl.errors import UsageError
+
+
+class Lines:
+    """Where the keys of a file stand."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self._source = source
+        self._lines = text.splitlines()
+
+    def error(self, table: str, key: str, sentence: str) -> UsageError:
+        """``sentence``, after the line of ``key`` in ``table``; empty: ``key`` is one."""
+        found = [number for within, number in self._numbers(key) if within in (table, "")]
+        where = f"{self._source}, line {found[0]}" if found else self._source
+        return UsageError(f"{where}: {sentence}")
+
+    def _numbers(self, key: str) -> Iterator[tuple[str, int]]:
+        """The lines that name ``key``, each with the table that it stands in."""
+        pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[\]=.]")
+        table = ""
+        for number, line in enumerate(self._lines, 1):
+            if pattern.match(line):
+                yield ("" if line.lstrip().startswith("[") else table), number
+            if header := re.match(r"\s*\[\s*[\"']?(\w+)", line):
+                table = header[1]
+
+
+def made(
+    kind: type[Any],
+    given: Mapping[str, Any],
+    table: str,
+    what: str,
+    others: Sequence[str],
+    lines: Lines,
+) -> Any:
+    """An object of ``kind`` with the values that are ``given`` for its settings.
+
+    Args:
+        what: has these settings, for messages.
+        others: keys that may be there, too.
+    """
+    known = {one.name.removesuffix("_s"): one for one in fields(kind) if one.metadata}
+    types, values = get_type_hints(kind), {}
+    for key, value in given.items():
+        if key in others:
+            continue
+        if key not in known:
+            known_keys = [*known, *others]
+            raise lines.error(table, key, f"{what} has no {key!r}{near(key, known_keys)}")
+        values[known[key].name] = _value(known[key], types, value, table, key, lines)
+    return kind(**values)
+
+
+def _value(
+    one: Field[Any],
+    types: Mapping[str, Any],
+    value: Any,
+    table: str,
+    key: str,
+    lines: Lines,
+) -> Any:
+    if one.name == "utility":
+        return _utility(value, lines)
+    if one.name.endswith("_s"):
+        return time_of(value, table, key, lines)
+    kinds = get_args(types[one.name]) or (types[one.name],)
+    if bool in kinds:
+        if not isinstance(value, bool):
+            raise lines.error(table, key, f"{key} is {value!r}; it must be true or false")
+        return value
+    if choices := one.metadata.get("choices"):
+        if value not in choices:
+            raise lines.error(table, key, f"{key} is {value!r}; it must be {' or '.join(choices)}")
+        return value
+    whole = int in kinds and float not in kinds
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        what = "a whole number" if whole else "a number"
+        raise lines.error(table, key, f"{key} is {value!r}; it must be {what}")
+    least = one.metadata.get("least")
+    if least is not None and value < least:
+        raise lines.error(table, key, f"{key} is {value}; it must be at least {least:g}")
+    most = one.metadata.get("most")
+    if most is not None and value > most:
+        raise lines.error(table, key, f"{key} is {value}; it must be at most {most:g}")
+    assert one.default is not MISSING
+    return value if whole else float(value)
+
+
+def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
+    """A time such as "90s", in seconds."""
+    found = None if isinstance(value, bool) else seconds(str(value))
+    if not found:
+        what = 'it must be a time such as "90s", "15m" or "2h"'
+        raise lines.error(table, key, f"{key} is {value!r}; {what}")
+    return found
+
+
+def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
+    """[["1h", 10.0], ["2h", 0.0]]: what it is worth to end by then."""
+    hint = 'utility is a list of times and values, like [["1h", 10], ["2h", 0]]'
+    if not isinstance(value, list) or len(value) < 2:
+        raise lines.error("size", "utility", hint)
+    points: list[tuple[float, float]] = []
+    for pair in value:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], (int, float)):
+            raise lines.error("size", "utility", hint)
+        at_s = 0.0 if pair[0] == 0 else time_of(pair[0], "size", "utility", lines)
+        points.append((at_s, float(pair[1])))
+    if [at_s for at_s, _ in points] != sorted({at_s for at_s, _ in points}):
+        raise lines.error("size", "utility", f"{hint}; each time later than the one before")
+    return tuple(points)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """For the end of a message: which of the ``known`` words was meant, or what they are."""
+    names = list(known)
+    found = get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(names)}"

@@ -1,0 +1,66 @@
+"""Batches that a worker trains in pieces: every sample once, as many rounds on all workers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+
+from edl.core.records import JobState
+from edl.testing.counting import Counting
+
+
+@given(
+    seed=SEEDS,
+    np=st.integers(1, 4),
+    samples=st.integers(5, 40),
+    batch_size=st.integers(1, 9),
+    micro_batch=st.integers(1, 5),
+    kind=st.sampled_from(["plain", "most", "aligned", "range"]),
+    prefetch=st.integers(0, 3),
+    exchange_every=st.integers(0, 2),
+    changes=some(scales(), 0, 3),
+    deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
+)
+def test_through_joins_and_deaths(
+    seed: int,
+    np: int,
+    samples: int,
+    batch_size: int,
+    micro_batch: int,
+    kind: str,
+    prefetch: int,
+    exchange_every: int,
+    changes: tuple[Change, ...],
+    deaths: tuple[Fault, ...],
+) -> None:
+    script = Counting(
+        samples,
+        2,
+        batch_size,
+        prefetch,
+        exchange_every,
+        max_global_batch=2 * batch_size if kind == "most" else 0,
+        aligned=kind == "aligned",
+        batch_range=(batch_size, 3 * batch_size) if kind == "range" else (0, 0),
+        micro_batch=micro_batch,
+    )
+    Trial(seed, np, 1, 5, script, deaths, changes).run()
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_there_are_as_many_steps_as_without_pieces(aligned: bool) -> None:
+    whole = Trial(script=Counting(50, 2, 12, aligned=aligned)).run()
+    job = Trial(script=Counting(50, 2, 12, 1, aligned=aligned, micro_batch=2)).run()
+    assert job.memory.job.state is JobState.FINISHED
+    steps = {result.steps for result in (*whole.results.values(), *job.results.values())}
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("point", range(1, 60, 2))
+def test_a_death_at_each_point(point: int) -> None:
+    script = Counting(14, 1, 4, 1, aligned=point % 4 == 1, micro_batch=1)
+    for worker in range(3):
+        trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+        assert trial.run().memory.job.state is JobState.FINISHED
