@@ -1,0 +1,40 @@
+"""First in, first out: in the order of submission, and nobody loses the slots that it has.
+
+Each job has the slots that it requested. Without backfilling the first job that does not fit holds
+all later ones up: it starts as soon as enough slots are free, so no job waits for one submitted
+after it. With backfilling those behind it that fit start before it. No slots are reserved for it,
+so there is no bound on its wait while smaller ones arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.cluster.ranked import Ranked, admit
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes
+from edl.core.settings import setting
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """Policies ``fifo`` and ``fifo_backfill``."""
+
+    backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        running = [Ranked(job, "it runs to its end") for job in jobs if job.name in present]
+        waiting = [
+            Ranked(job, f"submitted {now_s - job.arrival_s:.0f} s ago")
+            for job in jobs
+            if job.name not in present
+        ]
+        return admit([*running, *waiting], nodes, present, notes, overtaking=self.backfill)

@@ -1,0 +1,72 @@
+"""Max-min fairness of slots: nobody has more while another who could use one has fewer.
+
+Each job gets its minimum, in the order of submission; who does not fit waits, and those behind it
+that fit do not. The rest is given one by one to whoever has fewest and may have more, ties by that
+order (progressive filling). So where all minima are 1, no job ever loses a slot when a node is
+added. While there are fewer slots than jobs, who came last waits for others to end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.cluster.placing import pinned, place, total
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.plural import counted
+
+
+@dataclass(frozen=True)
+class MaxMin:
+    """Policy ``max_min``."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
+        sizes = shares(jobs, fixed, total(nodes))
+        reasons = {}
+        for job in jobs:
+            if job.name in sizes:
+                limit = f"it may have {job.min_slots} to {job.max_slots}"
+                slots = counted(sizes[job.name], "slot")
+                reasons[job.name] = f"has {slots}, its share among {len(sizes)} jobs: {limit}"
+            else:
+                needs = counted(job.min_slots, "slot")
+                reasons[job.name] = f"waits: it needs {needs}, and earlier jobs have all others"
+        return Decision(place(sizes, nodes, present), reasons, notes)
+
+
+def shares(jobs: Sequence[Job], fixed: dict[str, int], slots: int) -> dict[str, int]:
+    """The slots of each job that gets some.
+
+    Args:
+        fixed: of jobs whose number may not change.
+    """
+    sizes = dict(fixed)
+    left = slots - sum(fixed.values())
+    for job in jobs:
+        if job.name not in sizes and job.min_slots <= left:
+            sizes[job.name] = job.min_slots
+            left -= job.min_slots
+    growing = [
+        (sizes[job.name], at)
+        for at, job in enumerate(jobs)
+        if job.name in sizes and job.name not in fixed and sizes[job.name] < job.max_slots
+    ]
+    heapq.heapify(growing)
+    while left and growing:
+        count, at = heapq.heappop(growing)
+        job = jobs[at]
+        sizes[job.name] = count + 1
+        left -= 1
+        if count + 1 < job.max_slots:
+            heapq.heappush(growing, (count + 1, at))
+    return sizes

@@ -1,0 +1,92 @@
+"""Optimus, as Pollux' artifact has it: each slot goes to the job that gains most time by it.
+
+Of a job with k slots and n steps left, one slot more gains
+
+    n * (T(k) - T(k + 1))
+
+seconds, T(k) being the time of a step of the batch that its user requested, on as few nodes as can
+be (the greedy rule of Optimus, EuroSys 2018, with an oracle of n and T in place of its fits). First
+each job gets its minimum, in the order of submission among those of the same minimum, while slots
+last; then slots are given one by one, ties by that order, while somebody gains. All may be resized
+at each decision. Jobs that came when there was no slot left wait until some have ended: at most as
+long as those take.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.core.cluster.placing import compact, per_node, pinned, place, total
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.plural import counted
+
+
+@dataclass(frozen=True)
+class Optimus:
+    """Policy ``optimus``."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
+        left = total(nodes) - sum(fixed.values())
+        order = sorted((job for job in jobs if job.name not in fixed), key=lambda j: j.min_slots)
+        sizes: dict[str, int] = {}
+        for job in order:
+            sizes[job.name] = job.min_slots if job.min_slots <= left else 0
+            left -= sizes[job.name]
+        gains = _give(order, sizes, left, per_node(nodes))
+        # The artifact places small jobs first, and those of one size in the order of submission.
+        ascending = sorted((job for job in jobs if job.name in sizes), key=lambda j: sizes[j.name])
+        allocation = place(
+            fixed | {job.name: sizes[job.name] for job in ascending}, nodes, present
+        )
+        return Decision(allocation, _reasons(jobs, sizes, gains), notes)
+
+
+def gain_s(job: Job, slots: int, slots_a_node: int) -> float:
+    """Seconds that one slot more than ``slots`` saves the job; 0: it may not have more."""
+    if slots >= job.max_slots:
+        return 0.0
+    now_s = job.model.step_s(compact(slots, slots_a_node), job.batch)
+    then_s = job.model.step_s(compact(slots + 1, slots_a_node), job.batch)
+    return (now_s - then_s) * job.model.steps_left(job.batch)
+
+
+def _give(order: Sequence[Job], sizes: dict[str, int], left: int, largest: int) -> dict[str, float]:
+    """Raise the sizes while slots are left and somebody gains; what each would gain by one more."""
+    gains = {job.name: gain_s(job, sizes[job.name], largest) for job in order if sizes[job.name]}
+    most = [(-gains[job.name], at) for at, job in enumerate(order) if job.name in gains]
+    heapq.heapify(most)
+    while left and most and most[0][0] < 0:
+        _, at = most[0]
+        job = order[at]
+        sizes[job.name] += 1
+        left -= 1
+        gains[job.name] = gain_s(job, sizes[job.name], largest)
+        heapq.heapreplace(most, (-gains[job.name], at))
+    return gains
+
+
+def _reasons(
+    jobs: Sequence[Job], sizes: Mapping[str, int], gains: Mapping[str, float]
+) -> dict[str, str]:
+    reasons = {}
+    for job in jobs:
+        if job.name not in sizes:
+            reasons[job.name] = "keeps its slots: it may not be preempted"
+        elif job.name not in gains:
+            needs = counted(job.min_slots, "slot")
+            reasons[job.name] = f"waits: it needs {needs}, and earlier jobs have all others"
+        else:
+            slots, gain = counted(sizes[job.name], "slot"), gains[job.name]
+            reasons[job.name] = f"has {slots}: one more would save {gain:.0f} s"
+    return reasons

@@ -1,0 +1,64 @@
+"""Which slots make up a size: a job keeps those it has, or is put on the emptiest nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edl.core.cluster.state import Allocation, Job, Node, Placement, size
+
+
+def place(sizes: Mapping[str, int], nodes: Sequence[Node], present: Allocation) -> Allocation:
+    """Slots for each job, so many as ``sizes`` says.
+
+    Who has that many already keeps them. The others are placed in the order of ``sizes``, on the
+    node with most free slots first, ties by the order of the nodes (as Pollux' artifact does for
+    Tiresias and Optimus). So a job of a node's size is spread where no node is empty.
+
+    Args:
+        sizes: job -> slots; together not more than the nodes have.
+    """
+    free = {node.name: node.slots for node in nodes}
+    placed: dict[str, Placement] = {}
+    for job, wanted in sizes.items():
+        slots = present.get(job, ())
+        if wanted and size(slots) == wanted and all(free.get(at, 0) >= n for at, n in slots):
+            placed[job] = slots
+            for at, count in slots:
+                free[at] -= count
+    for job, wanted in sizes.items():
+        if wanted and job not in placed:
+            placed[job] = _take(free, wanted)
+    return placed
+
+
+def compact(slots: int, per_node: int) -> tuple[int, ...]:
+    """So many slots on as few nodes as there can be: all full but the last."""
+    full, rest = divmod(slots, per_node)
+    return (per_node,) * full + ((rest,) if rest else ())
+
+
+def per_node(nodes: Sequence[Node]) -> int:
+    """Slots of the largest node; at least 1."""
+    return max((node.slots for node in nodes), default=1)
+
+
+def total(nodes: Sequence[Node]) -> int:
+    """Slots of all nodes."""
+    return sum(node.slots for node in nodes)
+
+
+def pinned(jobs: Sequence[Job], present: Allocation) -> list[Job]:
+    """Those whose slots nobody may take."""
+    return [job for job in jobs if not job.preemptible and job.name in present]
+
+
+def _take(free: dict[str, int], wanted: int) -> Placement:
+    taken: list[tuple[str, int]] = []
+    while wanted:
+        at = max(free, key=lambda node: free[node])
+        count = min(free[at], wanted)
+        assert count, f"{wanted} slots too many were given"
+        taken.append((at, count))
+        free[at] -= count
+        wanted -= count
+    return tuple(taken)

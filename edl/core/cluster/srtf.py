@@ -1,0 +1,43 @@
+"""Shortest remaining time first: who would end soonest has its slots, the others wait.
+
+The remaining time of a job is that of its remaining steps, each with the slots and the batch that
+its user requested, on as few nodes as can be. Jobs are preempted. A job too large for what is left
+is overtaken. A long job may starve: there is no bound on its wait while shorter ones arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.cluster.placing import compact, per_node
+from edl.core.cluster.ranked import Ranked, admit
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes
+
+
+@dataclass(frozen=True)
+class Srtf:
+    """Policy ``srtf``."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        largest = per_node(nodes)
+        left_s = {job.name: remaining_s(job, largest) for job in jobs}
+        ranking = [
+            Ranked(job, f"{left_s[job.name]:.0f} s remain")
+            for job in sorted(jobs, key=lambda job: left_s[job.name])
+        ]
+        return admit(ranking, nodes, present, notes)
+
+
+def remaining_s(job: Job, slots_a_node: int) -> float:
+    """Seconds until the job ends, with the slots and the batch that its user requested."""
+    slots = compact(job.requested_slots, slots_a_node)
+    return job.model.steps_left(job.batch) * job.model.step_s(slots, job.batch)

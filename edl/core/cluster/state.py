@@ -1,0 +1,118 @@
+"""What a cluster policy sees and answers: values, the same for live jobs and for simulated ones.
+
+A policy is asked now and then: on every arrival and end, or each so many seconds. It sees all jobs
+that have arrived and have not ended, and says which slots each of them has from now on. Whoever
+asked carries that out, and pays what a change costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Placement = tuple[tuple[str, int], ...]
+"""Node and number of slots there, in the order of the job's ranks; no number is 0."""
+
+Allocation = Mapping[str, Placement]
+"""The placement of each job that has slots, by name."""
+
+Notes = Mapping[str, Any]
+"""What a policy wants to be told the next time: JSON values, for another process may ask then."""
+
+
+def size(placement: Placement) -> int:
+    """Slots of a placement."""
+    return sum(count for _, count in placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that is up.
+
+    Attributes:
+        kind: of machine, where they differ in speed; empty: they do not.
+    """
+
+    name: str
+    slots: int
+    kind: str = ""
+
+
+class Model(Protocol):
+    """What is known of how a job trains: measured, fitted, or told by an oracle.
+
+    A batch is the global one, in samples: what all slots together take in a step.
+    """
+
+    def step_s(self, slots: Sequence[int], batch: int) -> float:
+        """Seconds of a step with so many slots on each node."""
+
+    def efficiency(self, batch: int) -> float:
+        """What a sample is worth in such a batch, as a part of its worth in the smallest one."""
+
+    def steps_left(self, batch: int) -> float:
+        """Steps of this batch until the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that has arrived and has not ended.
+
+    Attributes:
+        arrival_s: when it was submitted, on the clock of ``now_s``.
+        requested_slots: as its user asked; policies of fixed sizes give just these.
+        min_slots, max_slots: what a policy that chooses the size may give; requested_slots lies
+            between them.
+        batch: samples of a step, as its user asked.
+        batches: the smallest and the largest that the job may be trained with.
+        attained_slot_s: seconds that it had slots, times the slots, changes of size included.
+        preemptible: false: once it has slots, it keeps just these until it ends.
+    """
+
+    name: str
+    arrival_s: float
+    requested_slots: int
+    min_slots: int
+    max_slots: int
+    batch: int
+    batches: tuple[int, int]
+    model: Model
+    attained_slot_s: float = 0.0
+    preemptible: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy answers.
+
+    Attributes:
+        allocation: of all jobs; who is not in it has no slots.
+        reasons: one sentence for each job, with or without slots.
+        notes: for the policy's next decision.
+    """
+
+    allocation: Allocation
+    reasons: Mapping[str, str]
+    notes: Notes = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """A policy with its parameters."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """Who has which slots from ``now_s`` on.
+
+        Args:
+            jobs: in the order in which they were submitted.
+            nodes: those that are up, in the order in which they are filled.
+            present: the slots that jobs have now.
+            notes: of the last decision; empty at first.
+        """

@@ -1,0 +1,55 @@
+"""Tiresias, as Pollux' artifact has it: two queues by attained service, no knowledge of the future.
+
+A job begins in the first queue. Once it has attained 16 slot-hours, it goes to the end of the
+second, and never comes back (Tiresias' discretised least attained service, NSDI 2019, with its
+promotion switched off as in the artifact of Pollux, OSDI 2021). In either queue jobs stand in the
+order in which they came to it. Slots are given in this order, as many as each job requested; a job
+too large for what is left is overtaken. A job may starve in the second queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.cluster.ranked import Ranked, admit
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes
+from edl.core.settings import setting
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Tiresias:
+    """Policy ``tiresias``. It notes who is in the second queue, in its order."""
+
+    demotion_slot_hours: float = setting(
+        16.0, "attained service at which a job goes to the second queue", least=0
+    )
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        by_name = {job.name: job for job in jobs}
+        second = [name for name in notes.get("second", ()) if name in by_name]
+        before = set(second)
+        limit_slot_s = self.demotion_slot_hours * HOUR_S
+        second += [
+            job.name
+            for job in jobs
+            if job.name not in before and job.attained_slot_s >= limit_slot_s
+        ]
+        demoted = set(second)
+        ranking = [Ranked(job, self._why(job, 1)) for job in jobs if job.name not in demoted]
+        ranking += [Ranked(by_name[name], self._why(by_name[name], 2)) for name in second]
+        return admit(ranking, nodes, present, {"second": second})
+
+    def _why(self, job: Job, queue: int) -> str:
+        attained = f"{job.attained_slot_s / HOUR_S:.2f} slot-hours attained"
+        return f"queue {queue}, {attained}, {self.demotion_slot_hours:g} end the first"

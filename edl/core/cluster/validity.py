@@ -1,0 +1,41 @@
+"""What every decision must keep, whatever the policy: checked by who carries it out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from edl.core.cluster.placing import pinned
+from edl.core.cluster.state import Allocation, Decision, Job, Node, size
+
+
+def violation(
+    decision: Decision, jobs: Sequence[Job], nodes: Sequence[Node], present: Allocation
+) -> str | None:
+    """The first rule that the decision breaks, as a sentence; None: it keeps all of them.
+
+    No slot is given twice, nor one of a node that is not there; no job has fewer slots than its
+    minimum or more than its maximum; who may not be preempted keeps its slots; each job has a
+    reason.
+    """
+    slots = {node.name: node.slots for node in nodes}
+    known = {job.name: job for job in jobs}
+    used: Counter[str] = Counter()
+    for name, placement in decision.allocation.items():
+        job, given = known.get(name), size(placement)
+        if job is None:
+            return f"{name} has slots and is no job"
+        if not job.min_slots <= given <= job.max_slots:
+            return f"{name} has {given} slots; it may have {job.min_slots} to {job.max_slots}"
+        for node, count in placement:
+            used[node] += count
+            if count < 1:
+                return f"{name} has {count} slots on node {node}"
+    for node, count in used.items():
+        if count > slots.get(node, 0):
+            return f"{count} slots of node {node} are given, and it has {slots.get(node, 0)}"
+    for job in pinned(jobs, present):
+        if decision.allocation.get(job.name) != present[job.name]:
+            return f"{job.name} may not be preempted, and would lose its slots"
+    silent = [job.name for job in jobs if not decision.reasons.get(job.name)]
+    return f"{silent[0]} is given no reason" if silent else None
