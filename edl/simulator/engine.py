@@ -1,0 +1,235 @@
+"""Jobs on a cluster under virtual time; a policy says who has which slots.
+
+Time moves by these rules, those of Pollux' simulator where a fixed interval is given:
+
+1. The policy is asked at each multiple of the interval, or, without one, whenever a job arrives or
+   ends and a node fails or comes back. It sees the jobs that have arrived by then.
+2. Between two decisions each job advances alone, with the slots that it has. A job that ends leaves
+   its slots idle until the next decision.
+3. A job whose slots change does not train for what the change costs (:mod:`edl.simulator.resize`).
+4. Of jobs on several nodes, those that share a node with another such job are slowed down by
+   ``interference``, a part of their rate.
+5. A node that fails takes the slots of all jobs on it at once; they keep the work done, have none
+   until the next decision, and then pay for a restart.
+
+Nothing is random but the failures, and these by seed: the same arguments give the same result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edl.core.cluster.placing import total
+from edl.core.cluster.state import Node, Notes, Policy
+from edl.core.cluster.validity import violation
+from edl.errors import UsageError
+from edl.simulator.failures import Failures
+from edl.simulator.progress import SAME_S, Progress
+from edl.simulator.resize import ResizeCost
+from edl.simulator.results import Result
+from edl.simulator.work import Submission
+
+PATIENCE = 1000  # decisions in a row that start nothing, while nothing else can happen
+OnTime = Callable[[float, int], None]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How time moves.
+
+    Attributes:
+        interval_s: between two decisions; 0: on every arrival and end.
+        interference: part of its rate that a job on several nodes loses beside another; 0 to 1.
+        whole_seconds: ends of epochs are rounded as published; with an interval only.
+        speeds: kind of node -> its speed, where it is not 1; a job is as fast as its slowest node.
+    """
+
+    interval_s: float = 60.0
+    resize: ResizeCost = field(default_factory=ResizeCost)
+    interference: float = 0.0
+    whole_seconds: bool = False
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    failures: Failures | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.interval_s < math.inf:
+            raise UsageError(
+                f"the interval is {self.interval_s:g} s; give seconds, or 0 for on every event"
+            )
+        if not 0 <= self.interference < 1:
+            raise UsageError(f"the interference is {self.interference:g}; give 0 to below 1")
+
+
+def simulate(
+    jobs: Sequence[Submission],
+    nodes: Sequence[Node],
+    policy: Policy,
+    rules: Rules,
+    on_time: OnTime | None = None,
+) -> Result:
+    """Run all jobs to their ends.
+
+    Args:
+        on_time: is told the virtual time and how many jobs have ended, after each decision.
+
+    Raises:
+        UsageError: a job asks for more slots than there are, a name comes twice, a placement was
+            not measured, or the policy lets jobs wait for ever.
+    """
+    check(jobs, nodes)
+    run = _Run(jobs, nodes, policy, rules)
+    while run.unfinished:
+        run.move()
+        if run.due:
+            run.decide()
+            if on_time is not None:
+                on_time(run.now_s, len(jobs) - run.unfinished)
+    return Result(tuple(job.result() for job in run.jobs), run.decisions)
+
+
+def check(jobs: Sequence[Submission], nodes: Sequence[Node]) -> None:
+    """Refuse jobs that could never run.
+
+    Raises:
+        UsageError: see :func:`simulate`.
+    """
+    slots = total(nodes)
+    for job in jobs:
+        if job.requested_slots > slots:
+            raise UsageError(
+                f"job {job.name} asks for {job.requested_slots} slots, and the cluster has {slots} "
+                f"on {len(nodes)} nodes; give it more nodes"
+            )
+    twice = [name for name, count in Counter(job.name for job in jobs).items() if count > 1]
+    if twice:
+        raise UsageError(f"two jobs are named {twice[0]}; names must differ")
+
+
+class _Run:
+    """One run: what :func:`simulate` holds between two moves."""
+
+    def __init__(
+        self, jobs: Sequence[Submission], nodes: Sequence[Node], policy: Policy, rules: Rules
+    ) -> None:
+        self.policy, self.rules, self.nodes = policy, rules, nodes
+        self.kinds = {node.name: node.kind for node in nodes}
+        whole = rules.whole_seconds and rules.interval_s > 0
+        self.jobs = [Progress(job, whole) for job in jobs]
+        submitted = sorted(self.jobs, key=lambda job: job.submission.arrival_s)
+        self.coming = submitted[::-1]  # the next one last
+        self.active: list[Progress] = []  # arrived and not ended, as submitted
+        self.order = {id(job): at for at, job in enumerate(submitted)}
+        self.down: set[str] = set()
+        failures = rules.failures
+        self.trouble: Iterator[tuple[float, str, bool]] = (
+            failures.events(nodes) if failures else iter(())
+        )
+        self.next_trouble = next(self.trouble, None)
+        self.notes: Notes = {}
+        self.reasons: Mapping[str, str] = {}
+        self.now_s = 0.0
+        self.ticks = 0
+        self.due = False
+        self.decisions = 0
+        self.idle = 0  # decisions in a row after which nobody had slots
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended."""
+        return len(self.active) + len(self.coming)
+
+    def move(self) -> None:
+        """Let time pass until a decision is due, or a node fails or comes back."""
+        if self.rules.interference:
+            self._let_interfere()
+        then_s = self._next_decision_s()
+        self.due = True
+        trouble_s = self.next_trouble[0] if self.next_trouble is not None else math.inf
+        if trouble_s < then_s:
+            then_s, self.due = trouble_s, self.rules.interval_s == 0
+        if then_s == math.inf:
+            self._refuse_to_wait()
+        for job in self.active:
+            job.advance(self.now_s, then_s - self.now_s)
+        self.now_s = then_s
+        if self.due and self.rules.interval_s:
+            self.ticks = round(then_s / self.rules.interval_s)
+        while self.next_trouble is not None and self.next_trouble[0] <= then_s:
+            self._fail_or_repair(*self.next_trouble[1:])
+            self.next_trouble = next(self.trouble, None)
+        self._sort_out()
+
+    def decide(self) -> None:
+        """Ask the policy, and give the jobs the slots that it says."""
+        if not self.active:
+            return
+        views = [job.view() for job in self.active]
+        up = [node for node in self.nodes if node.name not in self.down]
+        present = {job.submission.name: job.placement for job in self.active if job.placement}
+        decision = self.policy(views, up, present, self.now_s, self.notes)
+        wrong = violation(decision, views, up, present)
+        assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
+        self.notes, self.reasons = decision.notes, decision.reasons
+        self.decisions += 1
+        for job in self.active:
+            name = job.submission.name
+            placement = decision.allocation.get(name, ())
+            if placement != job.placement:
+                job.place(placement, self.now_s, decision.reasons[name], self.rules.resize)
+                job.speed = self._speed(job)
+        self.idle = 0 if decision.allocation or self.coming or self.down else self.idle + 1
+        if self.idle > PATIENCE:
+            self._refuse_to_wait()
+
+    def _next_decision_s(self) -> float:
+        arrival_s = self.coming[-1].submission.arrival_s if self.coming else math.inf
+        interval_s = self.rules.interval_s
+        if interval_s:
+            ticks = self.ticks + 1
+            if not self.active:  # nothing to decide before somebody arrives
+                ticks = max(ticks, math.ceil(arrival_s / interval_s))
+            return ticks * interval_s
+        ends_s = (self.now_s + max(SAME_S, job.ends_after_s()) for job in self.active)
+        return min(arrival_s, min(ends_s, default=math.inf))
+
+    def _sort_out(self) -> None:
+        """Take those that have ended from the active ones, and add those that have arrived."""
+        if any(job.end_s is not None for job in self.active):
+            self.active = [job for job in self.active if job.end_s is None]
+        came = False
+        while self.coming and self.coming[-1].submission.arrival_s <= self.now_s:
+            self.active.append(self.coming.pop())
+            came = True
+        if came:
+            self.active.sort(key=lambda job: self.order[id(job)])
+
+    def _fail_or_repair(self, node: str, up: bool) -> None:
+        if up:
+            self.down.discard(node)
+            return
+        self.down.add(node)
+        for job in self.active:
+            if job.end_s is None and any(at == node for at, _ in job.placement):
+                job.fail(self.now_s, self.rules.resize)
+
+    def _let_interfere(self) -> None:
+        spread = [job for job in self.active if len(job.placement) > 1]
+        used = Counter(node for job in spread for node, _ in job.placement)
+        for job in self.active:
+            beside = len(job.placement) > 1 and any(used[node] > 1 for node, _ in job.placement)
+            job.slow_down(self.rules.interference if beside else 0.0)
+
+    def _speed(self, job: Progress) -> float:
+        speeds = self.rules.speeds
+        return min((speeds.get(self.kinds[node], 1.0) for node, _ in job.placement), default=1.0)
+
+    def _refuse_to_wait(self) -> None:
+        names = [job.submission.name for job in self.active]
+        why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
+        raise UsageError(
+            f"at {self.now_s:g} s the policy lets {len(names)} jobs wait for ever, with all "
+            f"{total(self.nodes)} slots free{why}; use another policy, or more nodes"
+        )

@@ -1,0 +1,142 @@
+"""One job under virtual time: how far it is, what it has, and when it would end."""
+
+from __future__ import annotations
+
+from edl.core.cluster.state import Job, Placement, size
+from edl.simulator.resize import Change, ResizeCost, change_of
+from edl.simulator.results import JobResult, Moment
+from edl.simulator.work import Submission
+
+SAME_S = 1e-6  # two times so close are one: sums of floats differ
+
+
+class Progress:
+    """What has become of one submission.
+
+    The rules of Pollux' simulator (OSDI 2021 artifact): a change of slots first costs its seconds;
+    then the job progresses at a rate that is constant within an epoch.
+
+    Args:
+        whole_seconds: the end of an epoch is rounded to whole seconds, within the time that is
+            moved at once, as published.
+    """
+
+    def __init__(self, submission: Submission, whole_seconds: bool) -> None:
+        self.submission = submission
+        self.placement: Placement = ()
+        self.end_s: float | None = None
+        self.attained_slot_s = 0.0
+        self.epoch = 0
+        self.progress = 0.0
+        self.history: list[Moment] = []
+        self.speed = 1.0  # of the slowest of its nodes
+        self.slowdown = 0.0  # by interference, as a part of its rate
+        self._whole = whole_seconds
+        self._pause_s = 0.0
+        self._slots: tuple[int, ...] = ()
+        self._size = 0
+        self._rate: float | None = None
+        self._seen: Job | None = None
+
+    def view(self) -> Job:
+        """What a policy sees of it."""
+        if self._seen is None:
+            one = self.submission
+            self._seen = Job(
+                name=one.name,
+                arrival_s=one.arrival_s,
+                requested_slots=one.requested_slots,
+                min_slots=one.min_slots,
+                max_slots=one.max_slots,
+                batch=one.batch,
+                batches=one.batches,
+                model=one.work.model(self.epoch, self.progress),
+                attained_slot_s=self.attained_slot_s,
+                preemptible=one.preemptible,
+            )
+        return self._seen
+
+    def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
+        """Give it other slots, or none, and charge what the change costs."""
+        change = change_of(self.placement, placement, bool(self.history))
+        self._set(Moment(now_s, change, placement, reason), cost)
+
+    def slow_down(self, part: float) -> None:
+        """Lose this part of its rate until told otherwise."""
+        if part != self.slowdown:
+            self.slowdown, self._rate = part, None
+
+    def fail(self, now_s: float, cost: ResizeCost) -> None:
+        """A node of it has failed: it has no slots until the next decision, and keeps its work."""
+        self._set(Moment(now_s, Change.FAILURE, ()), cost)
+
+    def advance(self, now_s: float, seconds: float) -> None:
+        """Move from ``now_s`` on. If it ends meanwhile, its slots are idle until the next decision.
+
+        Raises:
+            UsageError: its step time with these slots was not measured.
+        """
+        if not self._size or self.end_s is not None or seconds <= 0:
+            return
+        self._seen = None
+        pause_s = min(self._pause_s, seconds)
+        self._pause_s -= pause_s
+        self.attained_slot_s += pause_s * self._size
+        now_s, seconds = now_s + pause_s, seconds - pause_s
+        while seconds > 0 and self.end_s is None:
+            rate, goal = self._rate_now(), self.submission.work.end_of(self.epoch)
+            took_s = (goal - self.progress) / rate
+            if took_s > seconds + SAME_S:
+                self.progress += rate * seconds
+                self.attained_slot_s += seconds * self._size
+                return
+            took_s = min(float(round(took_s)) if self._whole else took_s, seconds)
+            self.progress, self.epoch, self._rate = goal, self.epoch + 1, None
+            self.attained_slot_s += took_s * self._size
+            now_s, seconds = now_s + took_s, seconds - took_s
+            if self.epoch == self.submission.work.epochs:
+                self.end_s = now_s
+
+    def ends_after_s(self) -> float:
+        """Seconds until its end if nothing changes; infinite without slots."""
+        if not self._size:
+            return float("inf")
+        work, total_s, progress = self.submission.work, self._pause_s, self.progress
+        for epoch in range(self.epoch, work.epochs):
+            goal = work.end_of(epoch)
+            total_s += (goal - progress) / self._rate_in(epoch)
+            progress = goal
+        return total_s
+
+    def result(self) -> JobResult:
+        """Once it has ended."""
+        assert self.end_s is not None
+        one = self.submission
+        return JobResult(
+            name=one.name,
+            kind=one.kind,
+            arrival_s=one.arrival_s,
+            start_s=self.history[0].at_s,
+            end_s=self.end_s,
+            slot_s=self.attained_slot_s,
+            history=tuple(self.history),
+        )
+
+    def _set(self, moment: Moment, cost: ResizeCost) -> None:
+        pending_s = self._pause_s if self.placement and moment.placement else 0.0
+        self._pause_s = max(pending_s, cost.of(moment.change))
+        self.placement = moment.placement
+        self._slots = tuple(count for _, count in moment.placement)
+        self._size = size(moment.placement)
+        self._rate = None
+        self.history.append(moment)
+
+    def _rate_now(self) -> float:
+        if self._rate is None:
+            self._rate = self._rate_in(self.epoch)
+        return self._rate
+
+    def _rate_in(self, epoch: int) -> float:
+        one = self.submission
+        rate = one.work.rate(self._slots, one.batch, epoch)
+        return rate * (1.0 - self.slowdown) * self.speed

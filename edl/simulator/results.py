@@ -1,0 +1,124 @@
+"""What a simulated run came to: each job's times, and their summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from edl.core.cluster.state import Placement, size
+from edl.simulator.resize import Change
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A change of a job's slots.
+
+    Attributes:
+        at_s: virtual time.
+        placement: from then on.
+        reason: the policy's; empty where a node failed.
+    """
+
+    at_s: float
+    change: Change
+    placement: Placement
+    reason: str = ""
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "at_s": self.at_s,
+            "change": self.change.value,
+            "slots": size(self.placement),
+            "placement": dict(self.placement),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A job that has ended; its times are virtual, in seconds since the run began.
+
+    Attributes:
+        start_s: when it first had slots.
+        slot_s: seconds that it had slots, times the slots.
+        history: all changes of its slots.
+    """
+
+    name: str
+    kind: str
+    arrival_s: float
+    start_s: float
+    end_s: float
+    slot_s: float
+    history: tuple[Moment, ...] = ()
+
+    @property
+    def jct_s(self) -> float:
+        """Job completion time: from its submission to its end."""
+        return self.end_s - self.arrival_s
+
+    @property
+    def resizes(self) -> int:
+        """How often it was given other slots after it had started."""
+        given = sum(1 for one in self.history if one.placement)
+        return max(0, given - 1)
+
+    def figures(self, history: bool = False) -> dict[str, Any]:
+        """For JSON."""
+        shown: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind,
+            "arrival_s": self.arrival_s,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "jct_s": self.jct_s,
+            "slot_s": self.slot_s,
+            "resizes": self.resizes,
+        }
+        return shown | ({"history": [one.figures() for one in self.history]} if history else {})
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run: all jobs, in the order of submission, and how often the policy was asked."""
+
+    jobs: tuple[JobResult, ...]
+    decisions: int
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Mean completion time."""
+        return fmean(job.jct_s for job in self.jobs)
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first submission to the last end."""
+        return max(job.end_s for job in self.jobs) - min(job.arrival_s for job in self.jobs)
+
+    def jct_percentile_s(self, percent: float) -> float:
+        """Completion time that so many percent of the jobs do not exceed, linear between two."""
+        return float(np.percentile([job.jct_s for job in self.jobs], percent))
+
+    def figures(self, history: bool = False) -> dict[str, Any]:
+        """For JSON: the summary, then every job."""
+        return {
+            "mean_jct_s": self.mean_jct_s,
+            "p50_jct_s": self.jct_percentile_s(50),
+            "p90_jct_s": self.jct_percentile_s(90),
+            "p99_jct_s": self.jct_percentile_s(99),
+            "makespan_s": self.makespan_s,
+            "slot_s": sum(job.slot_s for job in self.jobs),
+            "resizes": sum(job.resizes for job in self.jobs),
+            "decisions": self.decisions,
+            "jobs": [job.figures(history) for job in self.jobs],
+        }
+
+
+def by_name(jobs: Sequence[JobResult]) -> dict[str, JobResult]:
+    """The jobs by name."""
+    return {job.name: job for job in jobs}
