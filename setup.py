@@ -9,7 +9,11 @@ setup(
     "while the others go on training",
     license="Apache-2.0",
     packages=find_packages(include=["edl", "edl.*"]),
-    package_data={"edl": ["py.typed"], "edl.install": ["patches/*.patch"]},
+    package_data={
+        "edl": ["py.typed"],
+        "edl.install": ["patches/*.patch"],
+        "edl.simulator": ["data/pollux/*"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "kazoo>=2.10,<3",
@@ -29,6 +33,7 @@ setup(
         "tensorflow": ["tensorflow>=2.16", "tensorboard>=2.16"],
         "parquet": ["pyarrow>=15"],
         "plot": ["matplotlib>=3.8,<4"],
+        "simulator": ["scipy>=1.11,<2"],  # interpolates the published measurements
         "dev": [
             "hypothesis>=6.100,<7",
             "kubernetes-validate>=1.35,<2",  # with the schemas of Kubernetes; 22 MB

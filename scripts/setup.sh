@@ -113,7 +113,7 @@ main() {
     rm -f "$STAMP"
 
     step "3/4 Python packages (PyTorch, TensorFlow, edl; a few minutes the first time)"
-    "$VENV/bin/python" -m pip install --retries 10 "$TORCH" "$TENSORFLOW" "$TENSORBOARD" --editable '.[dev,parquet]' ||
+    "$VENV/bin/python" -m pip install --retries 10 "$TORCH" "$TENSORFLOW" "$TENSORBOARD" --editable '.[dev,parquet,simulator]' ||
         die "pip could not install the Python packages; its last lines say which. Try again if it was a time-out"
 
     step "4/4 Horovod (from the cache, or about four minutes of compiling)"

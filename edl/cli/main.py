@@ -46,6 +46,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "doctor": ("doctor", "doctor"),
     "build-horovod": ("build_horovod", "build_horovod"),
     "checkpoint": ("checkpoint", "app"),
+    "simulate": ("simulate", "simulate"),
     "zookeeper": ("zookeeper", "app"),
 }
 

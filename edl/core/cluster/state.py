@@ -45,7 +45,7 @@ class Model(Protocol):
     A batch is the global one, in samples: what all slots together take in a step.
     """
 
-    def step_s(self, slots: Sequence[int], batch: int) -> float:
+    def step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Seconds of a step with so many slots on each node."""
 
     def efficiency(self, batch: int) -> float:

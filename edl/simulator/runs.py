@@ -1,0 +1,100 @@
+"""One run as a value, so that another process can do it; several runs, side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edl.core.cluster.policies import policy
+from edl.simulator import pollux
+from edl.simulator.engine import OnTime, Rules, simulate
+from edl.simulator.results import Result
+from edl.simulator.work import Submission
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is simulated.
+
+    Attributes:
+        policy: its name.
+        nodes: how many, each of so many ``slots``.
+        load, workload: of Pollux; empty and 0: the jobs are ``jobs``.
+    """
+
+    policy: str
+    rules: Rules
+    nodes: int
+    slots: int
+    load: str = ""
+    workload: int = 0
+    jobs: tuple[Submission, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """For messages."""
+        jobs = f"load {self.load}, workload {self.workload}" if self.load else "the trace"
+        return f"{self.policy}, {jobs}"
+
+
+class Outcome(NamedTuple):
+    """A run, its result, and the seconds that it took to compute."""
+
+    run: Run
+    result: Result
+    took_s: float
+
+
+def do(run: Run, on_time: OnTime | None = None) -> Outcome:
+    """Simulate one run.
+
+    Raises:
+        UsageError: see :func:`edl.simulator.engine.simulate`.
+    """
+    began_s = time.perf_counter()
+    jobs = pollux.jobs(run.load, run.workload) if run.load else run.jobs
+    nodes = pollux.nodes(run.nodes, run.slots)
+    result = simulate(jobs, nodes, policy(run.policy), run.rules, on_time)
+    return Outcome(run, result, time.perf_counter() - began_s)
+
+
+def do_all(
+    runs: Sequence[Run], processes: int = 1, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[Outcome]:
+    """Simulate several runs, and give them out in their order, each as soon as it can be.
+
+    Args:
+        processes: that work at once.
+        tell: is told how far it is.
+
+    Raises:
+        UsageError: see :func:`do`.
+    """
+    if processes == 1 or len(runs) == 1:
+        for number, run in enumerate(runs, 1):
+            yield do(run, _teller(run, f"{number} of {len(runs)}: {run.title}", tell))
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(processes, len(runs)), context, _leave_interrupts_to_the_parent
+    ) as pool:
+        tell(f"{len(runs)} runs")
+        for number, outcome in enumerate(pool.map(do, runs), 1):
+            tell(f"{number} of {len(runs)} runs are done")
+            yield outcome
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _teller(run: Run, what: str, tell: Callable[[str], None]) -> OnTime:
+    def on_time(now_s: float, ended: int) -> None:
+        tell(f"{what}: {ended} jobs have ended at {now_s / 3600:.1f} h")
+
+    return on_time

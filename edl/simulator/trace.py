@@ -1,0 +1,240 @@
+"""Jobs from a CSV file: one a row, with columns by name, in any order.
+
+==================  ============================================================================
+name                of the job; no two are the same
+time_s              of submission, in seconds, 0 or more
+slots               that its user requests
+min_slots           the fewest that an elastic policy may give; default: slots
+max_slots           the most; default: slots
+duration_s          how long it takes with ``slots``
+parallel_fraction   of its work that more slots share (Amdahl's law), 0 to 1; default: 1
+application         a measured one of Pollux, in place of duration_s: bert, cifar10, ...
+batch_size          samples of its step; with application only
+==================  ============================================================================
+
+A job has either a duration or an application and a batch; an empty cell is as a missing column.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edl.errors import UsageError
+from edl.simulator import pollux
+from edl.simulator.applications import interpolator
+from edl.simulator.measurements import applications
+from edl.simulator.work import Submission
+
+REQUIRED = ("name", "time_s", "slots")
+OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "application")
+COLUMNS = (*REQUIRED, *OPTIONAL, "batch_size")
+
+
+@dataclass(frozen=True)
+class TimedWork:
+    """Work that takes a known time with some number of slots; progress is a part of it, 0 to 1."""
+
+    duration_s: float
+    slots: int
+    parallel_fraction: float = 1.0
+
+    @property
+    def epochs(self) -> int:
+        """See :class:`edl.simulator.work.Work`."""
+        return 1
+
+    def end_of(self, epoch: int) -> float:
+        """See :class:`edl.simulator.work.Work`."""
+        return 1.0
+
+    def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
+        """See :class:`edl.simulator.work.Work`: by Amdahl's law, wherever the slots are."""
+        return 1 / self.whole_s(sum(slots))
+
+    def model(self, epoch: int, progress: float) -> TimedModel:
+        """See :class:`edl.simulator.work.Work`."""
+        return TimedModel(self, 1 - progress)
+
+    def whole_s(self, slots: int) -> float:
+        """Seconds for all of it."""
+        return self.duration_s * self._time(slots) / self._time(self.slots)
+
+    def _time(self, slots: int) -> float:
+        return 1 - self.parallel_fraction + self.parallel_fraction / slots
+
+
+@dataclass(frozen=True)
+class TimedModel:
+    """What policies are told of such work: the truth, all of it being one step."""
+
+    work: TimedWork
+    left: float
+
+    def step_s(self, slots: tuple[int, ...], batch: int) -> float:
+        """See :class:`edl.core.cluster.state.Model`."""
+        return self.work.whole_s(sum(slots))
+
+    def efficiency(self, batch: int) -> float:
+        """See :class:`edl.core.cluster.state.Model`."""
+        return 1.0
+
+    def steps_left(self, batch: int) -> float:
+        """See :class:`edl.core.cluster.state.Model`."""
+        return self.left
+
+
+def read(path: Path, cluster_slots: int) -> list[Submission]:
+    """The jobs of a file, in its order.
+
+    Args:
+        cluster_slots: of all nodes; no job may request more.
+
+    Raises:
+        UsageError: the file cannot be read, or is not as the module says; then the message names
+            the line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return parse(file, str(path), cluster_slots)
+    except OSError as error:
+        raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"the trace {path} is no CSV file: {error}") from None
+
+
+def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[Submission]:
+    """As :func:`read`, of lines.
+
+    Args:
+        where: they come from, for messages.
+    """
+    reader = csv.DictReader(lines)
+    header = reader.fieldnames or ()
+    missing = [column for column in REQUIRED if column not in header]
+    if not {"duration_s", "application"} & set(header):
+        missing.append("duration_s")
+    if missing:
+        raise UsageError(f"{where}, line 1: there is no column {missing[0]}; {_columns()}")
+    unknown = [column for column in header if column not in COLUMNS]
+    if unknown:
+        raise UsageError(f"{where}, line 1: there is no use for column {unknown[0]!r}; {_columns()}")
+    jobs: list[Submission] = []
+    first: dict[str, int] = {}
+    for row in reader:
+        line = reader.line_num
+        job = _Row(row, f"{where}, line {line}").job(cluster_slots)
+        if job.name in first:
+            raise UsageError(
+                f"{where}, line {line}: job {job.name} is on line {first[job.name]}, too; "
+                "names must differ"
+            )
+        first[job.name] = line
+        jobs.append(job)
+    if not jobs:
+        raise UsageError(f"{where} has no jobs: a line with the columns' names, then one a job")
+    return jobs
+
+
+def _columns() -> str:
+    return f"columns are {', '.join(COLUMNS)}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line, with its place for messages."""
+
+    cells: Mapping[str | None, str | list[str] | None]
+    where: str
+
+    def job(self, cluster_slots: int) -> Submission:
+        """The job that the line describes."""
+        if None in self.cells:
+            raise UsageError(f"{self.where}: it has more cells than there are columns")
+        name = self._text("name")
+        if not name:
+            raise UsageError(f"{self.where}: the job has no name")
+        arrival_s = self._number("time_s")
+        slots = self._whole("slots")
+        if slots > cluster_slots:
+            raise UsageError(
+                f"{self.where}: job {name} requests {slots} slots, and the cluster has "
+                f"{cluster_slots}; give it fewer, or the cluster more with --nodes"
+            )
+        if self._text("application"):
+            return self._measured(name, arrival_s, slots)
+        return self._timed(name, arrival_s, slots)
+
+    def _timed(self, name: str, arrival_s: float, slots: int) -> Submission:
+        duration_s = self._number("duration_s")
+        fraction = self._number("parallel_fraction", 1.0)
+        if duration_s == 0:
+            raise UsageError(f"{self.where}: duration_s is 0; a job takes some time")
+        if fraction > 1:
+            raise UsageError(
+                f"{self.where}: parallel_fraction is {fraction:g}; it must be 0 to 1"
+            )
+        least, most = self._limits(slots)
+        work = TimedWork(duration_s, slots, fraction)
+        return Submission(name, arrival_s, work, slots, least, most)
+
+    def _measured(self, name: str, arrival_s: float, slots: int) -> Submission:
+        known, wanted = applications(), self._text("application")
+        if wanted not in known:
+            raise UsageError(
+                f"{self.where}: there is no application {wanted!r}; measured are {', '.join(known)}"
+            )
+        interpolator()
+        application, batch = known[wanted], self._whole("batch_size")
+        smallest, largest = application.batches
+        if not smallest <= batch <= largest:
+            raise UsageError(
+                f"{self.where}: {wanted} was measured with batches of {smallest} to {largest}, "
+                f"not of {batch}"
+            )
+        fit = min(batch // application.min_local_batch, pollux.MOST_SLOTS)
+        if slots > fit:
+            raise UsageError(
+                f"{self.where}: {wanted} with a batch of {batch} was measured on at most {fit} "
+                f"slots, not on {slots}"
+            )
+        least, most = self._limits(slots)
+        job = pollux.submission(name, arrival_s, application, slots, batch)
+        return replace(job, min_slots=least, max_slots=min(most, fit))
+
+    def _limits(self, slots: int) -> tuple[int, int]:
+        least = self._whole("min_slots", slots)
+        most = self._whole("max_slots", slots)
+        if not least <= slots <= most:
+            raise UsageError(
+                f"{self.where}: slots is {slots}; it must lie between min_slots, {least}, and "
+                f"max_slots, {most}"
+            )
+        return least, most
+
+    def _text(self, column: str) -> str:
+        cell = self.cells.get(column)
+        return cell.strip() if isinstance(cell, str) else ""
+
+    def _number(self, column: str, default: float | None = None) -> float:
+        text = self._text(column)
+        if not text and default is not None:
+            return default
+        try:
+            number = float(text)
+        except ValueError:
+            raise UsageError(f"{self.where}: {column} is {text!r}; write a number") from None
+        if not 0 <= number < math.inf:
+            raise UsageError(f"{self.where}: {column} is {text}; it must be 0 or more")
+        return number
+
+    def _whole(self, column: str, default: int | None = None) -> int:
+        number = self._number(column, default)
+        if number != int(number) or number < 1:
+            raise UsageError(
+                f"{self.where}: {column} is {number:g}; write a whole number, 1 or more"
+            )
+        return int(number)
