@@ -33,11 +33,12 @@ class MaxMin:
         fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
         sizes = shares(jobs, fixed, total(nodes))
         reasons = {}
+        shared = counted(len(sizes), "job")
         for job in jobs:
             if job.name in sizes:
                 limit = f"it may have {job.min_slots} to {job.max_slots}"
                 slots = counted(sizes[job.name], "slot")
-                reasons[job.name] = f"has {slots}, its share among {len(sizes)} jobs: {limit}"
+                reasons[job.name] = f"has {slots}, its share among {shared}: {limit}"
             else:
                 needs = counted(job.min_slots, "slot")
                 reasons[job.name] = f"waits: it needs {needs}, and earlier jobs have all others"

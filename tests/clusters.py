@@ -1,0 +1,93 @@
+"""Jobs, models and nodes for the tests of cluster policies and of the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, Policy, size
+from edl.simulator.engine import Rules, simulate
+from edl.simulator.resize import constant
+from edl.simulator.results import JobResult, Result, by_name
+from edl.simulator.trace import TimedWork
+from edl.simulator.work import Submission
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A model with the time of a step by number of slots; 1 s shared by all where none is given."""
+
+    left: float = 100.0
+    times: Mapping[int, float] = field(default_factory=dict)
+
+    def step_s(self, slots: tuple[int, ...], batch: int) -> float:
+        return self.times.get(sum(slots), 1 / sum(slots))
+
+    def efficiency(self, batch: int) -> float:
+        return 1.0
+
+    def steps_left(self, batch: int) -> float:
+        return self.left
+
+
+def job(name: str, slots: int = 1, **changes: Any) -> Job:
+    """A job that asks for so many slots, and may have from 1 to 8."""
+    values: dict[str, Any] = {"min_slots": 1, "max_slots": 8, "model": Steps()} | changes
+    return Job(
+        name, values.pop("arrival_s", 0.0), slots, batch=1, batches=(1, 1), **values
+    )
+
+
+def nodes(*slots: int) -> list[Node]:
+    """Nodes n0, n1, ... of so many slots."""
+    return [Node(f"n{number}", count) for number, count in enumerate(slots)]
+
+
+def decide(
+    policy: Policy,
+    jobs: Sequence[Job],
+    machines: Sequence[Node],
+    present: Allocation | None = None,
+    notes: Notes | None = None,
+    now_s: float = 100.0,
+) -> Decision:
+    return policy(jobs, machines, present or {}, now_s, notes or {})
+
+
+def sizes(decision: Decision) -> dict[str, int]:
+    """Slots of each job that has some."""
+    return {name: size(placement) for name, placement in decision.allocation.items()}
+
+
+def submitted(
+    name: str, arrival_s: float, duration_s: float, slots: int = 1, **changes: Any
+) -> Submission:
+    """A job of known duration with ``slots``, of a fixed size if nothing else is said."""
+    fraction = changes.pop("parallel_fraction", 1.0)
+    limits = {"min_slots": slots, "max_slots": slots} | changes
+    return Submission(
+        name, arrival_s, TimedWork(duration_s, slots, fraction), slots, **limits
+    )
+
+
+def run(
+    policy: Policy,
+    jobs: Sequence[Submission],
+    machines: Sequence[Node],
+    cost_s: float = 0.0,
+    **rules: Any,
+) -> dict[str, JobResult]:
+    """The jobs' results, decided on every event if no interval is given."""
+    return by_name(result(policy, jobs, machines, cost_s, **rules).jobs)
+
+
+def result(
+    policy: Policy,
+    jobs: Sequence[Submission],
+    machines: Sequence[Node],
+    cost_s: float = 0.0,
+    **rules: Any,
+) -> Result:
+    values = {"interval_s": 0.0, "resize": constant(cost_s)} | rules
+    return simulate(jobs, machines, policy, Rules(**values))

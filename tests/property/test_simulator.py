@@ -1,0 +1,155 @@
+"""Whatever jobs come to whatever nodes: what every policy and the engine must keep.
+
+The engine itself checks each decision (:func:`edl.core.cluster.validity.violation`): no slot twice,
+no job below its minimum or above its maximum.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from clusters import Steps, decide, nodes, result, sizes, submitted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.cluster.max_min import MaxMin
+from edl.core.cluster.policies import POLICIES, policy
+from edl.core.cluster.state import Decision, Job, size
+from edl.simulator.failures import Failures
+from edl.simulator.results import Result
+from edl.simulator.work import Submission
+
+MACHINES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+EVERY = pytest.mark.parametrize("name", POLICIES)
+
+
+@st.composite
+def clusters(draw, most_jobs: int = 8) -> tuple[list[int], list[Submission]]:
+    """Slots of the nodes, and jobs that could each run there alone."""
+    machines = draw(MACHINES)
+    jobs = []
+    for number in range(draw(st.integers(1, most_jobs))):
+        slots = draw(st.integers(1, sum(machines)))
+        least = draw(st.integers(1, slots))
+        jobs.append(
+            submitted(
+                f"j{number}",
+                draw(st.integers(0, 500)),
+                draw(st.integers(1, 300)),
+                slots,
+                min_slots=least,
+                max_slots=draw(st.integers(slots, 20)),
+                preemptible=draw(st.booleans()),
+            )
+        )
+    return machines, jobs
+
+
+def in_use(done: Result) -> list[tuple[float, float, str, dict[str, int]]]:
+    """From when until when which job had which slots."""
+    spans = []
+    for job in done.jobs:
+        untils = [*(moment.at_s for moment in job.history[1:]), job.end_s]
+        spans += [
+            (moment.at_s, until, job.name, dict(moment.placement))
+            for moment, until in zip(job.history, untils, strict=True)
+        ]
+    return spans
+
+
+@EVERY
+@given(clusters(), st.sampled_from([0.0, 7.0, 60.0]), st.sampled_from([0.0, 0.3, 30.0]))
+def test_slots_are_given_once_and_counted(name, cluster, interval_s, cost_s) -> None:
+    machines, jobs = cluster
+    done = result(policy(name), jobs, nodes(*machines), cost_s, interval_s=interval_s)
+    spans = in_use(done)
+    for at_s in sorted({start for start, _, _, _ in spans}):
+        for number, slots in enumerate(machines):
+            used = (of.get(f"n{number}", 0) for a, b, _, of in spans if a <= at_s < b)
+            assert sum(used) <= slots
+    for job in done.jobs:
+        held = sum((b - a) * sum(of.values()) for a, b, owner, of in spans if owner == job.name)
+        assert job.slot_s == pytest.approx(held, abs=1e-3)
+        assert job.arrival_s <= job.start_s < job.end_s
+
+
+@EVERY
+@given(clusters(), st.sampled_from([0.0, 60.0]))
+def test_work_is_conserved(name, cluster, interval_s) -> None:
+    # Free resizes and perfect scaling: whatever the policy does, a job takes its own slot-seconds.
+    machines, jobs = cluster
+    done = result(policy(name), jobs, nodes(*machines), interval_s=interval_s)
+    for job, ended in zip(jobs, done.jobs, strict=True):
+        work = job.work.whole_s(1)
+        assert ended.slot_s == pytest.approx(work, abs=1e-3)
+
+
+@EVERY
+@given(clusters(most_jobs=5), st.integers(0, 3))
+def test_the_same_seed_gives_the_same_answer(name, cluster, seed) -> None:
+    machines, jobs = cluster
+
+    def figures() -> str:
+        failures = Failures(400.0, 50.0, seed)
+        done = result(policy(name), jobs, nodes(*machines), 5.0, failures=failures)
+        return json.dumps(done.figures(history=True))
+
+    assert figures() == figures()
+
+
+@given(clusters())
+def test_fifo_starts_jobs_in_the_order_of_submission(cluster) -> None:
+    machines, jobs = cluster
+    done = result(policy("fifo"), jobs, nodes(*machines))
+    starts = [job.start_s for job in sorted(done.jobs, key=lambda job: job.arrival_s)]
+    assert starts == sorted(starts)
+
+
+@given(clusters(), MACHINES)
+def test_another_node_takes_no_slot_from_a_job_by_max_min(cluster, more) -> None:
+    machines, jobs = cluster
+    views = [
+        Job(one.name, one.arrival_s, 1, 1, one.max_slots, 1, (1, 1), Steps()) for one in jobs
+    ]
+    fewer, larger = (
+        sizes(decide(MaxMin(), views, nodes(*machines, *others))) for others in ([], more)
+    )
+    assert all(larger[name] >= slots for name, slots in fewer.items())
+    assert sum(larger.values()) == min(
+        sum(machines) + sum(more), sum(view.max_slots for view in views)
+    )
+
+
+@EVERY
+@given(clusters(), st.data())
+def test_a_decision_is_a_function_of_what_it_is_given(name, cluster, data) -> None:
+    machines, jobs = cluster
+    rule = policy(name)
+    views = [
+        Job(
+            one.name,
+            one.arrival_s,
+            one.requested_slots,
+            one.min_slots,
+            one.max_slots,
+            1,
+            (1, 1),
+            one.work.model(0, 0.0),
+            data.draw(st.sampled_from([0.0, 57600.0])),
+        )
+        for one in jobs
+    ]
+    first: Decision = decide(rule, views, nodes(*machines))
+    again = decide(rule, views, nodes(*machines))
+    assert first == again
+    assert json.loads(json.dumps(first.notes)) == first.notes
+    # Asked again with its own answer in force, it moves nobody.
+    settled = decide(rule, views, nodes(*machines), first.allocation, first.notes)
+    assert settled.allocation == first.allocation
+    # Those that come later take no slot from those that may not be preempted.
+    firm = [replace(view, preemptible=False) for view in views]
+    kept = decide(rule, firm, nodes(*machines), first.allocation, first.notes)
+    assert all(kept.allocation[job] == slots for job, slots in first.allocation.items())
+    assert sum(map(size, kept.allocation.values())) <= sum(machines)

@@ -1,0 +1,80 @@
+"""Which slots make up a size, and what no decision may break."""
+
+from __future__ import annotations
+
+import pytest
+from clusters import job, nodes
+
+from edl.core.cluster.placing import compact, per_node, place, total
+from edl.core.cluster.policies import POLICIES, policy
+from edl.core.cluster.state import Decision
+from edl.core.cluster.validity import violation
+from edl.errors import UsageError
+
+
+def test_the_emptiest_node_is_filled_first() -> None:
+    # 6 slots: 4 of the empty n0, then 2 of n1. Free are n1: 2, n2: 4, so b takes n2.
+    placed = place({"a": 6, "b": 2}, nodes(4, 4, 4), {})
+    assert placed == {"a": (("n0", 4), ("n1", 2)), "b": (("n2", 2),)}
+
+
+def test_who_has_its_size_keeps_its_slots_before_others_are_placed() -> None:
+    present = {"b": (("n0", 3),)}
+    # b comes last and keeps n0. Free are n0: 1, n1: 4: a takes 4 of n1, then the 1 of n0.
+    assert place({"a": 5, "b": 3}, nodes(4, 4), present) == {
+        "a": (("n1", 4), ("n0", 1)),
+        "b": (("n0", 3),),
+    }
+
+
+def test_who_changes_its_size_or_loses_a_node_is_placed_anew() -> None:
+    present = {"a": (("n0", 2),), "b": (("gone", 1),)}
+    # a needs 3 now: n0 and n1 are both empty then, and n0 is the first. b takes n1, the emptier.
+    assert place({"a": 3, "b": 1}, nodes(4, 4), present) == {
+        "a": (("n0", 3),),
+        "b": (("n1", 1),),
+    }
+
+
+def test_a_size_of_0_has_no_slots() -> None:
+    assert place({"a": 0}, nodes(4), {"a": (("n0", 1),)}) == {}
+
+
+def test_compact() -> None:
+    assert [compact(slots, 4) for slots in (1, 4, 6, 8)] == [(1,), (4,), (4, 2), (4, 4)]
+    assert (total(nodes(4, 2)), per_node(nodes(4, 2)), per_node([])) == (6, 4, 1)
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"no policy 'sjf'; use one of fifo, fifo_backfill"):
+        policy("sjf")
+    assert all(policy(name) is POLICIES[name][0] for name in POLICIES)
+
+
+JOBS = [job("a", min_slots=2, max_slots=4), job("b", preemptible=False)]
+WHY = {"a": "so", "b": "so"}
+
+
+@pytest.mark.parametrize(
+    ("allocation", "reasons", "said"),
+    [
+        ({}, WHY, None),
+        ({"a": (("n0", 2),), "b": (("n0", 2),)}, WHY, None),
+        ({"c": (("n0", 1),)}, WHY, "c has slots and is no job"),
+        ({"a": (("n0", 1),)}, WHY, "a has 1 slots; it may have 2 to 4"),
+        ({"a": (("n0", 3), ("n1", 2))}, WHY, "a has 5 slots; it may have 2 to 4"),
+        ({"a": (("n0", 4),), "b": (("n0", 1),)}, WHY, "5 slots of node n0 are given, and it has 4"),
+        ({"a": (("n2", 2),)}, WHY, "2 slots of node n2 are given, and it has 0"),
+        ({"a": (("n0", 2), ("n1", 0))}, WHY, "a has 0 slots on node n1"),
+        ({"a": (("n0", 2),)}, {"a": "so"}, "b is given no reason"),
+    ],
+)
+def test_what_a_decision_must_keep(allocation, reasons, said) -> None:
+    assert violation(Decision(allocation, reasons), JOBS, nodes(4, 4), {}) == said
+
+
+def test_who_may_not_be_preempted_keeps_its_slots() -> None:
+    present = {"b": (("n0", 1),)}
+    assert violation(Decision(present, WHY), JOBS, nodes(4), present) is None
+    said = violation(Decision({"b": (("n1", 1),)}, WHY), JOBS, nodes(4, 4), present)
+    assert said == "b may not be preempted, and would lose its slots"

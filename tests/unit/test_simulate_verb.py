@@ -1,0 +1,120 @@
+"""`edl simulate`: what it prints, and the sentence for each thing that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.cli.main import invoke
+
+Captured = pytest.CaptureFixture[str]
+TRACE = "name,time_s,slots,duration_s\na,0,4,100\nb,10,4,50\n"
+
+
+def said(words: str, capsys: Captured) -> str:
+    """What a command that must succeed prints."""
+    assert invoke(["simulate", *words.split()]) == 0
+    return capsys.readouterr().out
+
+
+def runs(words: str, capsys: Captured) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in said(f"{words} --json", capsys).splitlines()]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def test_list_names_workloads_and_policies(capsys: Captured) -> None:
+    shown = said("--list", capsys)
+    for word in ("pollux", "realistic", "duration_s", "tiresias", "optimus", "max_min"):
+        assert word in shown
+
+
+def test_a_published_workload_as_json(capsys: Captured) -> None:
+    (run,) = runs("pollux --load 0.5 --workload 6 --policy fifo_backfill", capsys)
+    assert (run["policy"], run["load"], run["workload"]) == ("fifo_backfill", "0.5", 6)
+    assert len(run["jobs"]) == 80
+    mean = sum(job["jct_s"] for job in run["jobs"]) / 80
+    assert run["mean_jct_s"] == pytest.approx(mean)
+    assert "history" not in run["jobs"][0]
+
+
+def test_a_trace(trace: Path, capsys: Captured) -> None:
+    # 4 slots: a ends at 30 + 100; b then pays 30, too, and ends at 130 + 80.
+    (run,) = runs(f"--trace {trace} --nodes 1 --history", capsys)
+    assert [job["end_s"] for job in run["jobs"]] == pytest.approx([130, 210])
+    assert run["jobs"][1]["history"][0]["reason"] == "has 4 slots: submitted 120 s ago"
+    # SRTF, free resizes: b preempts a at 10 (90 s remain) and ends at 60, a at 150.
+    words = f"--trace {trace} --nodes 1 --policy fifo,srtf --resize-cost 0"
+    fifo, srtf = runs(words, capsys)
+    assert [job["end_s"] for job in srtf["jobs"]] == pytest.approx([150, 60])
+    assert (fifo["mean_jct_s"], srtf["mean_jct_s"]) == pytest.approx((120, 100))
+
+
+def test_a_table_with_a_row_for_each_run(trace: Path, capsys: Captured) -> None:
+    shown = said(f"--trace {trace} --nodes 1 --policy fifo,srtf --resize-cost 0", capsys)
+    assert [line.split()[:3] for line in shown.splitlines()[2:4]] == [
+        ["fifo", "2", "120.0"],
+        ["srtf", "2", "100.0"],
+    ]
+
+
+def test_several_processes_say_the_same_as_one(capsys: Captured) -> None:
+    words = "pollux --load 0.5 --workload 1,2 --policy max_min --interval 600"
+    assert runs(f"{words} --jobs 2", capsys) == runs(words, capsys)
+
+
+def test_beside_the_published_answers(capsys: Captured) -> None:
+    (run,) = runs("pollux --load 0.5 --workload 6 --policy tiresias --compare", capsys)
+    assert run["published"] == {"mean_jct_s": run["mean_jct_s"], "matches": 80, "differing": []}
+    shown = said("pollux --load 0.5 --workload 6,7 --policy tiresias --compare", capsys)
+    assert "80 of 80" in shown
+    assert "160 of 160" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("", "say which jobs: `edl simulate pollux`, or --trace FILE.csv"),
+        ("helios", "say which jobs"),
+        ("pollux --policy best", "there is no policy 'best'; use one of fifo, fifo_backfill, "),
+        ("pollux --load 3", "there is no load '3'; use 0.5, 1.0, 1.5, 2.0, realistic"),
+        ("pollux --workload 9", "there is no workload '9'; write 1 to 8"),
+        ("pollux --workload 3..1", "there is no workload '3..1'"),
+        ("pollux --workload all", "there is no workload 'all'"),
+        ("pollux --slots 8", "the published measurements have nodes of 1 to 4 slots, not of 8"),
+        ("pollux --nodes 2", "slots, and the cluster has 8 on 2 nodes; give it more nodes"),
+        ("pollux --nodes 0", "--nodes, --slots and --jobs must be at least 1"),
+        ("pollux --interval -5", "the interval is -5 s"),
+        ("pollux --resize-cost -5", "'-5' has a time that is negative"),
+        ("pollux --interference 2", "the interference is 2; give 0 to below 1"),
+        ("pollux --mtbf 0", "--mtbf and --repair must be more than 0 seconds"),
+        ("pollux --trace x.csv", "--trace brings its own jobs: leave pollux and --compare out"),
+        ("pollux --compare", "nothing is published for fifo at load 1.0"),
+        ("pollux --compare --policy tiresias --interval 30", "--compare: the published answers are"),
+        ("--trace none.csv", "the trace none.csv cannot be read: No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(words: str, text: str, capsys: Captured) -> None:
+    assert invoke(["simulate", *words.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("edl: ")
+    assert text in line
+
+
+def test_a_trace_that_is_wrong_is_named_with_the_line(trace: Path, capsys: Captured) -> None:
+    trace.write_text(f"{TRACE}c,-1,4,50\n")
+    assert invoke(["simulate", "--trace", str(trace)]) == 2
+    assert "trace.csv, line 4: time_s is -1; it must be 0 or more" in capsys.readouterr().err
+    trace.write_text(f"{TRACE}c,1,40,50\n")
+    assert invoke(["simulate", "--trace", str(trace), "--nodes", "2"]) == 2
+    assert "line 4: job c requests 40 slots, and the cluster has 8" in capsys.readouterr().err

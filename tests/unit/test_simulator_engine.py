@@ -1,0 +1,204 @@
+"""How virtual time moves, with times worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from clusters import nodes, result, run, submitted
+
+from edl.core.cluster.fifo import Fifo
+from edl.core.cluster.max_min import MaxMin
+from edl.core.cluster.srtf import Srtf
+from edl.core.cluster.state import Decision, Node
+from edl.errors import UsageError
+from edl.simulator.engine import Rules
+from edl.simulator.failures import Failures
+from edl.simulator.resize import Change, ResizeCost, change_of, constant, parse
+
+
+def test_with_an_interval_a_job_waits_for_the_next_decision() -> None:
+    # Submitted at 10, seen at 60, 30 s for the start, then 100 s of work: 190.
+    job = run(Fifo(), [submitted("a", 10, 100)], nodes(1), 30, interval_s=60)["a"]
+    assert (job.start_s, job.end_s, job.jct_s, job.slot_s) == (60, 190, 180, 130)
+    # Submitted just at 60 it is seen then; at 61 only at 120. Time begins at 0, the policy at 60.
+    assert run(Fifo(), [submitted("a", 60, 1)], nodes(1), interval_s=60)["a"].jct_s == 1
+    assert run(Fifo(), [submitted("a", 61, 1)], nodes(1), interval_s=60)["a"].jct_s == 60
+    assert run(Fifo(), [submitted("a", 0, 1)], nodes(1), interval_s=60)["a"].start_s == 60
+
+
+def test_its_slots_are_idle_from_its_end_to_the_next_decision() -> None:
+    # a ends at 70, and b, which waits, begins at 120.
+    jobs = [submitted("a", 0, 10), submitted("b", 0, 10)]
+    assert run(Fifo(), jobs, nodes(1), interval_s=60)["b"].start_s == 120
+    assert run(Fifo(), jobs, nodes(1))["b"].start_s == 10
+
+
+def test_ends_are_rounded_to_whole_seconds_as_published() -> None:
+    job = submitted("a", 0, 10.4)
+    assert run(Fifo(), [job], nodes(1), interval_s=60, whole_seconds=True)["a"].end_s == 70
+    assert run(Fifo(), [job], nodes(1), interval_s=60)["a"].end_s == pytest.approx(70.4)
+    # 60.4 s are not over at the decision at 120; the 0.4 s that remain then are rounded to none.
+    job = submitted("a", 0, 60.4)
+    assert run(Fifo(), [job], nodes(1), interval_s=60, whole_seconds=True)["a"].end_s == 120
+
+
+def test_a_preempted_job_keeps_its_work_and_pays_for_the_restart() -> None:
+    # a trains from 5 to 10 and has 95 s left; b needs 20. b pays 5 and ends at 35. Then a pays 5
+    # again, and ends at 135.
+    jobs = [submitted("a", 0, 100), submitted("b", 10, 20)]
+    done = run(Srtf(), jobs, nodes(1), 5)
+    assert (done["a"].end_s, done["b"].end_s) == pytest.approx((135, 35))
+    assert (done["a"].slot_s, done["b"].slot_s) == pytest.approx((10 + 100, 25))
+    changes = [(moment.at_s, moment.change) for moment in done["a"].history]
+    assert changes == [(0, Change.START), (10, Change.PREEMPT), (35, Change.RESTART)]
+    assert (done["a"].resizes, done["b"].resizes) == (1, 0)
+    assert done["a"].history[1].reason == "waits: 95 s remain, needs 1 slot and 0 are left"
+
+
+def test_each_kind_of_change_has_its_cost() -> None:
+    # a has 4 slots and does a quarter of its 40 s in 10. Then b comes, both have 2: a stands still
+    # for 0.5 s, b needs 5 s. In the 4.5 s until then a does 4.5 / 80. With 4 slots again, after
+    # another 1 s, the rest takes (1 - 0.25 - 0.05625) * 40 = 27.75 s: 15 + 1 + 27.75.
+    elastic = {"min_slots": 1, "max_slots": 4}
+    jobs = [submitted("a", 0, 40, 4, **elastic), submitted("b", 10, 10, 1, **elastic)]
+    cost = ResizeCost(start=0, leave=0.5, join=1)
+    done = run(MaxMin(), jobs, nodes(4), resize=cost)
+    assert (done["a"].end_s, done["b"].end_s) == pytest.approx((43.75, 15))
+    assert done["a"].slot_s == pytest.approx(10 * 4 + 5 * 2 + 28.75 * 4)
+    assert [moment.change for moment in done["a"].history] == ["start", "leave", "join"]
+
+
+def test_a_change_does_not_shorten_the_pause_that_it_falls_into() -> None:
+    # a pays 30 s for its start; at 10 b comes and a loses a slot, which costs 1 s: 20 s are left.
+    elastic = {"min_slots": 1, "max_slots": 2}
+    jobs = [submitted("a", 0, 10, 1, **elastic), submitted("b", 10, 500, 1, **elastic)]
+    done = run(MaxMin(), jobs, nodes(2), resize=ResizeCost(start=30, leave=1))
+    assert done["a"].end_s == pytest.approx(40)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "trained", "change"),
+    [
+        ((), (("a", 1),), False, Change.START),
+        ((), (("a", 1),), True, Change.RESTART),
+        ((("a", 1),), (), True, Change.PREEMPT),
+        ((("a", 1),), (("a", 2),), True, Change.JOIN),
+        ((("a", 1),), (("b", 2), ("a", 1)), True, Change.JOIN),
+        ((("a", 2), ("b", 1)), (("a", 2),), True, Change.LEAVE),
+        ((("a", 2),), (("b", 2),), True, Change.MIGRATE),
+        ((("a", 2), ("b", 1)), (("a", 1), ("b", 2)), True, Change.MIGRATE),
+    ],
+)
+def test_kinds_of_change(before, after, trained, change) -> None:
+    assert change_of(before, after, trained) is change
+
+
+def test_costs_as_text() -> None:
+    assert parse("0.3") == constant(0.3)
+    assert parse("join=0.3, restart=20") == ResizeCost(join=0.3, restart=20)
+    for wrong in ("", "thirty", "joins=3", "join=", "30,40"):
+        with pytest.raises(UsageError, match="is no cost of a resize; write seconds"):
+            parse(wrong)
+    for wrong in ("-1", "join=-1", "inf", "nan"):
+        with pytest.raises(UsageError, match="a time that is negative or endless"):
+            parse(wrong)
+
+
+def test_spread_jobs_that_share_a_node_slow_each_other_down() -> None:
+    # a has n0: 2, n1: 1 and b n2: 2, n1: 1. At half speed a takes 100 s; b has done 50 s by then,
+    # and does the rest of its 100 alone.
+    jobs = [submitted("a", 0, 50, 3), submitted("b", 0, 100, 3)]
+    done = run(Fifo(), jobs, nodes(2, 2, 2), interference=0.5)
+    assert (done["a"].end_s, done["b"].end_s) == pytest.approx((100, 150))
+    # One that is on one node only disturbs nobody.
+    done = run(Fifo(), [jobs[0], submitted("b", 0, 100)], nodes(2, 2), interference=0.5)
+    assert (done["a"].end_s, done["b"].end_s) == pytest.approx((50, 100))
+
+
+def test_a_job_is_as_fast_as_its_slowest_node() -> None:
+    machines = [Node("new", 2, "fast"), Node("old", 1, "slow")]
+    speeds = {"fast": 2.0, "slow": 0.5}
+    jobs = [submitted("a", 0, 60, 2), submitted("b", 1000, 60, 3)]
+    done = run(Fifo(), jobs, machines, speeds=speeds)
+    assert (done["a"].jct_s, done["b"].jct_s) == pytest.approx((30, 120))
+
+
+class Once(Failures):
+    """The only node fails at 50 and is back at 80."""
+
+    def events(self, nodes) -> Iterator[tuple[float, str, bool]]:
+        yield 50.0, "n0", False
+        yield 80.0, "n0", True
+
+
+def test_a_failed_node_costs_a_restart_and_no_work() -> None:
+    # 10 s for the start, 40 s of work, 30 s without a node, 10 s for the restart, 60 s: 150.
+    job = run(Fifo(), [submitted("a", 0, 100)], nodes(1), 10, failures=Once(1, 1))["a"]
+    assert (job.end_s, job.slot_s) == pytest.approx((150, 50 + 70))
+    kinds = [moment.change for moment in job.history]
+    assert kinds == [Change.START, Change.FAILURE, Change.RESTART]
+    # With an interval of 60 s it starts at 60, while nothing is down any more but from 50 to 80.
+    job = run(Fifo(), [submitted("a", 0, 100)], nodes(1), 10, interval_s=60, failures=Once(1, 1))
+    assert job["a"].end_s == pytest.approx(120 + 10 + 100)
+
+
+def test_failures_are_drawn_by_seed_and_node() -> None:
+    def firsts(seed: int, *slots: int) -> list[tuple[float, str, bool]]:
+        events = Failures(100, 10, seed).events(nodes(*slots))
+        return [next(events) for _ in range(20)]
+
+    assert firsts(1, 4) == firsts(1, 4) != firsts(2, 4)
+    assert [up for _, _, up in firsts(1, 4)] == [False, True] * 10
+    times = [at_s for at_s, _, _ in firsts(1, 4, 4)]
+    assert times == sorted(times)
+    of_n0 = [event for event in firsts(1, 4, 4) if event[1] == "n0"]
+    assert of_n0 == firsts(1, 4)[: len(of_n0)]  # another node changes nothing for it
+
+
+def test_what_cannot_run_is_refused_before_it_begins() -> None:
+    with pytest.raises(UsageError, match="job a asks for 3 slots, and the cluster has 2 on 2 node"):
+        run(Fifo(), [submitted("a", 0, 1, 3)], nodes(1, 1))
+    with pytest.raises(UsageError, match="two jobs are named a"):
+        run(Fifo(), [submitted("a", 0, 1), submitted("a", 0, 1)], nodes(1))
+    with pytest.raises(UsageError, match="the interval is -1 s"):
+        Rules(interval_s=-1)
+    with pytest.raises(UsageError, match="the interference is 1;"):
+        Rules(interference=1)
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 60.0])
+def test_a_policy_that_starts_nobody_ends_the_run(interval_s: float) -> None:
+    def idle(jobs, nodes, present, now_s, notes) -> Decision:
+        return Decision({}, {job.name: "waits for better times" for job in jobs})
+
+    with pytest.raises(UsageError, match=r"lets 1 jobs wait for ever .*\(a waits for better"):
+        run(idle, [submitted("a", 5, 1)], nodes(1), interval_s=interval_s)
+
+
+def test_a_summary() -> None:
+    # a: 0 to 10; b, submitted at 5, waits until 10 and ends at 40; completion times 10 and 35.
+    done = result(Fifo(), [submitted("b", 5, 30), submitted("a", 0, 10)], nodes(1))
+    assert [job.name for job in done.jobs] == ["b", "a"]
+    figures = done.figures(history=True)
+    assert (figures["mean_jct_s"], figures["makespan_s"], figures["slot_s"]) == (22.5, 40, 40)
+    assert figures["p50_jct_s"] == pytest.approx(22.5)
+    assert figures["p99_jct_s"] == pytest.approx(10 + 0.99 * 25)
+    (only,) = figures["jobs"][1].pop("history")
+    assert only == {
+        "at_s": 0,
+        "change": "start",
+        "slots": 1,
+        "placement": {"n0": 1},
+        "reason": "has 1 slot: submitted 0 s ago",
+    }
+    assert figures["jobs"][1] == {
+        "name": "a",
+        "kind": "",
+        "arrival_s": 0,
+        "start_s": 0,
+        "end_s": 10,
+        "jct_s": 10,
+        "slot_s": 10,
+        "resizes": 0,
+    }

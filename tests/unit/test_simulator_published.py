@@ -1,0 +1,52 @@
+"""Pollux' published completion times of Tiresias and Optimus, to the second, of two workloads.
+
+All others: `edl simulate pollux --load 0.5,1.0,1.5,2.0 --policy tiresias,optimus --compare`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.errors import UsageError
+from edl.simulator import pollux
+from edl.simulator.engine import Rules
+from edl.simulator.published import answers, compare
+from edl.simulator.runs import Run, do
+
+RULES = Rules(pollux.INTERVAL_S, pollux.RESIZE, whole_seconds=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "load", "workload", "mean_jct_s"),
+    [
+        ("tiresias", "1.0", 6, 3469.69375),  # both means are in the artifact's README
+        ("optimus", "1.0", 6, 5301.875),
+        ("tiresias", "0.5", 3, None),
+        ("optimus", "0.5", 3, None),
+    ],
+)
+def test_each_job_ends_in_the_published_second(
+    policy: str, load: str, workload: int, mean_jct_s: float | None
+) -> None:
+    outcome = do(Run(policy, RULES, pollux.NODES, pollux.SLOTS, load, workload))
+    found = compare(outcome.result, answers(policy, load, workload))
+    assert found.differing == ()
+    assert found.matches == found.jobs == (160 if load == "1.0" else 80)
+    assert found.mean_jct_s == pytest.approx(found.published_mean_jct_s)
+    if mean_jct_s is not None:
+        assert found.mean_jct_s == pytest.approx(mean_jct_s)
+
+
+def test_a_difference_is_named() -> None:
+    outcome = do(Run("tiresias", RULES, pollux.NODES, pollux.SLOTS, "0.5", 3))
+    published = dict(answers("tiresias", "0.5", 3))
+    name = next(iter(published))
+    published[name] += 1
+    found = compare(outcome.result, published)
+    assert (found.jobs, found.matches) == (80, 79)
+    assert found.differing == ((name, published[name] - 1, published[name]),)
+
+
+def test_what_is_not_published_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing is published for fifo at load 1.0; there is opti"):
+        answers("fifo", "1.0", 6)
