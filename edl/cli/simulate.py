@@ -24,6 +24,9 @@ from edl.simulator.resize import parse
 from edl.simulator.runs import Outcome, Run, do_all
 
 POLLUX = "pollux"
+Done = tuple[Outcome, Comparison | None]
+SUMMED = ("p50 s", "p99 s", "span h", "resizes")
+COMPARED = ("published", "same second", "took s")
 
 
 def simulate(
@@ -127,7 +130,7 @@ def simulate(
         whole_seconds=trace_file is None,
         failures=_failures(mtbf_s, repair_s, seed),
     )
-    names = policies.split(",")
+    names = [name.strip() for name in policies.split(",")]
     for name in names:
         policy(name)
     if trace_file is not None:
@@ -212,7 +215,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
 def _show(
     runs: Sequence[Run], processes: int, compared: bool, history: bool, as_json: bool
 ) -> None:
-    done: list[tuple[Outcome, Comparison | None]] = []
+    done: list[Done] = []
     with progress() as tell:
         for outcome in do_all(runs, processes, tell):
             run, comparison = outcome.run, None
@@ -247,47 +250,47 @@ def _figures(outcome: Outcome, comparison: Comparison | None, history: bool) -> 
     return about | outcome.result.figures(history)
 
 
-def _table(done: Iterable[tuple[Outcome, Comparison | None]]) -> Table:
-    """A row a run, and one of all workloads of a policy and a load."""
-    rows = list(done)
+def _table(done: Iterable[Done]) -> Table:
+    """A row a run, and one for all workloads of a policy at a load."""
+    groups: dict[tuple[str, str], list[Done]] = {}
+    for outcome, comparison in done:
+        groups.setdefault((outcome.run.policy, outcome.run.load), []).append((outcome, comparison))
+    compared = any(comparison for group in groups.values() for _, comparison in group)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("policy", "load", "workload"):
-        shown.add_column(column)
-    numbers = ["jobs", "mean s", "median s", "p99 s", "makespan h", "resizes", "took s"]
-    compared = any(comparison is not None for _, comparison in rows)
-    for column in numbers + (["published s", "same second"] if compared else []):
-        shown.add_column(column, justify="right")
-    groups: dict[tuple[str, str], list[tuple[Outcome, Comparison | None]]] = {}
-    for row in rows:
-        groups.setdefault((row[0].run.policy, row[0].run.load), []).append(row)
+        shown.add_column(column, no_wrap=True)
+    for column in ("jobs", "mean s", *(COMPARED if compared else SUMMED)):
+        shown.add_column(column, no_wrap=True, justify="right")
     for (name, load), group in groups.items():
-        for outcome, comparison in group:
-            number = str(outcome.run.workload or "")
-            shown.add_row(name, load, number, *_cells([outcome], [comparison]))
+        for one in group:
+            shown.add_row(name, load, str(one[0].run.workload or ""), *_cells([one]))
         if len(group) > 1:
-            outcomes, comparisons = zip(*group, strict=True)
-            shown.add_row(name, load, "all", *_cells(outcomes, comparisons), end_section=True)
+            shown.add_row(name, load, "all", *_cells(group))
+        shown.add_section()
     return shown
 
 
-def _cells(outcomes: Sequence[Outcome], comparisons: Sequence[Comparison | None]) -> list[str]:
-    """Of several runs: sums of counts and of time to compute, means of the rest."""
-    results = [outcome.result for outcome in outcomes]
+def _cells(group: Sequence[Done]) -> list[str]:
+    """Of one run or several: sums of counts and of the time to compute, means of the rest."""
+    results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
-    cells = [
-        str(jobs),
-        f"{fmean(result.mean_jct_s for result in results):.1f}",
+    cells = [str(jobs), f"{fmean(result.mean_jct_s for result in results):.1f}"]
+    known = [comparison for _, comparison in group if comparison is not None]
+    if known:
+        return [
+            *cells,
+            f"{fmean(one.published_mean_jct_s for one in known):.1f}",
+            f"{sum(one.matches for one in known)} of {jobs}",
+            f"{sum(outcome.took_s for outcome, _ in group):.1f}",
+        ]
+    return [
+        *cells,
         f"{fmean(result.jct_percentile_s(50) for result in results):.0f}",
         f"{fmean(result.jct_percentile_s(99) for result in results):.0f}",
         f"{fmean(result.makespan_s for result in results) / 3600:.1f}",
         str(sum(job.resizes for result in results for job in result.jobs)),
-        f"{sum(outcome.took_s for outcome in outcomes):.1f}",
     ]
-    known = [one for one in comparisons if one is not None]
-    if known:
-        cells.append(f"{fmean(one.published_mean_jct_s for one in known):.1f}")
-        cells.append(f"{sum(one.matches for one in known)} of {jobs}")
-    return cells
+
 
 
 def _difference(run: Run, comparison: Comparison) -> str:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from edl.core.cluster.placing import total
 from edl.core.cluster.state import Node, Notes, Policy
 from edl.core.cluster.validity import violation
+from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.simulator.failures import Failures
 from edl.simulator.progress import SAME_S, Progress
@@ -230,6 +231,6 @@ class _Run:
         names = [job.submission.name for job in self.active]
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
         raise UsageError(
-            f"at {self.now_s:g} s the policy lets {len(names)} jobs wait for ever, with all "
+            f"at {self.now_s:g} s the policy lets {counted(len(names), "job")} wait for ever, with all "
             f"{total(self.nodes)} slots free{why}; use another policy, or more nodes"
         )

@@ -67,7 +67,7 @@ def test_slots_are_given_once_and_counted(name, cluster, interval_s, cost_s) -> 
     spans = in_use(done)
     for at_s in sorted({start for start, _, _, _ in spans}):
         for number, slots in enumerate(machines):
-            used = (of.get(f"n{number}", 0) for a, b, _, of in spans if a <= at_s < b)
+            used = (of.get(f"n{number}", 0) for a, b, _, of in spans if a <= at_s < b - 1e-6)
             assert sum(used) <= slots
     for job in done.jobs:
         held = sum((b - a) * sum(of.values()) for a, b, owner, of in spans if owner == job.name)

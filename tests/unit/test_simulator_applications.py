@@ -11,7 +11,7 @@ from edl.simulator.measurements import applications as measured
 
 
 def made(**changes) -> Application:
-    """Trained with batches of 16 and 64; measured on (1), (1, 2) and (2), and four points far off."""
+    """Trained with batches of 16 and 64; measured on (1), (2), (1, 2), and two points far off."""
     validations = [
         Validation(64, (40.0, 90.0), (20.0, 40.0), (2.0, 2.0), (12.0, 6.0)),
         Validation(16, (50.0, 100.0), (50.0, 100.0), (2.0, 2.0), (6.0, 6.0)),
@@ -40,11 +40,18 @@ def test_placements_that_are_rotations_are_one() -> None:
 
 
 def test_other_placements_lie_between_those_around() -> None:
-    # (3 nodes, 5.5 slots) would be half way from (2, 3) to (4, 8); 5 and 6 slots are on both sides.
-    low, high = made().parts((2, 2, 1), 4), made().parts((2, 2, 2), 4)
-    assert 2.0 < low[0] < high[0] < 4.0
-    with pytest.raises(UsageError, match="made was not measured with 4 samples a slot on 40 slots"):
-        made().parts((20, 20), 4)
+    # Four points are one simplex. 2 nodes, 3 slots and 10 samples have a quarter of each:
+    # (1 + 2 + 5 + 3) / 4 and (0 + 0 + 2 + 1) / 4.
+    timed = [Timed((1,), 8, 1.0, 0.0), Timed((1,), 16, 2.0, 0.0)]
+    scaled = [Scaled(5, 5, 8, 5.0, 2.0), Scaled(1, 5, 8, 3.0, 1.0)]
+    validation = Validation(16, (1.0,), (1.0,), (1.0,), (1.0,))
+    simplex = Application("simplex", 1, [validation], timed, scaled)
+    assert simplex.parts((2, 1), 10) == pytest.approx((2.75, 0.75))
+    with pytest.raises(UsageError, match="simplex was not measured with 8 samples a slot on 40 sl"):
+        simplex.parts((20, 20), 8)
+
+
+def test_what_lies_outside_is_refused() -> None:
     with pytest.raises(UsageError, match="made was not measured with 17 samples a slot on 2 slots"):
         made().parts((2,), 17)
 
@@ -57,9 +64,10 @@ def test_without_scipy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_accumulated() -> None:
-    # 64 on 2 slots: 32 each, which is two batches of 16. On 3: 22 each, two of 11.
+    # 64 on 2 slots: 32 each, which is two batches of 16. On 3: 22 each, two of 11; that would be 66,
+    # and 64 are the most: 10.
     assert made().split(2, 64) == (16, 1)
-    assert made().split(3, 64) == (11, 1)
+    assert made().split(3, 64) == (10, 1)
     # On 4 slots it fits. One slot alone accumulates at least one, but for the initial batch.
     assert made().split(4, 64) == (16, 0)
     assert made().split(1, 24) == (12, 1)

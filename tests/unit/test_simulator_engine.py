@@ -138,7 +138,7 @@ def test_a_failed_node_costs_a_restart_and_no_work() -> None:
     assert (job.end_s, job.slot_s) == pytest.approx((150, 50 + 70))
     kinds = [moment.change for moment in job.history]
     assert kinds == [Change.START, Change.FAILURE, Change.RESTART]
-    # With an interval of 60 s it starts at 60, while nothing is down any more but from 50 to 80.
+    # With an interval of 60 s, the node is away at the first decision, and the job starts at 120.
     job = run(Fifo(), [submitted("a", 0, 100)], nodes(1), 10, interval_s=60, failures=Once(1, 1))
     assert job["a"].end_s == pytest.approx(120 + 10 + 100)
 
@@ -172,7 +172,7 @@ def test_a_policy_that_starts_nobody_ends_the_run(interval_s: float) -> None:
     def idle(jobs, nodes, present, now_s, notes) -> Decision:
         return Decision({}, {job.name: "waits for better times" for job in jobs})
 
-    with pytest.raises(UsageError, match=r"lets 1 jobs wait for ever .*\(a waits for better"):
+    with pytest.raises(UsageError, match=r"lets 1 job wait for ever.*\(a waits for better"):
         run(idle, [submitted("a", 5, 1)], nodes(1), interval_s=interval_s)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster.placing import pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
 from edl.core.plural import counted
 
 
@@ -27,7 +27,7 @@ def admit(
 ) -> Decision:
     """Give each job the slots that it requested, in the order of the ranking, while they last.
 
-    Those that may not be preempted come before all others.
+    Those that may not be preempted come before all others, and keep what they have.
 
     Args:
         overtaking: a job for which too few slots are left does not stop those behind it.
@@ -38,7 +38,8 @@ def admit(
     reasons: dict[str, str] = {}
     first_waiting = ""
     for one in sorted(ranking, key=lambda one: one.job.name not in fixed):
-        job, wanted = one.job, one.job.requested_slots
+        job = one.job
+        wanted = size(present[job.name]) if job.name in fixed else job.requested_slots
         if first_waiting and not overtaking:
             reasons[job.name] = f"waits behind {first_waiting}: {one.why}"
         elif wanted <= left:
