@@ -5,7 +5,7 @@ The rules are those of Pollux' simulator (OSDI 2021 artifact, section 5.3 of the
 - the time of a step on a placement that was measured is linear in the local batch; on another it is
   linear over (nodes, slots, local batch) in each simplex of the Delaunay triangulation of all that
   was measured;
-- a batch larger than fits is made of several, accumulated: all but the last cost no synchronisation;
+- a batch larger than fits is made of several, accumulated; only the last of them is synchronised;
 - a step of batch B, m times the initial one, brings the progress
 
       (v + s) / (v / m + s)
@@ -235,7 +235,7 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
     alike: dict[tuple[int, int, int], list[Timed]] = defaultdict(list)
     for one in timed:
         alike[len(one.slots), sum(one.slots), one.local_batch].append(one)
-    means = [
+    means: list[tuple[float, ...]] = [
         (
             *map(float, key),
             sum(one.step_s for one in alike[key]) / len(alike[key]),

@@ -230,7 +230,8 @@ class _Run:
     def _refuse_to_wait(self) -> None:
         names = [job.submission.name for job in self.active]
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
+        waiting = counted(len(names), "job")
         raise UsageError(
-            f"at {self.now_s:g} s the policy lets {counted(len(names), "job")} wait for ever, with all "
+            f"at {self.now_s:g} s the policy lets {waiting} wait for ever, with all "
             f"{total(self.nodes)} slots free{why}; use another policy, or more nodes"
         )

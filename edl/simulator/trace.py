@@ -121,7 +121,9 @@ def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[Submissi
         raise UsageError(f"{where}, line 1: there is no column {missing[0]}; {_columns()}")
     unknown = [column for column in header if column not in COLUMNS]
     if unknown:
-        raise UsageError(f"{where}, line 1: there is no use for column {unknown[0]!r}; {_columns()}")
+        raise UsageError(
+            f"{where}, line 1: there is no use for column {unknown[0]!r}; {_columns()}"
+        )
     jobs: list[Submission] = []
     first: dict[str, int] = {}
     for row in reader:

@@ -99,7 +99,7 @@ def test_beside_the_published_answers(capsys: Captured) -> None:
         ("pollux --mtbf 0", "--mtbf and --repair must be more than 0 seconds"),
         ("pollux --trace x.csv", "--trace brings its own jobs: leave pollux and --compare out"),
         ("pollux --compare", "nothing is published for fifo at load 1.0"),
-        ("pollux --compare --policy tiresias --interval 30", "--compare: the published answers are"),
+        ("pollux --compare --policy tiresias --interval 30", "--compare: the published answ"),
         ("--trace none.csv", "the trace none.csv cannot be read: No such file or directory"),
     ],
 )

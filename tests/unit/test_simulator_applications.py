@@ -64,8 +64,8 @@ def test_without_scipy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_accumulated() -> None:
-    # 64 on 2 slots: 32 each, which is two batches of 16. On 3: 22 each, two of 11; that would be 66,
-    # and 64 are the most: 10.
+    # 64 on 2 slots: 32 each, which is two batches of 16. On 3: 22 each, two of 11; together 66, and
+    # 64 are the most: 10.
     assert made().split(2, 64) == (16, 1)
     assert made().split(3, 64) == (10, 1)
     # On 4 slots it fits. One slot alone accumulates at least one, but for the initial batch.
