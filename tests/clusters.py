@@ -34,9 +34,7 @@ class Steps:
 def job(name: str, slots: int = 1, **changes: Any) -> Job:
     """A job that asks for so many slots, and may have from 1 to 8."""
     values: dict[str, Any] = {"min_slots": 1, "max_slots": 8, "model": Steps()} | changes
-    return Job(
-        name, values.pop("arrival_s", 0.0), slots, batch=1, batches=(1, 1), **values
-    )
+    return Job(name, values.pop("arrival_s", 0.0), slots, batch=1, batches=(1, 1), **values)
 
 
 def nodes(*slots: int) -> list[Node]:
@@ -66,9 +64,7 @@ def submitted(
     """A job of known duration with ``slots``, of a fixed size if nothing else is said."""
     fraction = changes.pop("parallel_fraction", 1.0)
     limits = {"min_slots": slots, "max_slots": slots} | changes
-    return Submission(
-        name, arrival_s, TimedWork(duration_s, slots, fraction), slots, **limits
-    )
+    return Submission(name, arrival_s, TimedWork(duration_s, slots, fraction), slots, **limits)
 
 
 def run(

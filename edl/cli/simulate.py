@@ -154,9 +154,7 @@ def _failures(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | No
     return Failures(mtbf_s, repair_s, seed)
 
 
-def _of_trace(
-    path: Path, names: Sequence[str], rules: Rules, nodes: int, slots: int
-) -> list[Run]:
+def _of_trace(path: Path, names: Sequence[str], rules: Rules, nodes: int, slots: int) -> list[Run]:
     jobs = tuple(trace.read(path, nodes * slots))
     if any(job.kind in applications() for job in jobs):
         pollux.check(slots)
@@ -280,7 +278,7 @@ def _cells(group: Sequence[Done]) -> list[str]:
         return [
             *cells,
             f"{fmean(one.published_mean_jct_s for one in known):.1f}",
-            f"{sum(one.matches for one in known)} of {jobs}",
+            f"{sum(one.matches for one in known)}/{jobs}",
             f"{sum(outcome.took_s for outcome, _ in group):.1f}",
         ]
     return [
@@ -290,7 +288,6 @@ def _cells(group: Sequence[Done]) -> list[str]:
         f"{fmean(result.makespan_s for result in results) / 3600:.1f}",
         str(sum(job.resizes for result in results for job in result.jobs)),
     ]
-
 
 
 def _difference(run: Run, comparison: Comparison) -> str:

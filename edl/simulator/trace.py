@@ -176,9 +176,7 @@ class _Row:
         if duration_s == 0:
             raise UsageError(f"{self.where}: duration_s is 0; a job takes some time")
         if fraction > 1:
-            raise UsageError(
-                f"{self.where}: parallel_fraction is {fraction:g}; it must be 0 to 1"
-            )
+            raise UsageError(f"{self.where}: parallel_fraction is {fraction:g}; it must be 0 to 1")
         least, most = self._limits(slots)
         work = TimedWork(duration_s, slots, fraction)
         return Submission(name, arrival_s, work, slots, least, most)

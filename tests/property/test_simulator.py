@@ -110,9 +110,7 @@ def test_fifo_starts_jobs_in_the_order_of_submission(cluster) -> None:
 @given(clusters(), MACHINES)
 def test_another_node_takes_no_slot_from_a_job_by_max_min(cluster, more) -> None:
     machines, jobs = cluster
-    views = [
-        Job(one.name, one.arrival_s, 1, 1, one.max_slots, 1, (1, 1), Steps()) for one in jobs
-    ]
+    views = [Job(one.name, one.arrival_s, 1, 1, one.max_slots, 1, (1, 1), Steps()) for one in jobs]
     fewer, larger = (
         sizes(decide(MaxMin(), views, nodes(*machines, *others))) for others in ([], more)
     )

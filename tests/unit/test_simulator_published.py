@@ -48,5 +48,5 @@ def test_a_difference_is_named() -> None:
 
 
 def test_what_is_not_published_is_refused() -> None:
-    with pytest.raises(UsageError, match="nothing is published for fifo at load 1.0; there is "):
+    with pytest.raises(UsageError, match=r"nothing is published for fifo at load 1\.0; there is "):
         answers("fifo", "1.0", 6)

@@ -46,9 +46,7 @@ class Optimus:
         gains = _give(order, sizes, left, per_node(nodes))
         # The artifact places small jobs first, and those of one size in the order of submission.
         ascending = sorted((job for job in jobs if job.name in sizes), key=lambda j: sizes[j.name])
-        allocation = place(
-            fixed | {job.name: sizes[job.name] for job in ascending}, nodes, present
-        )
+        allocation = place(fixed | {job.name: sizes[job.name] for job in ascending}, nodes, present)
         return Decision(allocation, _reasons(jobs, sizes, gains), notes)
 
 
