@@ -76,6 +76,9 @@ class Application:
         epochs: after which it is trained.
         validations: at least one.
         max_local_batch: that fits into a slot; None: the largest measured.
+
+    Attributes:
+        batches: the initial one, and the largest that it may be trained with.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Application:
         self.epochs = epochs
         self._validated = {one.batch: one for one in sorted(validations, key=lambda v: v.batch)}
         self._batches = list(self._validated)
+        self.batches = self._batches[0], self._batches[-1]
         self._timed: dict[tuple[int, ...], list[Timed]] = defaultdict(list)
         for one in sorted(timed, key=lambda one: one.local_batch):
             self._timed[one.slots].append(one)
@@ -101,12 +105,8 @@ class Application:
         self._ends = [min(v.progress[epoch] for v in validations) for epoch in range(epochs)]
         self._parts: dict[tuple[tuple[int, ...], int], tuple[float, float]] = {}
         self._step_s: dict[tuple[tuple[int, ...], int], float] = {}
+        self._steps: dict[tuple[int, int], float] = {}
         self._rates: dict[tuple[tuple[int, ...], int, int], float] = {}
-
-    @property
-    def batches(self) -> tuple[int, int]:
-        """The initial batch, and the largest that it may be trained with."""
-        return self._batches[0], self._batches[-1]
 
     def end_of(self, epoch: int) -> float:
         """Progress at the end of an epoch, counted from 0."""
@@ -162,8 +162,11 @@ class Application:
 
     def steps_at(self, batch: int, epoch: int) -> float:
         """Steps of this batch until the end of an epoch, from the first on."""
-        smaller, larger = self._around(batch)
-        return _between(batch, smaller.batch, larger.batch, smaller.steps, larger.steps, epoch)
+        key = batch, epoch
+        if key not in self._steps:
+            low, high = self._around(batch)
+            self._steps[key] = _between(batch, low.batch, high.batch, low.steps, high.steps, epoch)
+        return self._steps[key]
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """Seconds of a step of one batch, and of its synchronisation.

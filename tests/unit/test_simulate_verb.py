@@ -65,8 +65,8 @@ def test_a_table_with_a_row_for_each_run(trace: Path, capsys: Captured) -> None:
     assert rows == [["fifo", "2", "120.0"], ["srtf", "2", "100.0"]]
 
 
-def test_several_processes_say_the_same_as_one(capsys: Captured) -> None:
-    words = "pollux --load 0.5 --workload 1,2 --policy max_min --interval 600"
+def test_several_processes_say_the_same_as_one(trace: Path, capsys: Captured) -> None:
+    words = f"--trace {trace} --nodes 1 --policy fifo,srtf"
     assert runs(f"{words} --jobs 2", capsys) == runs(words, capsys)
 
 
