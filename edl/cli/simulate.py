@@ -25,6 +25,7 @@ from edl.simulator.runs import Outcome, Run, do_all
 
 POLLUX = "pollux"
 Done = tuple[Outcome, Comparison | None]
+NARROW = (0, 1, 0, 0)  # so that a row fits into 80 columns
 SUMMED = ("p50 s", "p99 s", "span h", "resizes")
 COMPARED = ("published", "same second", "took s")
 
@@ -254,7 +255,7 @@ def _table(done: Iterable[Done]) -> Table:
     for outcome, comparison in done:
         groups.setdefault((outcome.run.policy, outcome.run.load), []).append((outcome, comparison))
     compared = any(comparison for group in groups.values() for _, comparison in group)
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
     for column in ("policy", "load", "workload"):
         shown.add_column(column, no_wrap=True)
     for column in ("jobs", "mean s", *(COMPARED if compared else SUMMED)):
@@ -272,17 +273,19 @@ def _cells(group: Sequence[Done]) -> list[str]:
     """Of one run or several: sums of counts and of the time to compute, means of the rest."""
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
-    cells = [str(jobs), f"{fmean(result.mean_jct_s for result in results):.1f}"]
+    mean_s = fmean(result.mean_jct_s for result in results)
     known = [comparison for _, comparison in group if comparison is not None]
     if known:
         return [
-            *cells,
+            str(jobs),
+            f"{mean_s:.1f}",
             f"{fmean(one.published_mean_jct_s for one in known):.1f}",
             f"{sum(one.matches for one in known)}/{jobs}",
             f"{sum(outcome.took_s for outcome, _ in group):.1f}",
         ]
     return [
-        *cells,
+        str(jobs),
+        f"{mean_s:.0f}",
         f"{fmean(result.jct_percentile_s(50) for result in results):.0f}",
         f"{fmean(result.jct_percentile_s(99) for result in results):.0f}",
         f"{fmean(result.makespan_s for result in results) / 3600:.1f}",
@@ -298,7 +301,7 @@ def _difference(run: Run, comparison: Comparison) -> str:
 
 
 def _listed() -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=True)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
     for column in ("", "name", ""):
         shown.add_column(column)
     shown.add_row("jobs", POLLUX, f"loads {', '.join(pollux.LOADS)}; workloads 1 to 8")

@@ -80,13 +80,14 @@ def do_all(
             yield do(run, _teller(run, f"{number} of {len(runs)}: {run.title}", tell))
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(processes, len(runs)), context, _leave_interrupts_to_the_parent
-    ) as pool:
+    pool = ProcessPoolExecutor(min(processes, len(runs)), context, _leave_interrupts_to_the_parent)
+    try:
         tell(f"{len(runs)} runs")
         for number, outcome in enumerate(pool.map(do, runs), 1):
             tell(f"{number} of {len(runs)} runs are done")
             yield outcome
+    finally:  # after Ctrl-C, no run is begun any more
+        pool.shutdown(cancel_futures=True)
 
 
 def _leave_interrupts_to_the_parent() -> None:

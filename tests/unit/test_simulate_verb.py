@@ -62,7 +62,7 @@ def test_a_table_with_a_row_for_each_run(trace: Path, capsys: Captured) -> None:
     shown = said(f"--trace {trace} --nodes 1 --policy fifo,srtf --resize-cost 0", capsys)
     words = [line.split() for line in shown.splitlines()]
     rows = [of[:3] for of in words if of[:1] in (["fifo"], ["srtf"])]
-    assert rows == [["fifo", "2", "120.0"], ["srtf", "2", "100.0"]]
+    assert rows == [["fifo", "2", "120"], ["srtf", "2", "100"]]
 
 
 def test_several_processes_say_the_same_as_one(trace: Path, capsys: Captured) -> None:
