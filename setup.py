@@ -33,7 +33,7 @@ setup(
         "tensorflow": ["tensorflow>=2.16", "tensorboard>=2.16"],
         "parquet": ["pyarrow>=15"],
         "plot": ["matplotlib>=3.8,<4"],
-        "simulator": ["scipy>=1.11,<2"],  # interpolates the published measurements
+        "simulator": ["scipy>=1.13,<2"],  # interpolates the published measurements
         "dev": [
             "hypothesis>=6.100,<7",
             "kubernetes-validate>=1.35,<2",  # with the schemas of Kubernetes; 22 MB

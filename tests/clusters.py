@@ -9,7 +9,7 @@ from typing import Any
 from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, Policy, size
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import constant
-from edl.simulator.results import JobResult, Result, by_name
+from edl.simulator.results import JobResult, Result
 from edl.simulator.trace import TimedWork
 from edl.simulator.work import Submission
 
@@ -75,7 +75,8 @@ def run(
     **rules: Any,
 ) -> dict[str, JobResult]:
     """The jobs' results, decided on every event if no interval is given."""
-    return by_name(result(policy, jobs, machines, cost_s, **rules).jobs)
+    done = result(policy, jobs, machines, cost_s, **rules)
+    return {job.name: job for job in done.jobs}
 
 
 def result(

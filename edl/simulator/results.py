@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -117,8 +116,3 @@ class Result:
             "decisions": self.decisions,
             "jobs": [job.figures(history) for job in self.jobs],
         }
-
-
-def by_name(jobs: Sequence[JobResult]) -> dict[str, JobResult]:
-    """The jobs by name."""
-    return {job.name: job for job in jobs}

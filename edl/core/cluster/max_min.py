@@ -3,7 +3,8 @@
 Each job gets its minimum, in the order of submission; who does not fit waits, and those behind it
 that fit do not. The rest is given one by one to whoever has fewest and may have more, ties by that
 order (progressive filling). So where all minima are 1, no job ever loses a slot when a node is
-added. While there are fewer slots than jobs, who came last waits for others to end.
+added. While there are fewer slots than jobs, who came last waits for others to end; a job of a
+minimum above 1 has no bound on its wait while smaller ones arrive.
 """
 
 from __future__ import annotations

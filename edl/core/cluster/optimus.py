@@ -8,8 +8,8 @@ seconds, T(k) being the time of a step of the batch that its user requested, on 
 be (the greedy rule of Optimus, EuroSys 2018, with an oracle of n and T in place of its fits). First
 each job gets its minimum, in the order of submission among those of the same minimum, while slots
 last; then slots are given one by one, ties by that order, while somebody gains. All may be resized
-at each decision. Jobs that came when there was no slot left wait until some have ended: at most as
-long as those take.
+at each decision. Who came when no slot was left waits until others have ended; a job of a larger
+minimum has no bound on its wait while such of smaller ones arrive.
 """
 
 from __future__ import annotations
