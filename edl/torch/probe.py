@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from edl.errors import UsageError
+from edl.framework.lr_tuner import mean_loss
 
 
 class Probe:
@@ -67,7 +67,7 @@ class Probe:
             try:
                 for e in at:
                     self._move(1.0 + e)
-                    found.append(_number(loss()))
+                    found.append(mean_loss(loss()))
                     buffers.put_back()
                     begin_again()
             finally:
@@ -122,13 +122,3 @@ def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[Callable[[
         yield begin_again
     finally:
         begin_again()
-
-
-def _number(loss: Any) -> float:
-    try:
-        return float(loss.item() if isinstance(loss, torch.Tensor) else loss)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            "loss_of of edl.LRTuner gives the mean loss of a batch, a number or a tensor with one "
-            f"element in it: {error}"
-        ) from error

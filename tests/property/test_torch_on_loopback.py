@@ -321,7 +321,7 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         clock.now += 1e-3
         return float(clock.now)
 
-    monkeypatch.setattr(lr_tuner, "now_s", now_s)
+    monkeypatch.setattr("edl.framework.lr_tuner.now_s", now_s)
     monkeypatch.setattr("edl.core.policy.lr_tuner.SETTLE", 2)  # these jobs are short
     yield
     WORKERS.clear()

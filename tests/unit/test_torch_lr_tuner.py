@@ -19,6 +19,7 @@ from torch.optim import lr_scheduler as lr
 from edl.core.policy.lr_fit import points
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
+from edl.framework import lr_tuner as shared
 from edl.schedules import Knee
 from edl.torch import lr_schedule, lr_tuner
 from edl.torch.lr_schedule import LRSchedule
@@ -72,7 +73,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     found.trained = 190  # the next update is the first that may be measured
     for module in (lr_tuner, lr_schedule):
         monkeypatch.setattr(module, "current_worker", lambda: found)
-    monkeypatch.setattr(lr_tuner, "now_s", lambda: found.now_s)
+    monkeypatch.setattr(shared, "now_s", lambda: found.now_s)
     return found
 
 
