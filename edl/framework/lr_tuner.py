@@ -185,6 +185,11 @@ def refuse(why: str) -> NoReturn:
     raise UsageError(f"edl.LRTuner: {why}")
 
 
+def refuse_several() -> NoReturn:
+    """Raise a UsageError: the script has several optimizers."""
+    refuse("this script has several optimizers; it tunes the only one")
+
+
 def refuse_beside(other: str) -> NoReturn:
     """Raise a UsageError: ``other`` sets the learning rate, too."""
     refuse(f"{other} sets the same learning rate; leave one of them out")

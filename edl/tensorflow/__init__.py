@@ -48,6 +48,7 @@ from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.horovod_names import DistributedGradientTape
 from edl.tensorflow.lr_schedule import LRSchedule
+from edl.tensorflow.lr_tuner import LRTuner
 from edl.tensorflow.optimizer import Optimizer
 from edl.tensorflow.session import (
     Session,
@@ -63,6 +64,7 @@ __all__ = [
     "DistributedGradientTape",
     "KerasCallback",
     "LRSchedule",
+    "LRTuner",
     "Optimizer",
     "Session",
     "SessionHook",

@@ -43,6 +43,7 @@ from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, 
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
 from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
+from edl.tensorflow.lr_tuner import check_callbacks
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.xla import turn_off_xla
 
@@ -90,13 +91,17 @@ class KerasCallback(keras.callbacks.Callback):
         worker = self._training.worker
         _check_compiled(model, self._training)
         self._training.fitted = model
+        check_callbacks(self._training.tuner, others)
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
         self._last = _Last(self._training, writers)
         self._last.states.follow(
             others,
-            [writer is None or writer.remembers for writer in standing],
+            [
+                (writer is None or writer.remembers) and callback is not self._training.tuner
+                for writer, callback in zip(standing, others, strict=True)
+            ],
             model,
         )
         shown = [writer or callback for writer, callback in zip(standing, others, strict=True)]

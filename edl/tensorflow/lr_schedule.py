@@ -60,11 +60,11 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> Any:
         """The learning rate now; Keras' ``step`` does not count."""
-        return _asked(self._now)
+        return asked(self._now)
 
     def momentum_factor(self) -> Any:
         """What a momentum that holds the rate is multiplied by, before an update."""
-        return _asked(self._change)
+        return asked(self._change)
 
     def _now(self) -> np.float32:
         update = current_worker().loader.update
@@ -97,7 +97,7 @@ def follow_policy(optimizer: Any) -> None:
     policy = current_worker().follows
     if policy is None or policy.learning_rate is None:
         return
-    table, one = policy.learning_rate, [*_with_inner(optimizer)][-1]
+    table, one = policy.learning_rate, [*with_inner(optimizer)][-1]
     if not isinstance(one, keras.optimizers.Optimizer):
         raise UsageError(
             f"the job's policy has a [learning_rate], which optimizers of Keras follow, and this "
@@ -123,7 +123,7 @@ def check_scaling(optimizer: Any) -> None:
     Raises:
         UsageError: it is such a one.
     """
-    for one in _with_inner(optimizer):
+    for one in with_inner(optimizer):
         if not _is_scaled(one):
             continue
         kind = type(one).__name__
@@ -141,15 +141,23 @@ def check_scaling(optimizer: Any) -> None:
 
 def correct_momentum(optimizer: Any) -> None:
     """Before an update: let the momentum be one of the learning rate that the update has."""
-    for one in _with_inner(optimizer):
-        if not _is_scaled(one) or not isinstance(one, _WITHIN):
-            continue
-        momentums = one.momentums if isinstance(one, keras.optimizers.SGD) else one._momentums
-        if not momentums:
-            continue
-        factor = one._learning_rate.momentum_factor()
-        for momentum in momentums:
-            momentum.assign(momentum * tf.cast(factor, momentum.dtype))
+    for one in with_inner(optimizer):
+        if _is_scaled(one) and momentums_within(one):
+            scale_momentum(one, one._learning_rate.momentum_factor())
+
+
+def momentums_within(one: Any) -> list[Any]:
+    """The momentums of an optimizer that hold its learning rate, as it was in each update."""
+    if not isinstance(one, _WITHIN):
+        return []
+    found = one.momentums if isinstance(one, keras.optimizers.SGD) else one._momentums
+    return [momentum for momentum in found if momentum is not None]
+
+
+def scale_momentum(one: Any, factor: Any) -> None:
+    """Let a momentum that holds the learning rate be one of ``factor`` times that rate."""
+    for momentum in momentums_within(one):
+        momentum.assign(momentum * tf.cast(factor, momentum.dtype))
 
 
 def _is_scaled(optimizer: Any) -> bool:
@@ -157,14 +165,14 @@ def _is_scaled(optimizer: Any) -> bool:
     return isinstance(rate, LRSchedule) and rate.scaling is not None
 
 
-def _with_inner(optimizer: Any) -> Iterator[Any]:
+def with_inner(optimizer: Any) -> Iterator[Any]:
     """It, and the one that a LossScaleOptimizer wraps."""
     yield optimizer
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         yield inner
 
 
-def _asked(ask: Any) -> Any:
+def asked(ask: Any) -> Any:
     """The answer now; in a graph, whenever that runs."""
     if tf.executing_eagerly():
         return ask()

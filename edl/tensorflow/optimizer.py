@@ -124,7 +124,9 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
 
         def update() -> None:
             correct_momentum(optimizer)
-            plain(means, variables)
+            tuner = training.current().tuner
+            with tf.control_dependencies(() if tuner is None else tuner.before_update()):
+                plain(means, variables)
 
         _if(proceed, update)
 

@@ -13,6 +13,7 @@ from edl.daemon.worker import Worker
 from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import process
+from edl.framework.lr_tuner import refuse_several
 from edl.framework.reduction import Rounds
 from edl.framework.source import (
     asked_batching,
@@ -74,6 +75,7 @@ class Training:
         self.newest_dataset: Any = None  # the last one derived from edl.Dataset
         self.fitting = False  # Keras' fit takes the batches
         self.callback_states: CallbackStates | None = None  # of that fit
+        self.tuner: Any = None  # the edl.LRTuner of the only optimizer
 
     # --- what is trained, and on what
 
@@ -149,6 +151,8 @@ class Training:
         Raises:
             UsageError: it may not.
         """
+        if self.tuner is not None:
+            refuse_several()
         if isinstance(optimizer, tf.compat.v1.train.Optimizer):
             raise UsageError(
                 "this script has two edl.Optimizers, which a graph of TensorFlow 1 cannot have; "

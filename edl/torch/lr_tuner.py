@@ -12,7 +12,14 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from edl.daemon.loader_steps import Update
-from edl.framework.lr_tuner import Tuner, refuse, refuse_beside, refuse_unscaled, tuning_of
+from edl.framework.lr_tuner import (
+    Tuner,
+    refuse,
+    refuse_beside,
+    refuse_several,
+    refuse_unscaled,
+    tuning_of,
+)
 from edl.framework.process import current_worker
 from edl.schedules import EXPLORE
 from edl.torch.accumulation import in_pieces
@@ -97,7 +104,7 @@ class LRTuner(LRScheduler):
         if worker.warming_up:
             return
         if worker.loader.progress.optimizers > 1:
-            refuse("this script has several optimizers; it tunes the only one")
+            refuse_several()
         if in_pieces(worker):
             refuse("it measures whole batches, and micro_batch hands out pieces; leave that out")
         settle_step()  # an update that a GradScaler has skipped

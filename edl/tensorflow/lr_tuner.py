@@ -1,0 +1,290 @@
+"""``edl.LRTuner``: the learning rate is tuned while the job trains, the same on all workers.
+
+What is measured when, and how all agree on it, is :mod:`edl.framework.lr_tuner`. The learning rate
+stays a variable of the Keras optimizer, which is set in the graph right before each update, when
+every worker knows how many samples that has. There an update that is to be measured is kept, too.
+It is evaluated in the batch of the next one, so that batch is taken by the callback, not by the
+graph, and handed to Keras' step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.daemon.loader_steps import Update
+from edl.framework import process
+from edl.framework.lr_tuner import (
+    Tuner,
+    refuse,
+    refuse_beside,
+    refuse_several,
+    refuse_unscaled,
+    tuning_of,
+)
+from edl.framework.process import current_worker
+from edl.schedules import EXPLORE
+from edl.tensorflow import training
+from edl.tensorflow.lr_schedule import asked, scale_momentum, with_inner
+from edl.tensorflow.optimizer import is_elastic
+from edl.tensorflow.probe import Probe, TracedLoss, example_of
+from edl.tensorflow.replica import TensorFlowReplica
+
+NAME = "edl.LRTuner"  # among the tracked objects
+# Their rate is no factor of the update.
+UNSCALED = {"Adafactor", "Ftrl", "MultiOptimizer", "ScheduleFreeAdamW"}
+# Of Keras and Horovod, and of edl's own for scripts of Horovod's.
+SETS_RATE = {"LearningRateScheduler", "LearningRateScheduleCallback", "ReduceLROnPlateau"}
+# A change by more than so much of the rate is one of a momentum that holds it, too. A momentum of
+# 0.9 lags behind the line to 0 by 10 updates. To correct it in each took 1.7 ms, where gradients
+# took 8.0 (0.9 million weights, 32 samples, one core).
+JUMP = 0.01
+
+
+class LRTuner(keras.callbacks.Callback):
+    """Tunes the learning rate of ``optimizer`` by the loss along its own updates.
+
+    With ``fit`` it is a callback, and the loss is that of the compiled model::
+
+        optimizer = edl.Optimizer(tf.keras.optimizers.Adam(1e-3))
+        tuner = edl.LRTuner(optimizer, total=len(images) * epochs)
+        model.compile(optimizer, loss=...)
+        model.fit(dataset, epochs=epochs, callbacks=[edl.KerasCallback(), tuner])
+
+    In a loop, ``tuner.step((x, y))`` comes after ``apply_gradients``; ``loss_of`` says the loss.
+
+    It explores with a rate that is as high as the loss does not grow, then exploits with the one
+    that minimises it. It begins at a tenth of the optimizer's own rate. A change of more than 1 %
+    is one of a momentum that holds the rate, too, as that of ``SGD``.
+
+    Args:
+        optimizer: that of ``edl.Optimizer``, the script's only one, of Keras.
+        loss_of: the mean loss of a batch, from a forward pass as in training; it is traced. None,
+            with ``fit``: that of the compiled model.
+        total: samples of the whole training: those of an epoch times the epochs.
+        explore: samples of them in which it explores; None: half of them.
+        share: of the time of all steps that measuring may take.
+        max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
+
+    Raises:
+        UsageError: the optimizer is not edl's, has a schedule, or a rate that is no factor of its
+            updates; the training has begun; or the other arguments cannot be.
+    """
+
+    edl_compared = False  # its script's, as a schedule; the learning rate itself is compared
+
+    def __init__(
+        self,
+        optimizer: Any,
+        loss_of: Callable[[Any], Any] | None = None,
+        *,
+        total: float,
+        explore: float | None = None,
+        share: float = 0.03,
+        max_lr: float | None = None,
+    ) -> None:
+        super().__init__()
+        now = training.current()
+        _check(optimizer, now)
+        self._inner = _innermost(optimizer)
+        explore = EXPLORE * total if explore is None else explore
+        rate = float(self._variable.numpy())
+        tuning = tuning_of(rate, total, explore, share, max_lr)
+        self._loss = None if loss_of is None else TracedLoss(loss_of)
+        self._probe = Probe(optimizer)
+        self._tuner = Tuner(tuning, rate, self._probe)
+        self._prepared = False
+        self._made = False  # this worker has made the last update
+        self._batch: Any = None  # of the step that fit trains, where it is needed
+        self._plain: Any = None  # Keras' train function
+        process.track(TensorFlowReplica.check, {NAME: self})
+        now.tuner = self
+        self._set(current_worker().loader.update)
+
+    @property
+    def reason(self) -> str:
+        """What was decided last, and why."""
+        return self._tuner.reason
+
+    def step(self, batch: Any) -> None:
+        """After the update of ``batch`` and before the next one; all workers call it.
+
+        With ``fit`` the callback does so.
+
+        Raises:
+            UsageError: its update is not made, or there is no ``loss_of``.
+        """
+        now, worker = training.current(), current_worker()
+        now.finish_step()
+        if worker.loader.open:
+            refuse("call its step() after optimizer.apply_gradients()")
+        loss = self._loss
+        if loss is None:
+            refuse("in a loop of your own, give it loss_of: the mean loss of a batch")
+        if not self._prepared and batch is not None:
+            self._prepare(batch)
+        if worker.warming_up:
+            return
+        if not self._made:
+            self._set(worker.loader.update)
+        self._made = False
+        self._tuner.end_update(worker, lambda at: self._probe.losses(at, loss.of(batch)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all workers know."""
+        return self._tuner.snapshot()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what the others know."""
+        self._tuner.restore(state_dict)
+
+    def before_update(self) -> Sequence[Any]:
+        """Where an update is built, in a graph or eagerly: set its learning rate.
+
+        Returns what the update has to wait for.
+        """
+        _refuse_schedule(self._inner)
+        rate = tf.cast(asked(self._begin_update), self._variable.dtype)
+        before = tf.convert_to_tensor(self._variable)
+        jumps = tf.abs(rate - before) > JUMP * before
+
+        def corrected() -> Any:
+            scale_momentum(self._inner, rate / before)
+            return tf.constant(True)
+
+        if not tf.executing_eagerly():
+            jumps = tf.cond(jumps, corrected, lambda: tf.constant(False))
+        elif jumps:
+            corrected()
+        self._variable.assign(rate)
+        return rate, jumps
+
+    # --- with fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        now, model = training.current(), self.model
+        _refuse_schedule(self._inner)
+        if self._loss is None:
+            self._loss = TracedLoss(_compiled(model))
+        assert now.replica is not None
+        now.replica.variables()  # builds the optimizer
+        spec = now.newest_dataset.element_spec
+        if all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec)):
+            self._loss.trace(spec)
+            self._prepare(example_of(spec))
+        self._plain, model.train_function = model.train_function, self._train
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        trained, self._batch = self._batch, None
+        self.step(trained)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model.train_function = self._plain
+
+    def _train(self, arriving: Any) -> Any:
+        """In the place of Keras' own, which takes its batch inside of the graph."""
+        if not self._tuner.measures:
+            return self._plain(arriving)
+        self._batch = next(arriving)
+        return self._plain(iter((self._batch,)))
+
+    # --- in both
+
+    @property
+    def _variable(self) -> Any:
+        return self._inner._learning_rate
+
+    def _prepare(self, batch: Any) -> None:
+        """Build what evaluates, while others are not waited for, and outside of what is timed."""
+        assert self._loss is not None
+        self._probe.prepare(self._loss.of(batch))
+        self._prepared = True
+
+    def _begin_update(self) -> np.float32:
+        """Right before an update that is made, in whatever thread makes it."""
+        worker = current_worker()
+        update = worker.loader.update
+        self._tuner.begin_update(worker, update)
+        self._made = not worker.warming_up
+        return np.float32(self._tuner.rate(update))
+
+    def _set(self, update: Update) -> None:
+        """The learning rate of the last update, which this worker has not made."""
+        rate = np.float32(self._tuner.rate(update))
+        if self._variable.numpy() != rate:
+            self._variable.assign(rate)
+
+
+def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
+    """Refuse a ``fit`` without the tuner of its optimizer, or with others that set its rate.
+
+    Raises:
+        UsageError: it is such a one.
+    """
+    if tuner is None:
+        return
+    others = list(callbacks)
+    if all(each is not tuner for each in others):
+        refuse("give it to model.fit, among its callbacks")
+    for each in others:
+        if SETS_RATE & {kind.__name__ for kind in type(each).__mro__}:
+            refuse_beside(type(each).__name__)
+
+
+def _check(optimizer: Any, now: training.Training) -> None:
+    """Refuse an optimizer whose learning rate cannot be tuned."""
+    kind = type(optimizer).__name__
+    if not is_elastic(optimizer):
+        refuse("give it the optimizer of the job: optimizer = edl.Optimizer(optimizer, model)")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        refuse(f"it tunes optimizers of tf.keras.optimizers; this is a {kind} of a graph")
+    if now.reduction.several:
+        refuse_several()
+    if now.worker.loader.begun:
+        refuse("create it before the first batch")
+    if now.tuner is not None:
+        refuse_beside("another one")
+    for one in with_inner(optimizer):
+        if type(one).__name__ in UNSCALED:
+            refuse_unscaled(type(one).__name__)
+        for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+            if getattr(one, name, None):
+                refuse(
+                    f"with {name} of {type(one).__name__} not every step is an update by its "
+                    "learning rate; leave one of them out"
+                )
+    _refuse_schedule(_innermost(optimizer))
+
+
+def _refuse_schedule(optimizer: Any) -> None:
+    rate = optimizer._learning_rate
+    if not isinstance(rate, keras.Variable):
+        refuse_beside(getattr(rate, "__name__", type(rate).__name__))
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The one that a LossScaleOptimizer wraps, or the optimizer itself."""
+    return [*with_inner(optimizer)][-1]
+
+
+def _compiled(model: Any) -> Callable[[Any], Any]:
+    """The loss that ``fit`` trains.
+
+    Raises:
+        UsageError: nobody can tell, for the model has a step of its own.
+    """
+    if type(model).train_step is not keras.Model.train_step:
+        refuse(f"{type(model).__name__} has a train_step of its own; give it loss_of")
+
+    def loss_of(batch: Any) -> Any:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        said = {"training": True} if model._call_has_training_arg else {}
+        return model._compute_loss(
+            x=x, y=y, y_pred=model(x, **said), sample_weight=weights, training=True
+        )
+
+    return loss_of

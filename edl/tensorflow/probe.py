@@ -1,0 +1,223 @@
+"""The loss along an update that was made, at other learning rates than its own.
+
+An update with another learning rate would have moved the variables as far as that says on the line
+through where they were before it and where they are after it. So their values at two moments are
+enough, whatever the optimizer is, as long as its update is a multiple of its learning rate. A value
+that is kept is no copy yet: TensorFlow makes one when the variable is written to.
+
+An evaluation leaves no trace: what is trained, and whatever else its graph may change (BatchNorm's
+averages, the state of Keras' random generators, metrics), is bit for bit what it was. All of an
+update begin with the same of these, so dropout takes the same units away at each point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_def_registry
+
+from edl.framework.lr_tuner import mean_loss, refuse
+from edl.tensorflow.variables import plain
+
+NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss of one batch, as often as it is asked for.
+
+    ``graph``: the concrete function; ``batch``: tensors of its structure.
+    """
+
+    graph: Any
+    batch: Any
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that it reads, or may change."""
+        return list(self.graph.variables)
+
+    def __call__(self) -> float:
+        """The loss now.
+
+        Raises:
+            UsageError: it is no number.
+        """
+        loss = self.graph(self.batch)
+        return mean_loss(loss.numpy() if hasattr(loss, "numpy") else loss)
+
+
+class TracedLoss:
+    """``loss_of`` as a graph, which is traced once for batches of any size."""
+
+    def __init__(self, loss_of: Callable[[Any], Any]) -> None:
+        def loss(batch: Any) -> Any:
+            return loss_of(batch)
+
+        # As Keras traces a step. A `tf.function` inside of it has AutoGraph all the same.
+        self._traced = tf.function(loss, autograph=False, reduce_retracing=True)
+        self._known: set[int] = set()  # ids of graphs that are kept
+
+    def trace(self, spec: Any) -> Any:
+        """The graph for batches of these ``TensorSpec``s.
+
+        Raises:
+            UsageError: it draws random numbers that cannot be drawn again, or has collectives.
+        """
+        graph = self._traced.get_concrete_function(spec)
+        if id(graph) not in self._known:
+            _refuse_operations(graph)
+            self._known.add(id(graph))
+        return graph
+
+    def of(self, batch: Any) -> Evaluation:
+        """That of ``batch``: tensors or arrays, in any structure.
+
+        Raises:
+            UsageError: see :meth:`trace`.
+        """
+        batch = tf.nest.map_structure(_tensor, batch)
+        return Evaluation(self.trace(tf.nest.map_structure(_spec, batch)), batch)
+
+
+class Probe:
+    """What is kept of one update of ``optimizer``, and what is evaluated along it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._made = 0  # updates before this one
+        self._before: list[Any] = []
+        self._after: list[Any] = []
+        self._move: Any = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has a whole update."""
+        return bool(self._after)
+
+    def begin(self) -> None:
+        """The update is about to be made, in whatever thread makes it."""
+        with context.eager_mode():
+            self._made = self._updates()
+            self._before, self._after = _values(self._parameters()), []
+
+    def end(self) -> None:
+        """It was made, if it was begun; a LossScaleOptimizer may have skipped it."""
+        if self._before and self._updates() != self._made:
+            self._after = _values(self._parameters())
+
+    def forget(self) -> None:
+        """Let go of the values."""
+        self._before, self._after = [], []
+
+    def prepare(self, evaluation: Evaluation) -> None:
+        """Build all that :meth:`losses` needs. The optimizer is built."""
+        now = _values(self._parameters())
+        self._along(now, now, (0.0,), evaluation)
+
+    def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
+        """The loss at the points e of the update, see :mod:`edl.core.policy.lr_fit`.
+
+        Raises:
+            UsageError: it is no number.
+        """
+        assert self.holds
+        return self._along(self._before, self._after, at, evaluation)
+
+    def _along(
+        self, before: list[Any], after: list[Any], at: Sequence[float], evaluation: Evaluation
+    ) -> list[float]:
+        parameters = self._parameters()
+        trained = {id(variable) for variable in parameters}
+        others = [v for v in evaluation.variables if id(v) not in trained]
+        now, kept, found = _values(parameters), _values(others), []
+        if self._move is None:
+            self._move = _moving(parameters)
+        try:
+            for e in at:
+                part = 1.0 + e
+                # From the nearer end, where the sum is exact.
+                ends = (before, after, part) if part < 0.5 else (after, before, 1.0 - part)
+                self._move(*ends[:2], tf.constant(ends[2], tf.float64))
+                found.append(evaluation())
+                _put(others, kept)
+        finally:
+            _put(parameters, now)
+            _put(others, kept)
+        return found
+
+    def _parameters(self) -> list[Any]:
+        return [plain(variable) for variable in self._optimizer._trainable_variables]
+
+    def _updates(self) -> int:
+        return int(plain(self._optimizer.iterations).numpy())
+
+
+def example_of(spec: Any) -> Any:
+    """A batch of one sample, all zeros, of these ``TensorSpec``s."""
+
+    def zeros(leaf: Any) -> Any:
+        return tf.zeros([1 if size is None else size for size in leaf.shape], leaf.dtype)
+
+    return tf.nest.map_structure(zeros, spec)
+
+
+def _moving(variables: Sequence[Any]) -> Any:
+    """A function that moves ``variables`` to a part of the way from some values to others."""
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def move(begin: list[Any], end: list[Any], part: Any) -> None:
+        for variable, one, other in zip(variables, begin, end, strict=True):
+            variable.assign(one + tf.cast(part, one.dtype) * (other - one))
+
+    return move
+
+
+def _values(variables: Sequence[Any]) -> list[Any]:
+    return [variable.read_value() for variable in variables]
+
+
+def _put(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, NOT_DENSE) else tf.convert_to_tensor(value)
+
+
+def _spec(tensor: Any) -> Any:
+    """That of batches like this one, of any number of samples if it is dense."""
+    if isinstance(tensor, NOT_DENSE):
+        return tf.type_spec_from_value(tensor)
+    shape = tensor.shape
+    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+
+
+def _refuse_operations(graph: Any) -> None:
+    """Refuse what cannot be repeated: random numbers that no variable is behind, and collectives.
+
+    The variable of a `tf.random.Generator` is none that the graph names. A worker that has not made
+    the update evaluates nothing, so the others would wait for it.
+    """
+    definition = graph.graph.as_graph_def()
+    functions = definition.library.function
+    nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
+    for kind in sorted({node.op for node in nodes}):
+        if kind.startswith("Horovod"):
+            refuse(f"the loss has {kind} in it, which waits for workers that do not evaluate it")
+        found = op_def_registry.get(kind)
+        seeded = found is not None and found.is_stateful and _has_seed(found)
+        if seeded or kind.startswith("Rng"):
+            refuse(
+                f"the loss draws random numbers by {kind}, which cannot draw the same ones at each "
+                "learning rate; use keras.random, or a layer of Keras"
+            )
+
+
+def _has_seed(definition: Any) -> bool:
+    return any(each.name == "seed2" for each in definition.attr)
