@@ -71,7 +71,10 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return np.float32(self._factor(update, update.noise) * self.schedule.at(update.after))
 
     def _change(self) -> np.float32:
-        update = current_worker().loader.update
+        loader = current_worker().loader
+        if loader.open_step.superseded:  # the momentum has come from those who have changed it
+            return np.float32(1.0)
+        update = loader.update
         before = update._replace(number=update.number - 1)
         was = self._factor(before, update.last_noise)
         return np.float32(self._factor(update, update.noise) / was)
@@ -140,7 +143,7 @@ def check_scaling(optimizer: Any) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """Before an update: let the momentum be one of the learning rate that the update has."""
+    """In each step, before its update: let the momentum be one of the step's learning rate."""
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
             scale_momentum(one, one._learning_rate.momentum_factor())

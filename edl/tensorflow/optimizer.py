@@ -121,9 +121,12 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
             if not optimizer.built:
                 optimizer.build(variables)
         means, proceed = for_update(list(grads), variables, reduction)
+        # In each step, with an update or without, for a ramp goes on. A graph must not read the
+        # momentum before a repair has brought it from others.
+        with tf.control_dependencies([] if isinstance(proceed, bool) else [proceed]):
+            correct_momentum(optimizer)
 
         def update() -> None:
-            correct_momentum(optimizer)
             tuner = training.current().tuner
             with tf.control_dependencies(() if tuner is None else tuner.before_update()):
                 plain(means, variables)

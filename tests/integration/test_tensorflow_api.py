@@ -987,6 +987,41 @@ RIGHT_USES |= {
 }
 
 
+DROPPED = """
+edl.init()
+w = tf.Variable(0.0)
+ds = edl.Dataset(data, 2)  # 4 updates an epoch
+rate = edl.LRSchedule(
+    edl.schedules.Constant(peak_lr=0.5), edl.schedules.Scaling(batch=1, ramp=4)
+)
+opt = edl.Optimizer(keras.optimizers.SGD(rate, momentum=0.5), [w])
+loader = edl.current_worker().loader
+def step():
+    with tf.GradientTape() as tape: loss = 1.0 * w
+    opt.apply_gradients([(tape.gradient(loss, w), w)])
+step = tf.function(step) if kind == "traced" else step
+mean, expected, rates = 0.0, 0.0, []
+for epoch in ds.epochs(2):
+    for _ in ds:
+        if epoch == 1 and edl.step() == 5:  # as if a repair had given its samples to another one
+            loader.sampler.enter(loader.epoch)
+            loader.open_step.lose()
+            loader._records = loader._pending = None  # its row goes out once more
+        step()
+        rates.append(float(opt.learning_rate))
+        if edl.batch_weight():
+            mean = 0.5 * mean + 1.0  # PyTorch's form: the rate is outside of the buffer
+            expected -= rates[-1] * mean
+        assert abs(float(w) - expected) < 1e-5, (rates, float(w), expected)
+    loader.progress.step_batches = 2  # as if they added up from now on
+assert rates[:9] == [1.0] * 5 + [1.25, 1.5, 1.75, 2.0], rates
+"""
+RIGHT_USES |= {
+    f"a ramp and a step without samples, {kind}": (f"kind = {kind!r}\n{DROPPED}", "")
+    for kind in ("eager", "traced")
+}
+
+
 @pytest.fixture(scope="module")
 def answers() -> dict[str, tuple[int, str]]:
     return answers_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
