@@ -20,7 +20,7 @@ from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 from edl.torch.schedulers import schedulers_of
 
-_UNSCALED = {"Rprop", "ASGD"}  # their rate is no factor of the update
+UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
 
 class LRSchedule(LRScheduler):
@@ -57,7 +57,7 @@ class LRSchedule(LRScheduler):
             )
         self.schedules = tuple(several)
         self._is_for_all = isinstance(schedule, Schedule)
-        if scaling is not None and type(optimizer).__name__ in _UNSCALED:
+        if scaling is not None and type(optimizer).__name__ in UNSCALED:
             raise UsageError(
                 f"the learning rate of {type(optimizer).__name__} is no factor of its updates, so "
                 "it cannot follow the global batch; leave out the scaling of edl.LRSchedule"

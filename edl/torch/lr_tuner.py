@@ -24,11 +24,9 @@ from edl.framework.process import current_worker
 from edl.schedules import EXPLORE
 from edl.torch.accumulation import in_pieces
 from edl.torch.api import model_of, settle_step
-from edl.torch.lr_schedule import before_each_update
+from edl.torch.lr_schedule import UNSCALED, before_each_update
 from edl.torch.probe import Probe
 from edl.torch.schedulers import schedulers_of
-
-UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
 
 class LRTuner(LRScheduler):
@@ -71,6 +69,7 @@ class LRTuner(LRScheduler):
         share: float = 0.03,
         max_lr: float | None = None,
     ) -> None:
+        self._refuse_others(optimizer)  # before its rate is looked at, which may be theirs
         kind = type(optimizer).__name__
         if kind in UNSCALED:
             refuse_unscaled(kind)
@@ -78,7 +77,6 @@ class LRTuner(LRScheduler):
         explore = EXPLORE * total if explore is None else explore
         tuning = tuning_of(rates[0], total, explore, share, max_lr)
         self._ratios = [rate / rates[0] for rate in rates]
-        self._refuse_others(optimizer)
         before_each_update(optimizer, self._begin_update, "edl.LRTuner")
         self._loss_of = loss_of
         self._probe = Probe(optimizer, model_of(optimizer))

@@ -132,11 +132,14 @@ def test_one_of_pytorchs_counts_samples_as_steps(job: Job) -> None:
         (lambda sgd: LRSchedule(torch.optim.SGD(sgd.param_groups, lr=1.0), LINEAR), "before it"),
         (lambda sgd: LRSchedule(sgd, [LINEAR]), "or 2, one for each parameter group"),
         (lambda sgd: LRSchedule(sgd, 0.1), "needs a schedule of edl.schedules"),
-        (
-            lambda sgd: LRSchedule(
-                elastic(torch.optim.Rprop([torch.zeros(1)])), LINEAR, Scaling(batch=8)
-            ),
-            "the learning rate of Rprop is no factor of its updates",
+        *(
+            (
+                lambda sgd, kind=kind: LRSchedule(
+                    elastic(kind([torch.zeros(1)])), LINEAR, Scaling(batch=8)
+                ),
+                f"the learning rate of {kind.__name__} is no factor of its updates",
+            )
+            for kind in (torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adafactor)
         ),
         (lambda sgd: in_samples(lr.ReduceLROnPlateau(sgd), 8), "ReduceLROnPlateau does not"),
         (lambda sgd: in_samples(lr.StepLR(sgd, 1), 0), "batch is 0"),

@@ -289,6 +289,10 @@ def test_groups_keep_the_ratios_of_their_rates(job: Job) -> None:
             "the learning rate of Rprop is no factor of its updates",
         ),
         (lambda sgd: (lr.StepLR(sgd, 1), LRTuner(sgd, None, 999)), "StepLR sets the same learning"),
+        (
+            lambda sgd: (LRSchedule(sgd, Knee(peak_lr=1.0, total=9)), LRTuner(sgd, None, 999)),
+            "LRSchedule sets the same learning rate",
+        ),
         (lambda sgd: (LRTuner(sgd, None, 999), lr.StepLR(sgd, 1), sgd.step()), "StepLR sets"),
         (
             lambda sgd: (LRTuner(sgd, None, 999), LRTuner(sgd, None, 999), sgd.step()),
