@@ -184,14 +184,20 @@ class LoaderSteps(Steps):
         if self.warming_up:
             return Update(number, trained, trained + step.samples, progress.batches, *noise)
         if not self.open or step.superseded or self._records is None:
-            known = progress.noise.before  # what the others have made it with
-            before = progress.trained_before
-            return Update(number - 1, before, trained, progress.batches, known, known)
+            return self.last_update
         records = self.records()
         samples = global_samples(records)
         trained -= samples if step.part else 0  # counted with the first part of the batch
         batches = progress.batches_with(records)
         return Update(number, trained, trained + samples, batches, *noise)
+
+    @property
+    def last_update(self) -> Update:
+        """The last one that the job has made, this worker or the others."""
+        progress = self._progress
+        known = progress.noise.before  # what all have made it with
+        before, after = progress.trained_before, progress.trained
+        return Update(progress.step - 1, before, after, progress.batches, known, known)
 
     def recover(self, error: RingError) -> bool:
         """The ring broke during a step: go on with the survivors.

@@ -66,9 +66,15 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         """What a momentum that holds the rate is multiplied by, before an update."""
         return asked(self._change)
 
+    def last(self) -> float:
+        """That of the last update, for the comparison of all workers' states."""
+        return self._at(current_worker().loader.last_update)
+
     def _now(self) -> np.float32:
-        update = current_worker().loader.update
-        return np.float32(self._factor(update, update.noise) * self.schedule.at(update.after))
+        return np.float32(self._at(current_worker().loader.update))
+
+    def _at(self, update: Update) -> float:
+        return self._factor(update, update.noise) * self.schedule.at(update.after)
 
     def _change(self) -> np.float32:
         loader = current_worker().loader
@@ -140,6 +146,12 @@ def check_scaling(optimizer: Any) -> None:
                 "the scaling of edl.LRSchedule counts updates, and gradient_accumulation_steps "
                 "makes none of some; leave one of them out"
             )
+
+
+def last_rates(optimizer: Any) -> list[float]:
+    """Its learning rate, if that is an :class:`LRSchedule`, which is none of its variables."""
+    rates = (getattr(one, "_learning_rate", None) for one in _with_inner(optimizer))
+    return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
 
 
 def correct_momentum(optimizer: Any) -> None:

@@ -40,6 +40,7 @@ class TensorFlowReplica(FrameworkReplica):
         optimizer: the same for the optimizer's; the learning rate is among them.
         optimizer_state: the same, with those that a graph counts among its own.
         updated: the same: those of the model's that an update changes.
+        rates: the learning rates of the last update that are in no variable.
     """
 
     framework = "tensorflow"
@@ -53,12 +54,14 @@ class TensorFlowReplica(FrameworkReplica):
         optimizer: Callable[[], list[Any]],
         optimizer_state: Callable[[], list[Any]],
         updated: Callable[[], list[Any]],
+        rates: Callable[[], list[float]] = list,
     ) -> None:
         super().__init__(kind)
         self._model = model
         self._optimizer_state = optimizer_state
         self._optimizer = optimizer
         self._updated = updated
+        self._rates = rates
         self.access: Access = EagerAccess()
 
     @staticmethod
@@ -108,6 +111,7 @@ class TensorFlowReplica(FrameworkReplica):
     def compared(self) -> dict[str, Any]:
         groups: dict[str, Any] = {"model": named(v for v in self._model() if v.trainable)}
         groups["optimizer"] = named(self._optimizer_state())
+        groups["learning_rate"] = dict(enumerate(self._rates()))
         for name, thing in self._tracked.items():
             own = variables_of(thing) or []
             if isinstance(thing, tf.Module):

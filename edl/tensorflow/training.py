@@ -25,6 +25,7 @@ from edl.framework.source import (
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
+from edl.tensorflow.lr_schedule import last_rates
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Load, load_read, reader_of
@@ -139,6 +140,7 @@ class Training:
             self._optimizer_variables,
             self._optimizer_state,
             self._updated_variables,
+            self._rates,
         )
         process.attach_replica(replica)
         self.replica = replica
@@ -211,6 +213,9 @@ class Training:
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
+
+    def _rates(self) -> list[float]:
+        return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
         """Those of the model that an update changes; a graph counts the optimizer's among them."""

@@ -853,12 +853,49 @@ for epoch in ds.epochs(2):
         assert abs(float(opt.learning_rate) - 0.5 * factor) < 1e-6, (epoch, number)
         assert abs(float(w) - expected) < 1e-5, (epoch, number, float(w), expected)
     edl.current_worker().loader.progress.step_batches = 2  # as if they added up from now on
-try:
-    edl.Optimizer(keras.optimizers.Ftrl(rate), [w])
-except edl_errors.UsageError as error:
-    assert "the learning rate of Ftrl is no factor of its updates" in str(error), error
-else:
-    raise AssertionError("Ftrl")
+for odd, said in (
+    (keras.optimizers.Ftrl(rate), "the learning rate of Ftrl is no factor of its updates"),
+    (keras.optimizers.Adafactor(rate), "the learning rate of Adafactor is no factor"),
+    (keras.optimizers.LossScaleOptimizer(keras.optimizers.Ftrl(rate)), "the learning rate of Ftrl"),
+    (keras.optimizers.SGD(rate, gradient_accumulation_steps=2), "edl.LRSchedule counts updates"),
+):
+    try:
+        edl.Optimizer(odd, [w])
+    except edl_errors.UsageError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(said)
+""",
+        "",
+    ),
+    "what of a ramp is compared": (
+        """
+edl.init()
+w = tf.Variable([0.0, 0.0])
+ds = edl.Dataset(data, 4)
+rate = edl.LRSchedule(
+    edl.schedules.Constant(peak_lr=0.5), edl.schedules.Scaling(batch=4, ramp=4)
+)
+opt = edl.Optimizer(keras.optimizers.SGD(rate, momentum=0.5), [w])
+worker = edl.current_worker()
+digests = lambda: worker.replica.digests()
+changed = lambda before: [n for n, digest in digests().items() if digest != before[n]]
+for epoch in ds.epochs(1):
+    for x, _ in ds:
+        before = digests()
+        assert "learning_rate.0" in before, before
+        with tf.GradientTape() as tape: loss = tf.reduce_sum(w)
+        opt.apply_gradients([(tape.gradient(loss, w), w)])
+        assert "learning_rate.0" not in changed(before), "it is that of the last update"
+        edl.notify_batch_end()
+        before, progress = digests(), worker.loader.progress
+        opt.momentums[0].assign([-0.5, -0.75])
+        (name,) = changed(before)
+        assert name.startswith("optimizer.") and "momentum" in name, name
+        before, batches = digests(), progress.batches
+        progress.batches = ((0, 8),)
+        assert changed(before) == ["learning_rate.0"], changed(before)
+        progress.batches = batches
 """,
         "",
     ),

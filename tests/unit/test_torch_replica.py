@@ -103,3 +103,16 @@ def test_another_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wire.take_part(root, 0, Receive.NOTHING)
     with pytest.raises(UsageError, match="model differs from the job's in other"):
         wire.take_part(mine, 1, Receive.ALL)
+
+
+def test_a_momentum_or_a_rate_that_differs_is_in_the_digest() -> None:
+    one, net, sgd, _ = replica(2.0, lr=0.5)
+    digests = one.digests()
+
+    def changed() -> list[str]:
+        return [name for name, digest in one.digests().items() if digest != digests[name]]
+
+    assert changed() == []
+    sgd.state[net.large]["momentum_buffer"][7, 7] += 1e-6
+    sgd.param_groups[0]["lr"] *= 1 + 1e-15
+    assert changed() == ["optimizer.large.momentum_buffer", "optimizer.param_groups.0.lr"]
