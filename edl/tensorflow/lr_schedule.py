@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -152,6 +152,23 @@ def last_rates(optimizer: Any) -> list[float]:
     """Its learning rate, if that is an :class:`LRSchedule`, which is none of its variables."""
     rates = (getattr(one, "_learning_rate", None) for one in _with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
+
+
+def check_alone(optimizers: Sequence[Any]) -> None:
+    """Refuse a momentum that is to be corrected beside another optimizer.
+
+    A ramp goes on with each step of the job, and each optimizer sees only its own.
+
+    Raises:
+        UsageError: one of the several ``optimizers`` has such a one.
+    """
+    for one in (each for optimizer in optimizers for each in _with_inner(optimizer)):
+        if _is_scaled(one) and isinstance(one, _WITHIN) and one.momentum:
+            raise UsageError(
+                "this script has several edl.Optimizers, and the scaling of edl.LRSchedule "
+                f"corrects the momentum of {type(one).__name__} in steps of its own only: leave "
+                "the scaling out, or take one whose momentum does not hold the rate, as Adam"
+            )
 
 
 def correct_momentum(optimizer: Any) -> None:

@@ -25,7 +25,7 @@ from edl.framework.source import (
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
-from edl.tensorflow.lr_schedule import last_rates
+from edl.tensorflow.lr_schedule import check_alone, last_rates
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Load, load_read, reader_of
@@ -170,6 +170,7 @@ class Training:
                 "create each edl.Optimizer before the first batch; at a prompt, edl.init() begins "
                 "a new job"
             )
+        check_alone([optimizer, *(each.optimizer for each in self._trained)])
 
     @property
     def has_optimizer(self) -> bool:

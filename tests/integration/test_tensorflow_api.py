@@ -106,6 +106,16 @@ with tf.compat.v1.Session() as s:
 """,
 }
 WRONG_USES = {
+    "a momentum in a ramp, beside another optimizer": (
+        """
+edl.init(); ds = edl.Dataset(data, 4)
+constant, scaling = edl.schedules.Constant(peak_lr=0.1), edl.schedules.Scaling(batch=4)
+rate = edl.LRSchedule(constant, scaling)
+edl.Optimizer(keras.optimizers.SGD(rate, momentum=0.9), network())
+edl.Optimizer(sgd, network())
+""",
+        "corrects the momentum of SGD in steps of its own only",
+    ),
     "mean in a step": (
         (
             "edl.init(); ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd, network())\n"
