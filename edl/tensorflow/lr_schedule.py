@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,13 @@ from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 
+logger = logging.getLogger(__name__)
+
 # Those whose rate is no factor of the update, or is in more of their state than a momentum.
 _UNSCALED = {"Ftrl", "Adafactor"}
 _WITHIN = (keras.optimizers.SGD, keras.optimizers.RMSprop)  # their momentum holds the rate
+
+_warned_of: set[int] = set()  # ids of schedules, which live as long as the training
 
 
 @keras.saving.register_keras_serializable(package="edl")
@@ -146,6 +151,29 @@ def check_scaling(optimizer: Any) -> None:
                 "the scaling of edl.LRSchedule counts updates, and gradient_accumulation_steps "
                 "makes none of some; leave one of them out"
             )
+
+
+def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) -> None:
+    """Name, once each, Keras' own schedules, as the global batch has changed.
+
+    Args:
+        optimizers: of the script.
+        before: samples of the global batch; ``now``: the same after the change.
+    """
+    kinds = keras.optimizers.schedules.LearningRateSchedule
+    for one in (each for optimizer in optimizers for each in _with_inner(optimizer)):
+        rate = getattr(one, "_learning_rate", None)
+        if not isinstance(rate, kinds) or isinstance(rate, LRSchedule) or id(rate) in _warned_of:
+            continue
+        _warned_of.add(id(rate))
+        logger.warning(
+            "%s counts updates, and the global batch has gone from %d to %d samples, so its "
+            "learning rates come at other samples than they were meant for: take one that counts "
+            "samples, by edl.LRSchedule(edl.schedules...)",
+            type(rate).__name__,
+            before,
+            now,
+        )
 
 
 def last_rates(optimizer: Any) -> list[float]:

@@ -25,7 +25,7 @@ from edl.framework.source import (
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
-from edl.tensorflow.lr_schedule import check_alone, last_rates
+from edl.tensorflow.lr_schedule import check_alone, last_rates, warn_of_a_changed_batch
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Load, load_read, reader_of
@@ -60,6 +60,7 @@ class Training:
         self.worker = worker
         self.feed = PipelineFeed(worker)
         atexit.register(self.feed.close)
+        worker.on_resize(self._resized)
         self._rounds = Rounds()
         self.reduction = GradientReduction(
             worker, self.feed, self._rounds
@@ -146,6 +147,15 @@ class Training:
         self.replica = replica
         self._trained.append(_Trained(optimizer, model, self.reduction))
         return self.reduction
+
+    def _resized(self, before: int, now: int) -> None:
+        """The job has other workers: name what goes by updates, if these have other samples now."""
+        progress = self.worker.loader.progress
+        if self.worker.rank != 0 or not progress.attached:
+            return
+        old, new = (progress.source.global_batch(size) for size in (before, now))
+        if old != new:
+            warn_of_a_changed_batch([each.optimizer for each in self._trained], old, new)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
         """Make sure that this one may come beside the others.

@@ -33,7 +33,7 @@ from edl.framework.source import (
 from edl.framework.steps import Steps
 from edl.torch.api import has_optimizer, settle_step, track
 from edl.torch.lr_schedule import check_schedulers
-from edl.torch.schedulers import warn_of_counted_steps
+from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 NO_OPTIMIZER = (
@@ -145,11 +145,20 @@ class DataLoader:
         A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
+        self._worker.on_resize(self._resized)
         for epoch in self._steps.epochs(count):
             check_schedulers()
             if self._worker.is_shared and self._worker.rank == 0:
                 warn_of_counted_steps(count)
             yield epoch
+
+    def _resized(self, before: int, now: int) -> None:
+        """The job has other workers: name what goes by steps, if these have other samples now."""
+        if self._worker.rank != 0:
+            return
+        old, new = (self._source.global_batch(size) for size in (before, now))
+        if old != new:
+            warn_of_a_changed_batch(old, new, self._worker.loader.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the current epoch."""

@@ -18,7 +18,7 @@ from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
-from edl.torch.schedulers import schedulers_of
+from edl.torch.schedulers import counts_samples, schedulers_of
 
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
@@ -66,6 +66,7 @@ class LRSchedule(LRScheduler):
         if scaling is not None and scaling.needs_noise:
             current_worker().loader.progress.noise.asked = True
         before_each_update(optimizer, self._set, "edl.LRSchedule")
+        counts_samples(self)
         super().__init__(optimizer)
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):  # the groups may have one and the same
@@ -154,6 +155,7 @@ class InSamples:
     def __init__(self, scheduler: LRScheduler, batch: int) -> None:
         self.scheduler = scheduler
         self.batch = batch
+        counts_samples(scheduler)
         before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
     def _advance(self, update: Update) -> None:

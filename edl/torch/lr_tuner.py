@@ -26,7 +26,7 @@ from edl.torch.accumulation import in_pieces
 from edl.torch.api import model_of, settle_step
 from edl.torch.lr_schedule import UNSCALED, before_each_update
 from edl.torch.probe import Probe
-from edl.torch.schedulers import schedulers_of
+from edl.torch.schedulers import counts_samples, schedulers_of
 
 
 class LRTuner(LRScheduler):
@@ -78,6 +78,7 @@ class LRTuner(LRScheduler):
         tuning = tuning_of(rates[0], total, explore, share, max_lr)
         self._ratios = [rate / rates[0] for rate in rates]
         before_each_update(optimizer, self._begin_update, "edl.LRTuner")
+        counts_samples(self)
         self._loss_of = loss_of
         self._probe = Probe(optimizer, model_of(optimizer))
         self._tuner = Tuner(tuning, rates[0], self._probe)

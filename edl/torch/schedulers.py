@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
@@ -26,6 +26,7 @@ STAYS = "edl: stays with each worker"  # in the place of what cannot travel
 
 _made: list[weakref.ref[LRScheduler]] = []
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
+_counting_samples: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 
 
 def watch_schedulers() -> None:
@@ -102,6 +103,42 @@ def warn_of_counted_steps(epochs: int) -> None:
             scheduler.total_steps,
             epochs,
         )
+
+
+def counts_samples(scheduler: LRScheduler) -> None:
+    """``scheduler`` follows the samples of the job, so no change of the batch moves it."""
+    _counting_samples.add(scheduler)
+
+
+def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
+    """Name, once each, the schedulers that count steps, as the global batch has changed.
+
+    Args:
+        before: samples of the global batch; ``now``: the same after the change.
+        epochs: that the job has begun. Who counts more than these counts steps.
+    """
+    alive = _alive()
+    parts = {id(part) for one in alive for part in getattr(one, "_schedulers", ())}
+    for scheduler in alive:
+        if id(scheduler) in parts or scheduler in _warned_of or scheduler in _counting_samples:
+            continue
+        if isinstance(scheduler, ReduceLROnPlateau) or _counted(scheduler) <= epochs:
+            continue
+        _warned_of.add(scheduler)
+        logger.warning(
+            "%s counts steps, and the global batch has gone from %d to %d samples, so its learning "
+            "rates come at other samples than they were meant for: let it count samples, by "
+            "edl.in_samples(scheduler, batch=%d)",
+            type(scheduler).__name__,
+            before,
+            now,
+            before,
+        )
+
+
+def _counted(scheduler: LRScheduler) -> int:
+    """How often its step() was called; 0 where it does not say, as a ChainedScheduler."""
+    return int(getattr(scheduler, "last_epoch", 0))
 
 
 def _alive() -> list[LRScheduler]:

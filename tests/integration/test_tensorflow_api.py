@@ -909,6 +909,25 @@ for epoch in ds.epochs(1):
 """,
         "",
     ),
+    "a schedule in updates, and a batch that changes": (
+        """
+import logging
+edl.init()
+heard = []
+class Heard(logging.Handler):
+    def emit(self, record): heard.append(record.getMessage())
+logging.getLogger("edl").addHandler(Heard())
+constant, w = edl.LRSchedule(edl.schedules.Constant(peak_lr=0.1)), tf.Variable(0.0)
+opt = edl.Optimizer(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9)), [w])
+opt_of_edl = edl.Optimizer(keras.optimizers.SGD(constant), [tf.Variable(0.0)])
+ds = edl.Dataset(data, 4)
+for _ in range(2): edl.current_worker()._switched(1, 2)  # as a ring of two would
+(said,) = heard
+assert "CosineDecay counts updates, and the global batch has gone from 4 to 8 samples" in said, said
+assert said.endswith("by edl.LRSchedule(edl.schedules...)"), said
+""",
+        "",
+    ),
     "rates by samples in fit": (
         """
 edl.init()

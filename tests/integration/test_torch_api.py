@@ -87,6 +87,25 @@ assert len(heard) == 1 and heard[0].startswith("100 batches in a row"), heard
 """,
         "",
     ),
+    "a schedule in steps, and a batch that changes": (
+        LOOP.replace("(data)", "([0.0] * 6)")
+        + """
+import logging
+heard = []
+class Heard(logging.Handler):
+    def emit(self, record): heard.append(record.getMessage())
+logging.getLogger("edl").addHandler(Heard())
+scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
+for _ in loader.epochs(1):
+    for number, _ in enumerate(loader):
+        train(); scheduler.step()
+        if number > 2: edl.current_worker()._switched(1, 2)  # as a ring of two would
+(said,) = heard
+assert "StepLR counts steps, and the global batch has gone from 1 to 2 samples" in said, said
+assert said.endswith("by edl.in_samples(scheduler, batch=1)"), said
+""",
+        "",
+    ),
     "batches that are None": (
         LOOP.replace("(data)", "(data, collate_fn=lambda _: None)")
         + """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from edl.core.step.noise_scale import Measured, NoiseScale
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.schedules import Constant, Linear, Scaling
-from edl.torch import lr_schedule
+from edl.torch import lr_schedule, schedulers
 from edl.torch.lr_schedule import LRSchedule, in_samples
 from edl.torch.schedulers import Schedulers
 
@@ -269,3 +270,18 @@ def test_a_group_that_is_added_has_the_schedule_of_all_or_is_refused(job: Job) -
     assert job.train(sgd, 10) == [pytest.approx(0.9)] * 2
     with pytest.raises(UsageError, match=r"has 2 parameter groups by now, and .* 1 schedules"):
         job.train(other, 10)
+
+
+def test_what_counts_samples_is_not_named_for_counting_steps(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    gc.collect()  # the schedulers of other tests
+    sgd, other = elastic_sgd(), elastic_sgd(rate=1.0)
+    scheduler, converted = LRSchedule(sgd, LINEAR), in_samples(lr.StepLR(other, 2), batch=4)
+    for _ in range(6):
+        job.train(sgd, 4)
+        job.train(other, 4)
+        scheduler.step()
+    assert converted.scheduler.last_epoch > 2
+    schedulers.warn_of_a_changed_batch(8, 12, epochs=1)
+    assert not caplog.messages

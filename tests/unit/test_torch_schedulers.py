@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -187,3 +188,27 @@ def test_steps_are_counted_and_epochs_are_not(
     expected = [f"OneCycleLR fails after its {steps} steps"] if warned else []
     assert [text.partition(",")[0] for text in caplog.messages] == expected
     assert all("give it total_steps=3, the number of epochs" in text for text in caplog.messages)
+
+
+def test_who_counts_steps_is_named_once_the_batch_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gc.collect()  # the schedulers of other tests
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    by_step, by_epoch = lr.StepLR(sgd, 9), lr.ExponentialLR(sgd, 0.9)
+    both = lr.SequentialLR(sgd, [lr.ConstantLR(sgd), lr.LinearLR(sgd)], [3])
+    plateau = lr.ReduceLROnPlateau(sgd)
+    for _ in range(4):
+        sgd.step()
+        by_step.step()
+        both.step()
+        plateau.step(1.0)
+    by_epoch.step()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            schedulers.warn_of_a_changed_batch(8, 12, epochs=2)
+    named = [text.partition(",")[0] for text in caplog.messages]
+    assert named == ["StepLR counts steps", "SequentialLR counts steps"], "not its parts"
+    for text in caplog.messages:
+        assert "the global batch has gone from 8 to 12 samples" in text
+        assert text.endswith("edl.in_samples(scheduler, batch=8)")
