@@ -14,7 +14,8 @@ They wait between two steps, until they have heard of the next generation; then 
 more, in which they agree on it. ``waits-N`` in ``--out`` says that they do.
 
 ``--missed``: another worker does not learn that the step in which the leader dies is complete, as
-if the ring had broken for it a moment before. It gets the state of the third one.
+if the ring had broken for it a moment before. It gets the state of the third one, which has
+completed it.
 """
 
 import argparse
@@ -49,7 +50,7 @@ class Diary:
         self._args = options.parse_args()
         self._file = (self._args.out / f"{os.getpid()}.jsonl").open("w")
         self._number = 0  # of the update that is under way
-        self._missed = False
+        self._missed = self._dies = False
         failpoints.subscribe(self._strike)
 
     def begin(self, epoch, ids):
@@ -95,29 +96,34 @@ class Diary:
         since = progress.step - progress.batches[-1][0]
         if stage > 3 or since < {0: FIRST, 1: self._args.death_at}.get(stage, self._args.wait_at):
             return
-        if stage != 1:
-            (self._args.out / f"waits-{stage}").touch()
-        self._until(
-            lambda: mailbox.newest(edl.generation()) if stage != 1 else mailbox.leader,
-            f"change {stage + 1}",
-        )
+        if stage == 1:
+            self._until(self._leader_is_known, "leader")
+            return
+        (self._args.out / f"waits-{stage}").touch()
+        self._until(lambda: mailbox.newest(edl.generation()), f"change {stage + 1}")
+
+    def _leader_is_known(self):
+        """All have agreed who dies in the next step: one that knows that it leads has said so."""
+        worker = edl.current_worker()
+        leader = worker._mailbox.leader
+        if leader is not None and leader.worker == worker.id and self._claims("leader"):
+            self._dies = True
+        return (self._args.out / "leader").exists()
 
     def _strike(self, point):
         args = self._args
-        if point not in (args.point, "averaged") or edl.is_warming_up() or edl.size() != 3:
+        if point not in (args.point, "averaged") or not (args.out / "leader").exists():
             return
-        worker = edl.current_worker()
-        progress, leader = worker.loader.progress, worker._mailbox.leader
-        if len(progress.batches) != 2 or leader is None:
+        progress = edl.current_worker().loader.progress
+        if progress.step < progress.batches[-1][0] + args.death_at:  # the leader is ahead of us
             return
-        if progress.step < progress.batches[-1][0] + args.death_at:
-            return
-        leads = leader.worker == worker.id
-        if point == args.point and leads and self._claims("death"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if args.missed and point == "averaged" and not leads and self._claims("missed"):
-            number = progress.step
-            self._until(lambda: self._is_complete(number), f"update {number}, made by others")
+        if self._dies and point == args.point:
+            if args.missed:
+                self._until(self._is_complete, "update of the third worker")
+            if self._claims("death"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if args.missed and point == "averaged" and not self._dies and self._claims("missed"):
+            self._until((args.out / "death").exists, "death of the leader")
             raise RingBroken(edl.generation(), "a test takes it away")
 
     def _claims(self, what):
@@ -128,12 +134,10 @@ class Diary:
             return False
         return True
 
-    def _is_complete(self, number):
-        """The leader is dead, and the third worker has written down what the two have made."""
+    def _is_complete(self):
+        """The one that is neither dead nor lost has written down the step of all three."""
         lines = [line for path in self._args.out.glob("*.jsonl") for line in path.open()]
-        return (self._args.out / "death").exists() and any(
-            line.startswith(f'{{"step": {number},') for line in lines
-        )
+        return any(line.startswith(f'{{"step": {self._number},') for line in lines)
 
     def _until(self, condition, what):
         deadline = time.monotonic() + WAIT_S
