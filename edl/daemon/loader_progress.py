@@ -6,7 +6,7 @@ all workers know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,7 @@ class LoaderProgress(TrainingProgress):
         self.trained = 0  # the same since the job began, over all epochs
         self.trained_before = 0  # without the last complete step
         self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: update, size
+        self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
         self.pieces = 1  # in which each worker trains its next batch
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
         self.stop = ""  # why all stop training after the last complete step, if they do
@@ -189,9 +190,11 @@ class LoaderProgress(TrainingProgress):
         if len(wished) != 1:
             return
         batching = self.source.batching.choosing(wished.pop())
-        if batching.of_all(len(records)) != self.source.batching.of_all(len(records)):
+        before = self.source.batching.of_all(len(records))
+        if batching.of_all(len(records)) != before:
             self._take_batching(batching)
             self._ledger = self._granted(self.ledger)
+            self.on_choice(before, batching.of_all(len(records)))
 
     def _take_batching(self, batching: Batching) -> None:
         self._source = replace(self.source, batching=batching)

@@ -102,7 +102,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return {"schedule": {"schedule": kind, **dataclasses.asdict(self.schedule)}}
 
 
-def follow_policy(optimizer: Any) -> None:
+def follow_policy(optimizer: Any, several: bool) -> None:
     """Let it follow the [learning_rate] of the job's policy, if that has one.
 
     Raises:
@@ -117,18 +117,24 @@ def follow_policy(optimizer: Any) -> None:
             f"the job's policy has a [learning_rate], which optimizers of Keras follow, and this "
             f"is a {type(one).__name__}; leave that table out"
         )
-    if table.schedule is not None and current_worker().loader.progress.optimizers > 0:
+    if table.schedule is not None and several:
         raise UsageError(
             "the job's policy has one schedule in [learning_rate], and the script several "
             "optimizers; leave the schedule out, and give edl.LRSchedule to each in the script"
         )
     if isinstance(one._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-        raise UsageError(
-            "the job's policy has a [learning_rate], and the script a "
-            f"{type(one._learning_rate).__name__} for the same optimizer; leave one of them out"
-        )
+        refuse_beside_policy([one._learning_rate])
     schedule = table.schedule or Constant(peak_lr=float(one.learning_rate))
     one.learning_rate = LRSchedule(schedule, table.scaling)
+
+
+def refuse_beside_policy(others: Sequence[Any]) -> None:
+    """Raise a UsageError if there are ``others`` that set a rate which the job's policy says."""
+    if others:
+        raise UsageError(
+            "the job's policy has a [learning_rate], and the script a "
+            f"{type(others[0]).__name__} for the same optimizer; leave one of them out"
+        )
 
 
 def check_scaling(optimizer: Any) -> None:
@@ -161,7 +167,7 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
         before: samples of the global batch; ``now``: the same after the change.
     """
     kinds = keras.optimizers.schedules.LearningRateSchedule
-    for one in (each for optimizer in optimizers for each in _with_inner(optimizer)):
+    for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         rate = getattr(one, "_learning_rate", None)
         if not isinstance(rate, kinds) or isinstance(rate, LRSchedule) or id(rate) in _warned_of:
             continue
@@ -178,7 +184,7 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 
 def last_rates(optimizer: Any) -> list[float]:
     """Its learning rate, if that is an :class:`LRSchedule`, which is none of its variables."""
-    rates = (getattr(one, "_learning_rate", None) for one in _with_inner(optimizer))
+    rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
 
 
@@ -190,7 +196,7 @@ def check_alone(optimizers: Sequence[Any]) -> None:
     Raises:
         UsageError: one of the several ``optimizers`` has such a one.
     """
-    for one in (each for optimizer in optimizers for each in _with_inner(optimizer)):
+    for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         if _is_scaled(one) and isinstance(one, _WITHIN) and one.momentum:
             raise UsageError(
                 "this script has several edl.Optimizers, and the scaling of edl.LRSchedule "

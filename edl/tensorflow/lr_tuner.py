@@ -29,7 +29,7 @@ from edl.framework.lr_tuner import (
 from edl.framework.process import current_worker
 from edl.schedules import EXPLORE
 from edl.tensorflow import training
-from edl.tensorflow.lr_schedule import asked, scale_momentum, with_inner
+from edl.tensorflow.lr_schedule import asked, refuse_beside_policy, scale_momentum, with_inner
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.probe import Probe, TracedLoss, example_of
 from edl.tensorflow.replica import TensorFlowReplica
@@ -222,17 +222,26 @@ class LRTuner(keras.callbacks.Callback):
 def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
     """Refuse a ``fit`` without the tuner of its optimizer, or with others that set its rate.
 
+    Also beside a rate that the job's policy says.
+
     Raises:
         UsageError: it is such a one.
     """
-    if tuner is None:
-        return
     others = list(callbacks)
+    if tuner is None:
+        policy = training.current().worker.follows
+        if policy is not None and policy.learning_rate is not None:
+            refuse_beside_policy([each for each in others if _sets_rate(each)])
+        return
     if all(each is not tuner for each in others):
         refuse("give it to model.fit, among its callbacks")
     for each in others:
-        if SETS_RATE & {kind.__name__ for kind in type(each).__mro__}:
+        if _sets_rate(each):
             refuse_beside(type(each).__name__)
+
+
+def _sets_rate(callback: Any) -> bool:
+    return bool(SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
 
 
 def _check(optimizer: Any, now: training.Training) -> None:

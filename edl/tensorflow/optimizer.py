@@ -97,7 +97,7 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
             "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
             f"is a {kind.__name__}"
         )
-    follow_policy(optimizer)
+    follow_policy(optimizer, several=now.has_optimizer)
     check_scaling(optimizer)
     elastic(optimizer, now.attach_optimizer(optimizer, model))
     _elastic.add(id(optimizer))

@@ -61,6 +61,7 @@ class Training:
         self.feed = PipelineFeed(worker)
         atexit.register(self.feed.close)
         worker.on_resize(self._resized)
+        self.worker.loader.progress.on_choice = self._batch_changed
         self._rounds = Rounds()
         self.reduction = GradientReduction(
             worker, self.feed, self._rounds
@@ -149,13 +150,16 @@ class Training:
         return self.reduction
 
     def _resized(self, before: int, now: int) -> None:
-        """The job has other workers: name what goes by updates, if these have other samples now."""
+        """The job has other workers."""
         progress = self.worker.loader.progress
-        if self.worker.rank != 0 or not progress.attached:
-            return
-        old, new = (progress.source.global_batch(size) for size in (before, now))
-        if old != new:
-            warn_of_a_changed_batch([each.optimizer for each in self._trained], old, new)
+        if progress.attached:
+            batching = progress.source.batching
+            self._batch_changed(batching.of_all(before), batching.of_all(now))
+
+    def _batch_changed(self, before: int, now: int) -> None:
+        """Name what goes by updates, if these have other samples now."""
+        if self.worker.rank == 0 and before != now:
+            warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
         """Make sure that this one may come beside the others.

@@ -146,6 +146,7 @@ class DataLoader:
         that leaves behind is thrown away; then it goes on with the job's current epoch.
         """
         self._worker.on_resize(self._resized)
+        self._worker.loader.progress.on_choice = self._batch_changed
         for epoch in self._steps.epochs(count):
             check_schedulers()
             if self._worker.is_shared and self._worker.rank == 0:
@@ -153,12 +154,14 @@ class DataLoader:
             yield epoch
 
     def _resized(self, before: int, now: int) -> None:
-        """The job has other workers: name what goes by steps, if these have other samples now."""
-        if self._worker.rank != 0:
-            return
-        old, new = (self._source.global_batch(size) for size in (before, now))
-        if old != new:
-            warn_of_a_changed_batch(old, new, self._worker.loader.epoch + 1)
+        """The job has other workers."""
+        batching = self._worker.loader.progress.source.batching
+        self._batch_changed(batching.of_all(before), batching.of_all(now))
+
+    def _batch_changed(self, before: int, now: int) -> None:
+        """Name what goes by steps, if these have other samples now."""
+        if self._worker.rank == 0 and before != now:
+            warn_of_a_changed_batch(before, now, self._worker.loader.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the current epoch."""

@@ -1088,6 +1088,43 @@ RIGHT_USES |= {
 }
 
 
+POLICY = """
+edl.init()
+edl.policy("[learning_rate]\\nschedule = 'linear'\\npeak_lr = 0.5\\ntotal = 16\\n")
+"""
+BOTH_TABLES = """
+edl.init()
+rate = "[learning_rate]\\nschedule = 'linear'\\npeak_lr = 0.5\\ntotal = 16\\n"
+edl.policy("[batch]\\nbatch_size = 2\\n" + rate)
+ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd); model = network(opt)
+model.fit(ds, epochs=1, verbose=0, callbacks=[edl.KerasCallback()])
+assert abs(float(opt.learning_rate) - 0.25) < 1e-6, float(opt.learning_rate)
+assert edl.current_worker().step == 4
+"""
+WRONG_USES |= {
+    "a rate of the policy beside a schedule of the script": (
+        POLICY + "rate = edl.LRSchedule(edl.schedules.Constant(peak_lr=1.0))\n"
+        "edl.Optimizer(keras.optimizers.SGD(rate), network())",
+        "the job's policy has a [learning_rate], and the script a LRSchedule",
+    ),
+    "a rate of the policy beside a callback": (
+        POLICY + "ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))\n"
+        "sets = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)\n"
+        "model.fit(ds, verbose=0, callbacks=[sets, edl.KerasCallback()])",
+        "the job's policy has a [learning_rate], and the script a LearningRateScheduler",
+    ),
+    "batches of a policy after the data set": (
+        "edl.init(); ds = edl.Dataset(data, 4); edl.policy('[batch]\\nbatch_size = 2\\n')",
+        "call edl.policy before both",
+    ),
+    "a fixed global batch": (
+        "edl.init(); edl.Dataset(data, global_batch=4)",
+        "a pipeline of TensorFlow cannot take back what it has read",
+    ),
+}
+RIGHT_USES |= {"a rate and batches of the policy": (BOTH_TABLES, "")}
+
+
 @pytest.fixture(scope="module")
 def answers() -> dict[str, tuple[int, str]]:
     return answers_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
