@@ -33,8 +33,9 @@ class Steps:
 
 def job(name: str, slots: int = 1, **changes: Any) -> Job:
     """A job that asks for so many slots, and may have from 1 to 8."""
-    values: dict[str, Any] = {"min_slots": 1, "max_slots": 8, "model": Steps()} | changes
-    return Job(name, values.pop("arrival_s", 0.0), slots, batch=1, batches=(1, 1), **values)
+    values: dict[str, Any] = {"min_slots": 1, "max_slots": 8, "model": Steps()}
+    values |= {"batch": 1, "batches": (1, 1)} | changes
+    return Job(name, values.pop("arrival_s", 0.0), slots, **values)
 
 
 def nodes(*slots: int) -> list[Node]:

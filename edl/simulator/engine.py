@@ -7,6 +7,7 @@ Time moves by these rules, those of Pollux' simulator where a fixed interval is 
 2. Between two decisions each job advances alone, with the slots that it has. A job that ends leaves
    its slots idle until the next decision.
 3. A job whose slots change does not train for what the change costs (:mod:`edl.simulator.resize`).
+   Another batch costs nothing.
 4. Of jobs on several nodes, those that share a node with another such job are slowed down by
    ``interference``, a part of their rate.
 5. A node that fails takes the slots of all jobs on it at once; they keep the work done, have none
@@ -164,7 +165,7 @@ class _Run:
         self._sort_out()
 
     def decide(self) -> None:
-        """Ask the policy, and give the jobs the slots that it says."""
+        """Ask the policy, and give the jobs the slots and the batches that it says."""
         if not self.active:
             return
         views = [job.view() for job in self.active]
@@ -177,6 +178,7 @@ class _Run:
         self.decisions += 1
         for job in self.active:
             name = job.submission.name
+            job.train_with(decision.batches.get(name, job.batch), self.now_s)
             placement = decision.allocation.get(name, ())
             if placement != job.placement:
                 job.place(placement, self.now_s, decision.reasons[name], self.rules.resize)

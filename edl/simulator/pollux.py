@@ -22,7 +22,9 @@ SLOTS = 4  # of a node, at most: no larger one was measured
 MOST_SLOTS = 64  # of a job: no more were measured
 INTERVAL_S = 60.0
 RESIZE = constant(30.0)
-ONE_SLOT = "ncf"  # too short to be scaled: elastic policies give it one slot, as published
+# Too short to be scaled or tuned: elastic policies give it one slot, and the batch that its user
+# requested, as published.
+UNTUNED = "ncf"
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,10 @@ def submission(
     name: str, arrival_s: float, application: Application, slots: int, batch: int
 ) -> Submission:
     """A job of a measured application, with the limits that it has there."""
-    fit = batch // application.min_local_batch
-    most = 1 if application.name == ONE_SLOT else min(fit, MOST_SLOTS)
+    batches = application.batches
+    most = min(batches[1] // application.min_local_batch, MOST_SLOTS)
+    if application.name == UNTUNED:
+        batches, most = (batch, batch), 1
     return Submission(
         name=name,
         arrival_s=arrival_s,
@@ -87,7 +91,8 @@ def submission(
         min_slots=1,
         max_slots=max(slots, most),
         batch=batch,
-        batches=application.batches,
+        batches=batches,
+        local_batches=(application.min_local_batch, application.max_local_batch),
         kind=application.name,
     )
 

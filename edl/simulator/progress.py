@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl.core.cluster.state import Job, Placement, size
 from edl.simulator.resize import Change, ResizeCost, change_of
-from edl.simulator.results import JobResult, Moment
+from edl.simulator.results import JobResult, Moment, Retuning
 from edl.simulator.work import Submission
 
 SAME_S = 1e-6  # two times so close are one: sums of floats differ
@@ -23,12 +23,14 @@ class Progress:
 
     def __init__(self, submission: Submission, whole_seconds: bool) -> None:
         self.submission = submission
+        self.batch = submission.batch
         self.placement: Placement = ()
         self.end_s: float | None = None
         self.attained_slot_s = 0.0
         self.epoch = 0
         self.progress = 0.0
         self.history: list[Moment] = []
+        self.batches: list[Retuning] = []
         self.speed = 1.0  # of the slowest of its nodes
         self.slowdown = 0.0  # by interference, as a part of its rate
         self._whole = whole_seconds
@@ -48,11 +50,12 @@ class Progress:
                 requested_slots=one.requested_slots,
                 min_slots=one.min_slots,
                 max_slots=one.max_slots,
-                batch=one.batch,
+                batch=self.batch,
                 batches=one.batches,
                 model=one.work.model(self.epoch, self.progress),
                 attained_slot_s=self.attained_slot_s,
                 preemptible=one.preemptible,
+                local_batches=one.local_batches,
             )
         return self._seen
 
@@ -60,6 +63,12 @@ class Progress:
         """Give it other slots, or none, and charge what the change costs."""
         change = change_of(self.placement, placement, bool(self.history))
         self._set(Moment(now_s, change, placement, reason), cost)
+
+    def train_with(self, batch: int, now_s: float) -> None:
+        """Take another batch from its next step on, which costs nothing."""
+        if batch != self.batch:
+            self.batch, self._rate, self._seen = batch, None, None
+            self.batches.append(Retuning(now_s, batch))
 
     def slow_down(self, part: float) -> None:
         """Lose this part of its rate until told otherwise."""
@@ -120,6 +129,7 @@ class Progress:
             end_s=self.end_s,
             slot_s=self.attained_slot_s,
             history=tuple(self.history),
+            batches=tuple(self.batches),
         )
 
     def _set(self, moment: Moment, cost: ResizeCost) -> None:
@@ -137,6 +147,5 @@ class Progress:
         return self._rate
 
     def _rate_in(self, epoch: int) -> float:
-        one = self.submission
-        rate = one.work.rate(self._slots, one.batch, epoch)
+        rate = self.submission.work.rate(self._slots, self.batch, epoch)
         return rate * (1.0 - self.slowdown) * self.speed

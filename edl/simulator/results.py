@@ -39,6 +39,23 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class Retuning:
+    """A change of a job's batch.
+
+    Attributes:
+        at_s: virtual time.
+        batch: samples of a step from then on.
+    """
+
+    at_s: float
+    batch: int
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"at_s": self.at_s, "batch": self.batch}
+
+
+@dataclass(frozen=True)
 class JobResult:
     """A job that has ended; its times are virtual, in seconds since the run began.
 
@@ -46,6 +63,7 @@ class JobResult:
         start_s: when it first had slots.
         slot_s: seconds that it had slots, times the slots.
         history: all changes of its slots.
+        batches: all changes of its batch, which began as submitted.
     """
 
     name: str
@@ -55,6 +73,7 @@ class JobResult:
     end_s: float
     slot_s: float
     history: tuple[Moment, ...] = ()
+    batches: tuple[Retuning, ...] = ()
 
     @property
     def jct_s(self) -> float:
@@ -79,7 +98,10 @@ class JobResult:
             "slot_s": self.slot_s,
             "resizes": self.resizes,
         }
-        return shown | ({"history": [one.figures() for one in self.history]} if history else {})
+        if history:
+            shown["history"] = [one.figures() for one in self.history]
+            shown["batches"] = [one.figures() for one in self.batches]
+        return shown
 
 
 @dataclass(frozen=True)

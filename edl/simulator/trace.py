@@ -203,7 +203,8 @@ class _Row:
             )
         least, most = self._limits(slots)
         job = pollux.submission(name, arrival_s, application, slots, batch)
-        return replace(job, min_slots=least, max_slots=min(most, fit))
+        widest = min(job.batches[1] // application.min_local_batch, pollux.MOST_SLOTS)
+        return replace(job, min_slots=least, max_slots=min(most, widest))
 
     def _limits(self, slots: int) -> tuple[int, int]:
         least = self._whole("min_slots", slots)

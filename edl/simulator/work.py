@@ -49,4 +49,5 @@ class Submission:
     batch: int = 1
     batches: tuple[int, int] = (1, 1)
     preemptible: bool = True
+    local_batches: tuple[int, int] | None = None
     kind: str = ""

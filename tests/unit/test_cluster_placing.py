@@ -78,3 +78,20 @@ def test_who_may_not_be_preempted_keeps_its_slots() -> None:
     assert violation(Decision(present, WHY), JOBS, nodes(4), present) is None
     said = violation(Decision({"b": (("n1", 1),)}, WHY), JOBS, nodes(4, 4), present)
     assert said == "b may not be preempted, and would lose its slots"
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ({}, None),  # it keeps its batch of 32, which 8 slots can share
+        ({"t": 64}, None),
+        ({"t": 12}, "t has 4 slots; at most 3 can share its batch of 12"),
+        ({"t": 128}, "t trains with a batch of 128; it may be 8 to 64"),
+        ({"t": 16, "c": 1}, "c has a batch and is no job"),
+    ],
+)
+def test_batches_are_within_the_range_and_large_enough_for_the_slots(batches, said) -> None:
+    tuned = job("t", batch=32, batches=(8, 64), local_batches=(4, 16))
+    assert [tuned.most_slots(batch) for batch in (8, 16, 64)] == [2, 4, 8]
+    decision = Decision({"t": (("n0", 4),)}, {"t": "so"}, batches=batches)
+    assert violation(decision, [tuned], nodes(4), {}) == said

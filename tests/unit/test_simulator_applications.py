@@ -127,6 +127,9 @@ def test_the_published_jobs_are_there() -> None:
     assert counts == {"0.5": {80}, "1.0": {160}, "1.5": {240}, "2.0": {320}, "realistic": {160}}
     first = pollux.jobs("0.5", 1)[0]
     assert (first.name, first.arrival_s, first.requested_slots) == ("deepspeech2-0", 110, 6)
-    # 320 samples in local batches of at least 10: at most 32 slots. ncf has one.
-    assert (first.min_slots, first.max_slots, first.batch, first.batches) == (1, 32, 320, (20, 640))
-    assert {job.max_slots for job in pollux.jobs("1.0", 1) if job.kind == "ncf"} == {1}
+    # Local batches are at least 10: 320 samples are for at most 32 slots, 640 for 64.
+    assert (first.min_slots, first.max_slots, first.batch, first.batches) == (1, 64, 320, (20, 640))
+    assert first.local_batches == (10, 80)
+    # ncf has one slot, and the batch that its user wants.
+    short = {(job.max_slots, job.batches) for job in pollux.jobs("1.0", 1) if job.kind == "ncf"}
+    assert short == {(1, (32768, 32768))}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from clusters import nodes, result, run, submitted
+from clusters import Steps, nodes, result, run, submitted
 
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
@@ -15,6 +16,8 @@ from edl.errors import UsageError
 from edl.simulator.engine import Rules
 from edl.simulator.failures import Failures
 from edl.simulator.resize import Change, ResizeCost, change_of, constant, parse
+from edl.simulator.results import Retuning
+from edl.simulator.work import Submission
 
 
 def test_with_an_interval_a_job_waits_for_the_next_decision() -> None:
@@ -185,6 +188,7 @@ def test_a_summary() -> None:
     assert figures["p50_jct_s"] == pytest.approx(22.5)
     assert figures["p99_jct_s"] == pytest.approx(10 + 0.99 * 25)
     (only,) = figures["jobs"][1].pop("history")
+    assert figures["jobs"][1].pop("batches") == []
     assert only == {
         "at_s": 0,
         "change": "start",
@@ -202,3 +206,35 @@ def test_a_summary() -> None:
         "slot_s": 10,
         "resizes": 0,
     }
+
+
+@dataclass(frozen=True)
+class Batched:
+    """Progress of 100: 1 a second, 2 with a larger batch."""
+
+    epochs: int = 1
+
+    def end_of(self, epoch: int) -> float:
+        return 100.0
+
+    def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
+        return 1.0 if batch == 1 else 2.0
+
+    def model(self, epoch: int, progress: float) -> Steps:
+        return Steps()
+
+
+def test_another_batch_costs_nothing_and_is_kept() -> None:
+    def double_at_60(jobs, nodes, present, now_s, notes) -> Decision:
+        allocation = {job.name: (("n0", 1),) for job in jobs}
+        batches = {job.name: 2 for job in jobs if now_s >= 60}
+        notes = {"seen": [*notes.get("seen", []), *(job.batch for job in jobs)]}
+        assert notes["seen"] == [1, 1, 2, 2][: len(notes["seen"])]
+        return Decision(allocation, {job.name: "so" for job in jobs}, notes, batches)
+
+    # 10 s for the start at 30, 20 s with one sample; from 60 on 80 are left, at 2 a second.
+    job = Submission("a", 0, Batched(), 1, 1, 1, 1, (1, 2))
+    done = run(double_at_60, [job], nodes(1), 10, interval_s=30)["a"]
+    assert (done.end_s, done.slot_s) == (100, 70)
+    assert (len(done.history), done.batches) == (1, (Retuning(60, 2),))
+    assert done.figures(history=True)["batches"] == [{"at_s": 60, "batch": 2}]

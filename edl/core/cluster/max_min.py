@@ -37,7 +37,7 @@ class MaxMin:
         shared = counted(len(sizes), "job")
         for job in jobs:
             if job.name in sizes:
-                limit = f"it may have {job.min_slots} to {job.max_slots}"
+                limit = f"it may have {job.min_slots} to {job.most_slots(job.batch)}"
                 slots = counted(sizes[job.name], "slot")
                 reasons[job.name] = f"has {slots}, its share among {shared}: {limit}"
             else:
@@ -58,10 +58,11 @@ def shares(jobs: Sequence[Job], fixed: dict[str, int], slots: int) -> dict[str, 
         if job.name not in sizes and job.min_slots <= left:
             sizes[job.name] = job.min_slots
             left -= job.min_slots
+    most = [job.most_slots(job.batch) for job in jobs]
     growing = [
         (sizes[job.name], at)
         for at, job in enumerate(jobs)
-        if job.name in sizes and job.name not in fixed and sizes[job.name] < job.max_slots
+        if job.name in sizes and job.name not in fixed and sizes[job.name] < most[at]
     ]
     heapq.heapify(growing)
     while left and growing:
@@ -69,6 +70,6 @@ def shares(jobs: Sequence[Job], fixed: dict[str, int], slots: int) -> dict[str, 
         job = jobs[at]
         sizes[job.name] = count + 1
         left -= 1
-        if count + 1 < job.max_slots:
+        if count + 1 < most[at]:
             heapq.heappush(growing, (count + 1, at))
     return sizes

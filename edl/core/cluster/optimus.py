@@ -51,8 +51,8 @@ class Optimus:
 
 
 def gain_s(job: Job, slots: int, slots_a_node: int) -> float:
-    """Seconds that one slot more than ``slots`` saves the job; 0: it may not have more."""
-    if slots >= job.max_slots:
+    """Seconds that one slot more than ``slots`` saves the job; 0: it may not have so many."""
+    if slots >= job.most_slots(job.batch):
         return 0.0
     now_s = job.model.step_s(compact(slots, slots_a_node), job.batch)
     then_s = job.model.step_s(compact(slots + 1, slots_a_node), job.batch)

@@ -63,11 +63,13 @@ class Job:
         arrival_s: when it was submitted, on the clock of ``now_s``.
         requested_slots: as its user asked; policies of fixed sizes give just these.
         min_slots, max_slots: what a policy that chooses the size may give; requested_slots lies
-            between them.
-        batch: samples of a step, as its user asked.
+            between them. How many can share a batch: :meth:`most_slots`.
+        batch: samples of a step now: as its user asked, until a decision says another.
         batches: the smallest and the largest that the job may be trained with.
         attained_slot_s: seconds that it had slots, times the slots, changes of size included.
         preemptible: false: once it has slots, it keeps just these until it ends.
+        local_batches: the fewest samples of a step that a slot can take, and the most that it takes
+            at once: a larger share is accumulated. None: any.
     """
 
     name: str
@@ -80,6 +82,13 @@ class Job:
     model: Model
     attained_slot_s: float = 0.0
     preemptible: bool = True
+    local_batches: tuple[int, int] | None = None
+
+    def most_slots(self, batch: int) -> int:
+        """How many slots may share a batch of so many samples; at most ``max_slots``."""
+        if self.local_batches is None:
+            return self.max_slots
+        return min(self.max_slots, batch // self.local_batches[0])
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,14 @@ class Decision:
         allocation: of all jobs; who is not in it has no slots.
         reasons: one sentence for each job, with or without slots.
         notes: for the policy's next decision.
+        batches: samples of a step, of jobs that train with another batch than before; who is not in
+            it keeps its batch. That alone costs nothing: no slot changes.
     """
 
     allocation: Allocation
     reasons: Mapping[str, str]
     notes: Notes = field(default_factory=dict)
+    batches: Mapping[str, int] = field(default_factory=dict)
 
 
 class Policy(Protocol):

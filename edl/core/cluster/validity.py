@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edl.core.cluster.placing import pinned
 from edl.core.cluster.state import Allocation, Decision, Job, Node, size
@@ -15,11 +15,22 @@ def violation(
     """The first rule that the decision breaks, as a sentence; None: it keeps all of them.
 
     No slot is given twice, nor one of a node that is not there; no job has fewer slots than its
-    minimum or more than its maximum; who may not be preempted keeps its slots; each job has a
-    reason.
+    minimum or more than its maximum, nor more than can share its batch; no batch is outside of the
+    job's range; who may not be preempted keeps its slots; each job has a reason.
     """
-    slots = {node.name: node.slots for node in nodes}
     known = {job.name: job for job in jobs}
+    wrong = _slots(decision, known, nodes) or _batches(decision, known)
+    if wrong is not None:
+        return wrong
+    for job in pinned(jobs, present):
+        if decision.allocation.get(job.name) != present[job.name]:
+            return f"{job.name} may not be preempted, and would lose its slots"
+    silent = [job.name for job in jobs if not decision.reasons.get(job.name)]
+    return f"{silent[0]} is given no reason" if silent else None
+
+
+def _slots(decision: Decision, known: Mapping[str, Job], nodes: Sequence[Node]) -> str | None:
+    slots = {node.name: node.slots for node in nodes}
     used: Counter[str] = Counter()
     for name, placement in decision.allocation.items():
         job, given = known.get(name), size(placement)
@@ -27,6 +38,10 @@ def violation(
             return f"{name} has slots and is no job"
         if not job.min_slots <= given <= job.max_slots:
             return f"{name} has {given} slots; it may have {job.min_slots} to {job.max_slots}"
+        batch = decision.batches.get(name, job.batch)
+        most = job.most_slots(batch)
+        if given > most:
+            return f"{name} has {given} slots; at most {most} can share its batch of {batch}"
         for node, count in placement:
             used[node] += count
             if count < 1:
@@ -34,8 +49,15 @@ def violation(
     for node, count in used.items():
         if count > slots.get(node, 0):
             return f"{count} slots of node {node} are given, and it has {slots.get(node, 0)}"
-    for job in pinned(jobs, present):
-        if decision.allocation.get(job.name) != present[job.name]:
-            return f"{job.name} may not be preempted, and would lose its slots"
-    silent = [job.name for job in jobs if not decision.reasons.get(job.name)]
-    return f"{silent[0]} is given no reason" if silent else None
+    return None
+
+
+def _batches(decision: Decision, known: Mapping[str, Job]) -> str | None:
+    for name, batch in decision.batches.items():
+        job = known.get(name)
+        if job is None:
+            return f"{name} has a batch and is no job"
+        smallest, largest = job.batches
+        if not smallest <= batch <= largest:
+            return f"{name} trains with a batch of {batch}; it may be {smallest} to {largest}"
+    return None
