@@ -29,12 +29,18 @@ MOST_OVERLAP = 10.0
 
 @dataclass(frozen=True)
 class Measured:
-    """``workers`` on ``hosts`` took ``step_s`` for a step of ``batch`` samples of each."""
+    """``workers`` on ``hosts`` took ``step_s`` for a step of ``batch`` samples of each.
+
+    Attributes:
+        compute_s: the part of it that a batch takes whose gradients are not reduced; None: that was
+            not told apart, and :func:`fit` does not ask for it.
+    """
 
     workers: int
     hosts: int
     batch: float
     step_s: float
+    compute_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,11 @@ class StepTime(Record):
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
         """What a step takes."""
-        values = np.array([workers]), np.array([hosts]), np.array([batch])
-        return float(_predict(self._vector(), *values)[0])
+        return float(self.steps_s(np.array([workers]), np.array([hosts]), np.array([batch]))[0])
+
+    def steps_s(self, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
+        """What steps take: the same for arrays of one shape."""
+        return predict(self._vector(), workers, hosts, batch)
 
     def throughput(self, workers: int, hosts: int, batch: float) -> float:
         """Samples a second of all workers together."""
@@ -95,7 +104,7 @@ def fit(measured: Sequence[Measured]) -> StepTime:
     def errors(inner: Vector) -> Vector:
         values = start.copy()
         values[free] = _outer(inner, free)
-        predicted = np.log(_predict(values, workers, hosts, batch))
+        predicted = np.log(predict(values, workers, hosts, batch))
         penalties = (
             np.sqrt(1e-3) * (values[6] - 1.0),
             0.1 * values[3] / values[2] if free[3] else 0.0,
@@ -103,7 +112,7 @@ def fit(measured: Sequence[Measured]) -> StepTime:
         )
         return np.concatenate([(predicted - logs) / np.sqrt(len(logs)), penalties])
 
-    best = _least_squares(errors, _inner(start[free], free))
+    best = least_squares(errors, _inner(start[free], free))
     start[free] = _outer(best, free)
     return StepTime(*(float(value) for value in start))
 
@@ -128,7 +137,8 @@ def _free(workers: Vector, hosts: Vector, batch: Vector) -> npt.NDArray[np.bool_
     )
 
 
-def _predict(values: Vector, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
+def predict(values: Vector, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
+    """What steps take, in seconds, by parameters in the order of :class:`StepTime`."""
     compute = values[0] + values[1] * batch
     far = hosts > 1
     more = np.maximum(workers - 2, 0)
@@ -157,24 +167,38 @@ def _outer(inner: Vector, free: npt.NDArray[np.bool_]) -> Vector:
     return values
 
 
-def _least_squares(errors: Callable[[Vector], Vector], start: Vector) -> Vector:
-    """Levenberg and Marquardt's method, with differences for derivatives."""
+def least_squares(
+    errors: Callable[[Vector], Vector],
+    start: Vector,
+    derivatives: Callable[[Vector], Vector] | None = None,
+    rounds: int = ROUNDS,
+    enough: float = 1e-14,
+) -> Vector:
+    """Levenberg and Marquardt's method.
+
+    Args:
+        derivatives: of each error (a row) by each parameter; None: by differences.
+        enough: a step that makes the sum of squares less by no more is the last.
+    """
     at, damping = start, 1e-2
     now = errors(at)
-    for _ in range(ROUNDS):
-        slopes = np.stack(
-            [(errors(at + 1e-6 * unit) - now) / 1e-6 for unit in np.eye(len(at))], axis=1
-        )
+    for _ in range(rounds):
+        slopes = _differences(errors, at, now) if derivatives is None else derivatives(at)
         normal, downhill = slopes.T @ slopes, slopes.T @ now
         step = np.linalg.solve(normal + damping * np.eye(len(at)), -downhill)
         then = errors(at + step)
         if then @ then < now @ now:
             gained = now @ now - then @ then
             at, now, damping = at + step, then, max(damping / 3.0, 1e-12)
-            if gained < 1e-14:
+            if gained < enough:
                 break
         else:
             damping *= 4.0
             if damping > 1e12:
                 break
     return at
+
+
+def _differences(errors: Callable[[Vector], Vector], at: Vector, now: Vector) -> Vector:
+    beside = [(errors(at + 1e-6 * unit) - now) / 1e-6 for unit in np.eye(len(at))]
+    return np.stack(beside, axis=1)
