@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 
 EPS = 1e-8  # so that a quotient of whole numbers rounds up only if it is not whole; as published
@@ -155,10 +156,22 @@ class Application:
 
     def gain(self, batch: int, epoch: int) -> float:
         """Progress of a step of this batch."""
-        smaller, larger = self._around(batch)
-        sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
-        var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)
+        sqr, var = self._gradients(batch, epoch)
         return (var + sqr) / (var / (batch / self._batches[0]) + sqr)
+
+    def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> tuple[Measured, float]:
+        """A step of this batch as the job itself times it, and its noise scale in samples.
+
+        Infinite: the gradients are nothing but noise.
+
+        Raises:
+            UsageError: see :meth:`rate`.
+        """
+        local, more = self.split(sum(slots), batch)
+        step_s, sync_s = self.parts(slots, local)
+        sqr, var = self._gradients(sum(slots) * local * (more + 1), epoch)
+        scale = var / sqr * self._batches[0] if sqr > 0 else math.inf
+        return Measured(sum(slots), len(slots), local, step_s, step_s - sync_s), scale
 
     def steps_at(self, batch: int, epoch: int) -> float:
         """Steps of this batch until the end of an epoch, from the first on."""
@@ -191,6 +204,13 @@ class Application:
                 )
             self._parts[key] = found
         return self._parts[key]
+
+    def _gradients(self, batch: int, epoch: int) -> tuple[float, float]:
+        """Their squared norm, and their variance in the initial batch."""
+        smaller, larger = self._around(batch)
+        sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
+        var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)
+        return sqr, var
 
     def _around(self, batch: int) -> tuple[Validation, Validation]:
         smallest, largest = self.batches

@@ -13,7 +13,7 @@ from edl.errors import UsageError
 from edl.simulator.applications import Application, interpolator
 from edl.simulator.measurements import applications, rows
 from edl.simulator.resize import constant
-from edl.simulator.work import Submission
+from edl.simulator.work import Observation, Submission
 
 LOADS = ("0.5", "1.0", "1.5", "2.0", "realistic")
 WORKLOADS = tuple(range(1, 9))
@@ -73,6 +73,10 @@ class Measured:
     def model(self, epoch: int, progress: float) -> Oracle:
         """See :class:`edl.simulator.work.Work`."""
         return Oracle(self.application, epoch)
+
+    def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
+        """See :class:`edl.simulator.work.Work`."""
+        return self.application.observed(slots, batch, epoch)
 
 
 def submission(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edl.core.cluster.state import Job, Placement, size
+from edl.core.policy.step_time import Measured
 from edl.simulator.resize import Change, ResizeCost, change_of
 from edl.simulator.results import JobResult, Moment, Retuning
 from edl.simulator.work import Submission
@@ -35,6 +36,8 @@ class Progress:
         self.slowdown = 0.0  # by interference, as a part of its rate
         self._whole = whole_seconds
         self._pause_s = 0.0
+        self._steps: dict[tuple[int, int, float], Measured] = {}
+        self._noise_scale: float | None = None
         self._slots: tuple[int, ...] = ()
         self._size = 0
         self._rate: float | None = None
@@ -56,6 +59,8 @@ class Progress:
                 attained_slot_s=self.attained_slot_s,
                 preemptible=one.preemptible,
                 local_batches=one.local_batches,
+                steps=tuple(self._steps.values()),
+                noise_scale=self._noise_scale,
             )
         return self._seen
 
@@ -144,7 +149,13 @@ class Progress:
     def _rate_now(self) -> float:
         if self._rate is None:
             self._rate = self._rate_in(self.epoch)
+            self._measure()
         return self._rate
+
+    def _measure(self) -> None:
+        work = self.submission.work
+        step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
+        self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
         rate = self.submission.work.rate(self._slots, self.batch, epoch)

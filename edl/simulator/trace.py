@@ -23,11 +23,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 from edl.simulator import pollux
 from edl.simulator.applications import interpolator
 from edl.simulator.measurements import applications
-from edl.simulator.work import Submission
+from edl.simulator.work import Observation, Submission
 
 REQUIRED = ("name", "time_s", "slots")
 OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "application")
@@ -58,6 +59,11 @@ class TimedWork:
     def model(self, epoch: int, progress: float) -> TimedModel:
         """See :class:`edl.simulator.work.Work`."""
         return TimedModel(self, 1 - progress)
+
+    def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
+        """See :class:`edl.simulator.work.Work`: it computes all the time, a share of the batch."""
+        whole_s = self.whole_s(sum(slots))
+        return Measured(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
 
     def whole_s(self, slots: int) -> float:
         """Seconds for all of it."""

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.core.cluster.state import Model
+from edl.core.policy.step_time import Measured
+
+Observation = tuple[Measured, float | None]
+"""A step that a job has made, and the noise scale of its gradients in samples; None: not known."""
 
 
 class Work(Protocol):
@@ -30,6 +34,9 @@ class Work(Protocol):
 
     def model(self, epoch: int, progress: float) -> Model:
         """What policies are told."""
+
+    def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
+        """What the job itself measures while it trains so, without interference, as published."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 ::
 
-    errors <- core (text and records <- step <- job <- host; text and records <- cluster)
-    errors, core/cluster <- simulator <- cli
+    errors <- core (text and records <- step <- job <- host; step, job <- policy <- cluster)
+    errors, core/policy, core/cluster <- simulator <- cli
     errors <- keys, clock, failpoints, horovod_build
     errors, core's records (a job's settings are declared there) <- config
     all these
@@ -48,8 +48,8 @@ MAY_IMPORT = {
     "core/job": {"errors", "core", "core/step"},
     "core/host": {"errors", "core", "core/step", "core/job"},
     "core/policy": {"errors", "core", "core/step", "core/job", "schedules"},
-    "core/cluster": {"errors", "core"},
-    "simulator": {"errors", "core", "core/cluster"},
+    "core/cluster": {"errors", "core", "core/policy"},
+    "simulator": {"errors", "core", "core/policy", "core/cluster"},
     "http": BASE | CORE,
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,

@@ -12,12 +12,13 @@ from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.srtf import Srtf
 from edl.core.cluster.state import Decision, Node
+from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 from edl.simulator.engine import Rules
 from edl.simulator.failures import Failures
 from edl.simulator.resize import Change, ResizeCost, change_of, constant, parse
 from edl.simulator.results import Retuning
-from edl.simulator.work import Submission
+from edl.simulator.work import Observation, Submission
 
 
 def test_with_an_interval_a_job_waits_for_the_next_decision() -> None:
@@ -222,6 +223,9 @@ class Batched:
 
     def model(self, epoch: int, progress: float) -> Steps:
         return Steps()
+
+    def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
+        return Measured(1, 1, batch, 1.0, 1.0), None
 
 
 def test_another_batch_costs_nothing_and_is_kept() -> None:

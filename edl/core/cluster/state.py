@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from edl.core.policy.step_time import Measured
+
 Placement = tuple[tuple[str, int], ...]
 """Node and number of slots there, in the order of the job's ranks; no number is 0."""
 
@@ -70,6 +72,10 @@ class Job:
         preemptible: false: once it has slots, it keeps just these until it ends.
         local_batches: the fewest samples of a step that a slot can take, and the most that it takes
             at once: a larger share is accumulated. None: any.
+        steps: that the job has measured, in the order in which it did: each number of slots and
+            nodes with each local batch once.
+        noise_scale: of its gradients, in samples (:mod:`edl.core.step.noise_scale`), as it was
+            last measured; infinite: they are nothing but noise. None: not known.
     """
 
     name: str
@@ -83,6 +89,8 @@ class Job:
     attained_slot_s: float = 0.0
     preemptible: bool = True
     local_batches: tuple[int, int] | None = None
+    steps: tuple[Measured, ...] = ()
+    noise_scale: float | None = None
 
     def most_slots(self, batch: int) -> int:
         """How many slots may share a batch of so many samples; at most ``max_slots``."""
