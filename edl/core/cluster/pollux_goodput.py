@@ -1,0 +1,156 @@
+"""What a job gains by each number of slots and nodes, with the best batch for each of them.
+
+Goodput is throughput times statistical efficiency (Pollux, OSDI 2021, section 3): samples a second,
+each counted by what it is worth beside one in the smallest batch,
+
+    (S + b) / (S + B)        S the gradient noise scale, b the smallest batch, B this one
+
+The best of 50 batches is taken, in geometric steps from the smallest that so many slots can share
+to the largest. A share too large for a slot is accumulated in equal parts; one slot alone makes at
+least two of a batch larger than the smallest, for the noise cannot be measured otherwise (all as in
+goodput.py and speedup.py of Pollux' artifact).
+
+A *speedup* is a goodput divided by that of the job's fair share of the slots, all on one node.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.policy.step_time import StepTime, Vector
+
+Ints = npt.NDArray[np.int64]
+
+CANDIDATES = 50
+EPS = 1e-8  # so that a quotient of whole numbers is rounded up only if it is not whole
+TABLES = 128  # that are kept; one takes up to 0.4 MB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a job's batches; see :class:`edl.core.cluster.state.Job`.
+
+    Attributes:
+        batches: the smallest and the largest.
+        local_batches: the same of a slot's share that is not accumulated; None: the batch does not
+            change, and is shared evenly, whatever the slots.
+    """
+
+    batches: tuple[int, int]
+    local_batches: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Numbers of nodes and of slots that a job may have together.
+
+    Attributes:
+        room: slots of the largest node, of the two largest together, and so on.
+        most: slots.
+    """
+
+    room: tuple[int, ...]
+    most: int
+
+    def pairs(self) -> tuple[Ints, Ints]:
+        """Nodes and slots of each, in one order."""
+        pairs = [
+            (nodes, slots)
+            for nodes, room in enumerate(self.room, 1)
+            for slots in range(nodes, min(room, self.most) + 1)
+        ]
+        nodes, slots = np.array(pairs, int).reshape(-1, 2).T
+        return nodes, slots
+
+
+@dataclass(frozen=True)
+class Choices:
+    """By numbers of nodes and slots: ``speedups``, and the ``batches`` that they are reached with.
+
+    What cannot be is 0.
+    """
+
+    speedups: Vector
+    batches: Ints
+
+
+def choices(
+    model: StepTime | None,
+    noise_scale: float | None,
+    limits: Limits,
+    shapes: Shapes,
+    fair_slots: int,
+) -> Choices:
+    """What a job may choose from.
+
+    Args:
+        model: None: the job has never trained, and is taken to be as fast as it has slots.
+        noise_scale: in samples; None: not known, and no sample of a larger batch is worth more.
+        fair_slots: its fair share.
+    """
+    nodes, slots = shapes.pairs()
+    size = len(shapes.room) + 1, max((*shapes.room, 0)) + 1
+    found = Choices(np.zeros(size), np.zeros(size, int))
+    smallest, largest = limits.batches
+    if model is None:
+        least = limits.local_batches[0] if limits.local_batches else 0
+        speedups, batches = slots / fair_slots, np.maximum(smallest, least * slots)
+    else:
+        goodputs, batches = _best(noise_scale, limits, _candidates(model, limits, shapes))
+        alone = _evaluated(model, limits, np.array([1]), np.array([fair_slots]))
+        speedups = goodputs / _best(noise_scale, limits, alone)[0][0]
+    found.speedups[nodes, slots] = speedups
+    found.batches[nodes, slots] = np.clip(batches, smallest, largest)
+    return found
+
+
+def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vector:
+    """What a sample is worth in each batch, beside one in the smallest."""
+    if noise_scale is not None and math.isinf(noise_scale):
+        return np.ones_like(batch)
+    scale = noise_scale or 0.0
+    return (scale + smallest) / (scale + batch)
+
+
+def _best(
+    noise_scale: float | None, limits: Limits, candidates: tuple[Vector, Vector]
+) -> tuple[Vector, Ints]:
+    """The largest goodput of each column, and its batch; the first of equal ones."""
+    batches, throughputs = candidates
+    goodputs = throughputs * efficiency(noise_scale, limits.batches[0], batches)
+    at = goodputs.argmax(axis=0), np.arange(goodputs.shape[1])
+    return goodputs[at], batches[at].astype(int)
+
+
+@lru_cache(maxsize=TABLES)
+def _candidates(model: StepTime, limits: Limits, shapes: Shapes) -> tuple[Vector, Vector]:
+    return _evaluated(model, limits, *shapes.pairs())
+
+
+def _evaluated(model: StepTime, limits: Limits, nodes: Ints, slots: Ints) -> tuple[Vector, Vector]:
+    """Batches and samples a second, a column for each pair of nodes and slots; 0: not possible."""
+    smallest, largest = limits.batches
+    if limits.local_batches is None:
+        shared = smallest / slots
+        throughput = smallest / model.steps_s(slots.astype(float), nodes.astype(float), shared)
+        return np.full((1, len(slots)), float(smallest)), throughput[None, :]
+    least, most = limits.local_batches
+    first = np.maximum(smallest, least * slots)
+    count = CANDIDATES if largest > smallest else 1
+    share = np.geomspace(first, np.full(first.shape, largest), count) / slots
+    more = np.ceil(share / most - EPS) - 1
+    noisy = (slots == 1) & (share > smallest + EPS)
+    more = np.where(noisy, np.maximum(more, 1), more)
+    local = np.ceil(share / (more + 1) - EPS)
+    every = np.broadcast_to(slots.astype(float), local.shape)
+    on = np.broadcast_to(nodes.astype(float), local.shape)
+    compute_s = model.compute_s + model.each_sample_s * local
+    step_s = model.steps_s(every, on, local) + more * compute_s
+    batch = slots * local * (more + 1)
+    fits = (local >= least) & (local <= most)
+    return batch, np.where(fits, batch / step_s, 0.0)
