@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -96,7 +97,10 @@ def simulate(
     repair_s: Annotated[
         float, typer.Option("--repair", metavar="SECONDS", help="Mean time until it is back.")
     ] = 600.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the failures.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="N", help="Of failures, and of what a policy draws."),
+    ] = 0,
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Of the cluster.")] = (
         pollux.NODES
     ),
@@ -122,6 +126,8 @@ def simulate(
         return
     if nodes < 1 or slots < 1 or processes < 1:
         raise UsageError("--nodes, --slots and --jobs must be at least 1")
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; write 0 or more")
     if interval_s is None:
         interval_s = pollux.INTERVAL_S if trace_file is None else 0.0
     rules = Rules(
@@ -142,6 +148,7 @@ def simulate(
         raise UsageError("say which jobs: `edl simulate pollux`, or --trace FILE.csv")
     else:
         runs = _of_pollux(names, loads, workloads, rules, nodes, slots)
+    runs = [replace(run, seed=seed) for run in runs]
     if compared:
         _check_comparable(runs)
     _show(runs, processes, compared, history, as_json)

@@ -25,6 +25,7 @@ class Run:
         policy: its name.
         nodes: how many, each of so many ``slots``.
         load, workload: of Pollux; empty and 0: the jobs are ``jobs``.
+        seed: of what the policy draws at random.
     """
 
     policy: str
@@ -34,6 +35,7 @@ class Run:
     load: str = ""
     workload: int = 0
     jobs: tuple[Submission, ...] = ()
+    seed: int = 0
 
     @property
     def title(self) -> str:
@@ -59,7 +61,7 @@ def do(run: Run, on_time: OnTime | None = None) -> Outcome:
     began_s = time.perf_counter()
     jobs = pollux.jobs(run.load, run.workload) if run.load else run.jobs
     nodes = pollux.nodes(run.nodes, run.slots)
-    result = simulate(jobs, nodes, policy(run.policy), run.rules, on_time)
+    result = simulate(jobs, nodes, policy(run.policy, run.seed), run.rules, on_time)
     return Outcome(run, result, time.perf_counter() - began_s)
 
 

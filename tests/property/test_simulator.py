@@ -16,13 +16,20 @@ from hypothesis import strategies as st
 
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.policies import POLICIES, policy
-from edl.core.cluster.state import Decision, Job, size
+from edl.core.cluster.pollux import Pollux
+from edl.core.cluster.state import Decision, Job, Policy, size
 from edl.simulator.failures import Failures
 from edl.simulator.results import Result
 from edl.simulator.work import Submission
 
 MACHINES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 EVERY = pytest.mark.parametrize("name", POLICIES)
+
+
+def rule(name: str) -> Policy:
+    """The policy, with less of a search where it searches."""
+    found = policy(name)
+    return replace(found, population=10, generations=4) if isinstance(found, Pollux) else found
 
 
 @st.composite
@@ -63,7 +70,7 @@ def in_use(done: Result) -> list[tuple[float, float, str, dict[str, int]]]:
 @given(clusters(), st.sampled_from([0.0, 7.0, 60.0]), st.sampled_from([0.0, 0.3, 30.0]))
 def test_slots_are_given_once_and_counted(name, cluster, interval_s, cost_s) -> None:
     machines, jobs = cluster
-    done = result(policy(name), jobs, nodes(*machines), cost_s, interval_s=interval_s)
+    done = result(rule(name), jobs, nodes(*machines), cost_s, interval_s=interval_s)
     spans = in_use(done)
     for at_s in sorted({start for start, _, _, _ in spans}):
         for number, slots in enumerate(machines):
@@ -80,7 +87,7 @@ def test_slots_are_given_once_and_counted(name, cluster, interval_s, cost_s) -> 
 def test_work_is_conserved(name, cluster, interval_s) -> None:
     # Free resizes and perfect scaling: whatever the policy does, a job takes its own slot-seconds.
     machines, jobs = cluster
-    done = result(policy(name), jobs, nodes(*machines), interval_s=interval_s)
+    done = result(rule(name), jobs, nodes(*machines), interval_s=interval_s)
     for job, ended in zip(jobs, done.jobs, strict=True):
         work = job.work.whole_s(1)
         assert ended.slot_s == pytest.approx(work, abs=1e-3)
@@ -93,7 +100,7 @@ def test_the_same_seed_gives_the_same_answer(name, cluster, seed) -> None:
 
     def figures() -> str:
         failures = Failures(400.0, 50.0, seed)
-        done = result(policy(name), jobs, nodes(*machines), 5.0, failures=failures)
+        done = result(rule(name), jobs, nodes(*machines), 5.0, failures=failures)
         return json.dumps(done.figures(history=True))
 
     assert figures() == figures()
@@ -124,7 +131,7 @@ def test_another_node_takes_no_slot_from_a_job_by_max_min(cluster, more) -> None
 @given(clusters(), st.data())
 def test_a_decision_is_a_function_of_what_it_is_given(name, cluster, data) -> None:
     machines, jobs = cluster
-    rule = policy(name)
+    decided = rule(name)
     views = [
         Job(
             one.name,
@@ -139,15 +146,15 @@ def test_a_decision_is_a_function_of_what_it_is_given(name, cluster, data) -> No
         )
         for one in jobs
     ]
-    first: Decision = decide(rule, views, nodes(*machines))
-    again = decide(rule, views, nodes(*machines))
+    first: Decision = decide(decided, views, nodes(*machines))
+    again = decide(decided, views, nodes(*machines))
     assert first == again
     assert json.loads(json.dumps(first.notes)) == first.notes
-    # Asked again with its own answer in force, it moves nobody.
-    settled = decide(rule, views, nodes(*machines), first.allocation, first.notes)
-    assert settled.allocation == first.allocation
+    # Asked again with its own answer in force, it moves nobody. Pollux may find a better one.
+    settled = decide(decided, views, nodes(*machines), first.allocation, first.notes)
+    assert settled.allocation == first.allocation or name == "pollux"
     # Those that come later take no slot from those that may not be preempted.
     firm = [replace(view, preemptible=False) for view in views]
-    kept = decide(rule, firm, nodes(*machines), first.allocation, first.notes)
+    kept = decide(decided, firm, nodes(*machines), first.allocation, first.notes)
     assert all(kept.allocation[job] == slots for job, slots in first.allocation.items())
     assert sum(map(size, kept.allocation.values())) <= sum(machines)

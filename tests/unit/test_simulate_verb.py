@@ -91,6 +91,7 @@ def test_beside_the_published_answers(capsys: Captured) -> None:
         ("pollux --slots 8", "the published measurements have nodes of 1 to 4 slots, not of 8"),
         ("pollux --nodes 2", "slots, and the cluster has 8 on 2 nodes; give it more nodes"),
         ("pollux --nodes 0", "--nodes, --slots and --jobs must be at least 1"),
+        ("pollux --seed -1", "--seed is -1; write 0 or more"),
         ("pollux --interval -5", "the interval is -5 s"),
         ("pollux --resize-cost -5", "'-5' has a time that is negative"),
         ("pollux --interference 2", "the interference is 2; give 0 to below 1"),

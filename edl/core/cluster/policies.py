@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.optimus import Optimus
+from edl.core.cluster.pollux import Pollux
 from edl.core.cluster.srtf import Srtf
 from edl.core.cluster.state import Policy
 from edl.core.cluster.tiresias import Tiresias
@@ -15,18 +18,23 @@ POLICIES: dict[str, tuple[Policy, str]] = {
     "fifo_backfill": (Fifo(backfill=True), "the same, and later ones that fit go ahead"),
     "max_min": (MaxMin(), "equal shares of the slots, within each job's limits"),
     "optimus": (Optimus(), "each slot to the job that gains most time by it"),
+    "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
     "srtf": (Srtf(), "shortest remaining time first, with preemption"),
     "tiresias": (Tiresias(), "least attained service in two queues, with preemption"),
 }
 """Name -> the policy with its published parameters, and what it does."""
 
 
-def policy(name: str) -> Policy:
+def policy(name: str, seed: int = 0) -> Policy:
     """The policy of that name.
+
+    Args:
+        seed: of what it draws at random, if it does.
 
     Raises:
         UsageError: there is none.
     """
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}; use one of {', '.join(POLICIES)}")
-    return POLICIES[name][0]
+    rule = POLICIES[name][0]
+    return replace(rule, seed=seed) if seed and isinstance(rule, Pollux) else rule
