@@ -232,8 +232,10 @@ def test_another_batch_costs_nothing_and_is_kept() -> None:
     def double_at_60(jobs, nodes, present, now_s, notes) -> Decision:
         allocation = {job.name: (("n0", 1),) for job in jobs}
         batches = {job.name: 2 for job in jobs if now_s >= 60}
-        notes = {"seen": [*notes.get("seen", []), *(job.batch for job in jobs)]}
-        assert notes["seen"] == [1, 1, 2, 2][: len(notes["seen"])]
+        # It sees the batch of before, and the ways in which the job has trained.
+        seen = [*notes.get("seen", []), *((job.batch, len(job.steps)) for job in jobs)]
+        assert seen == [(1, 0), (1, 1), (2, 2)][: len(seen)]
+        notes = {"seen": seen}
         return Decision(allocation, {job.name: "so" for job in jobs}, notes, batches)
 
     # 10 s for the start at 30, 20 s with one sample; from 60 on 80 are left, at 2 a second.

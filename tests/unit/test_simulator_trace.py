@@ -33,6 +33,10 @@ def test_more_slots_by_amdahls_law() -> None:
     assert [work.whole_s(k) for k in (1, 2, 4)] == pytest.approx([1000 / 6, 100, 400 / 6])
     model = work.model(0, 0.25)
     assert model.steps_left(1) * model.step_s((2, 2), 1) == pytest.approx(0.75 * 400 / 6)
+    # It measures that itself, with a quarter of its batch a slot.
+    step, noise_scale = work.observed((2, 2), 1, 0)
+    assert (step.workers, step.hosts, step.batch, noise_scale) == (4, 2, 0.25, None)
+    assert step.step_s == step.compute_s == pytest.approx(400 / 6)
 
 
 def test_a_job_of_a_measured_application() -> None:
