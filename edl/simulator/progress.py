@@ -61,6 +61,7 @@ class Progress:
                 local_batches=one.local_batches,
                 steps=tuple(self._steps.values()),
                 noise_scale=self._noise_scale,
+                weight=one.weight,
             )
         return self._seen
 

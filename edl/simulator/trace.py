@@ -10,6 +10,7 @@ duration_s          how long it takes with ``slots``
 parallel_fraction   of its work that more slots share (Amdahl's law), 0 to 1; default: 1
 application         a measured one of Pollux, in place of duration_s: bert, cifar10, ...
 batch_size          samples of its step; with application only
+weight              its part beside others, where a policy goes by weight, above 0; default: 1
 ==================  ============================================================================
 
 A job has either a duration or an application and a batch; an empty cell is as a missing column.
@@ -31,7 +32,7 @@ from edl.simulator.measurements import applications
 from edl.simulator.work import Observation, Submission
 
 REQUIRED = ("name", "time_s", "slots")
-OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "application")
+OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "application", "weight")
 COLUMNS = (*REQUIRED, *OPTIONAL, "batch_size")
 
 
@@ -172,9 +173,11 @@ class _Row:
                 f"{self.where}: job {name} requests {slots} slots, and the cluster has "
                 f"{cluster_slots}; give it fewer, or the cluster more with --nodes"
             )
-        if self._text("application"):
-            return self._measured(name, arrival_s, slots)
-        return self._timed(name, arrival_s, slots)
+        weight = self._number("weight", 1.0)
+        if weight == 0:
+            raise UsageError(f"{self.where}: weight is 0; it must be more")
+        work = self._measured if self._text("application") else self._timed
+        return replace(work(name, arrival_s, slots), weight=weight)
 
     def _timed(self, name: str, arrival_s: float, slots: int) -> Submission:
         duration_s = self._number("duration_s")

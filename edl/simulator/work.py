@@ -58,3 +58,4 @@ class Submission:
     preemptible: bool = True
     local_batches: tuple[int, int] | None = None
     kind: str = ""
+    weight: float = 1.0

@@ -48,6 +48,7 @@ def clusters(draw, most_jobs: int = 8) -> tuple[list[int], list[Submission]]:
                 slots,
                 min_slots=least,
                 max_slots=draw(st.integers(slots, 20)),
+                weight=draw(st.sampled_from([1.0, 5.0])),
                 preemptible=draw(st.booleans()),
             )
         )
@@ -143,6 +144,7 @@ def test_a_decision_is_a_function_of_what_it_is_given(name, cluster, data) -> No
             (1, 1),
             one.work.model(0, 0.0),
             data.draw(st.sampled_from([0.0, 57600.0])),
+            weight=one.weight,
         )
         for one in jobs
     ]

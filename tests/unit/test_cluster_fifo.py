@@ -35,6 +35,15 @@ def test_nobody_loses_its_slots() -> None:
     assert decision.reasons["c"] == "has 1 slot: it runs to its end"
 
 
+def test_by_weight_the_heaviest_of_those_that_wait_goes_first() -> None:
+    jobs = [job("a", 2), job("b", 2), job("c", 2, weight=5.0), job("d", 1, weight=5.0)]
+    # a runs to its end. Of the 2 slots left c takes both; d and b, lighter or later, wait.
+    decision = decide(Fifo(by_weight=True), jobs, nodes(4), {"a": (("n0", 2),)})
+    assert sizes(decision) == {"a": 2, "c": 2}
+    assert decision.reasons["c"] == "has 2 slots: weight 5, submitted 100 s ago"
+    assert decision.reasons["b"] == "waits behind d: weight 1, submitted 100 s ago"
+
+
 def test_the_shortest_remaining_time_goes_first() -> None:
     # a: 100 steps of 1/2 s on 2 slots, 50 s. b: 60 of 1/3 s, 20 s. c: 30 of 1 s, 30 s.
     jobs = [

@@ -47,6 +47,11 @@ def test_a_job_of_a_measured_application() -> None:
     assert (jobs[1].kind, jobs[1].max_slots) == ("ncf", 1)
 
 
+def test_weights() -> None:
+    text = "name,time_s,slots,duration_s,weight|a,0,1,1,2.5|b,0,1,1,"
+    assert [job.weight for job in parse(lines(text), "t.csv", 64)] == [2.5, 1]
+
+
 GOOD = "name,time_s,slots,duration_s"
 
 
@@ -73,6 +78,7 @@ GOOD = "name,time_s,slots,duration_s"
         (f"{GOOD},min_slots|a,0,2,1,3", "line 2: slots is 2; it must lie between min_slots, 3, an"),
         (f"{GOOD},max_slots|a,0,2,1,1", "line 2: slots is 2; it must lie between min_slots, 2, an"),
         (f"{GOOD},parallel_fraction|a,0,2,1,2", "line 2: parallel_fraction is 2; it must be 0 to"),
+        (f"{GOOD},weight|a,0,2,1,0", "line 2: weight is 0; it must be more"),
         (
             "name,time_s,slots,application,batch_size|a,0,1,resnet,8",
             "line 2: there is no application 'resnet'; measured are bert, cifar10, ",

@@ -4,6 +4,9 @@ Each job has the slots that it requested. Without backfilling the first job that
 all later ones up: it starts as soon as enough slots are free, so no job waits for one submitted
 after it. With backfilling those behind it that fit start before it. No slots are reserved for it,
 so there is no bound on its wait while smaller ones arrive.
+
+By weight, heavier ones come first among those that wait, so a light one may wait without bound: the
+"priority" scheduler that VirtualFlow (MLSys 2022) compares itself with.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from edl.core.settings import setting
 
 @dataclass(frozen=True)
 class Fifo:
-    """Policies ``fifo`` and ``fifo_backfill``."""
+    """Policies ``fifo``, ``fifo_backfill`` and ``priority``."""
 
     backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
+    by_weight: bool = setting(False, "whether heavier jobs come before lighter ones")
 
     def __call__(
         self,
@@ -32,9 +36,12 @@ class Fifo:
     ) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
         running = [Ranked(job, "it runs to its end") for job in jobs if job.name in present]
-        waiting = [
-            Ranked(job, f"submitted {now_s - job.arrival_s:.0f} s ago")
-            for job in jobs
-            if job.name not in present
-        ]
-        return admit([*running, *waiting], nodes, present, notes, overtaking=self.backfill)
+        waiting = [job for job in jobs if job.name not in present]
+        if self.by_weight:
+            waiting.sort(key=lambda job: -job.weight)
+        ranking = running + [Ranked(job, self._why(job, now_s)) for job in waiting]
+        return admit(ranking, nodes, present, notes, overtaking=self.backfill)
+
+    def _why(self, job: Job, now_s: float) -> str:
+        submitted = f"submitted {now_s - job.arrival_s:.0f} s ago"
+        return f"weight {job.weight:g}, {submitted}" if self.by_weight else submitted

@@ -11,16 +11,19 @@ from edl.core.cluster.pollux import Pollux
 from edl.core.cluster.srtf import Srtf
 from edl.core.cluster.state import Policy
 from edl.core.cluster.tiresias import Tiresias
+from edl.core.cluster.virtualflow import VirtualFlow
 from edl.errors import UsageError
 
 POLICIES: dict[str, tuple[Policy, str]] = {
     "fifo": (Fifo(), "in the order of submission; a job that does not fit holds up later ones"),
     "fifo_backfill": (Fifo(backfill=True), "the same, and later ones that fit go ahead"),
+    "priority": (Fifo(by_weight=True), "as fifo, heavier ones first among those that wait"),
     "max_min": (MaxMin(), "equal shares of the slots, within each job's limits"),
-    "optimus": (Optimus(), "each slot to the job that gains most time by it"),
-    "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
+    "virtualflow": (VirtualFlow(), "shares by weight, in powers of two, of those let in"),
     "srtf": (Srtf(), "shortest remaining time first, with preemption"),
     "tiresias": (Tiresias(), "least attained service in two queues, with preemption"),
+    "optimus": (Optimus(), "each slot to the job that gains most time by it"),
+    "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
 }
 """Name -> the policy with its published parameters, and what it does."""
 

@@ -76,6 +76,7 @@ class Job:
             nodes with each local batch once.
         noise_scale: of its gradients, in samples (:mod:`edl.core.step.noise_scale`), as it was
             last measured; infinite: they are nothing but noise. None: not known.
+        weight: its part of the slots beside others, where a policy shares by weight; above 0.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Job:
     local_batches: tuple[int, int] | None = None
     steps: tuple[Measured, ...] = ()
     noise_scale: float | None = None
+    weight: float = 1.0
 
     def most_slots(self, batch: int) -> int:
         """How many slots may share a batch of so many samples; at most ``max_slots``."""

@@ -1,0 +1,150 @@
+"""VirtualFlow: weighted fair shares, in powers of two, of the jobs that are let in.
+
+As the scheduler of VirtualFlow (Or et al., MLSys 2022; andrewor14/models, deploy/scheduler.py) has
+it. A job's weight is its priority (1, 5 or 10 there), its demand are the slots that it requested.
+
+Shares of a set of jobs:
+
+1. Each has weight / sum of weights of the slots, rounded down to a power of two, at least 1. While
+   the sum is too large, shares are halved, those of the lightest job first.
+2. Who has its demand by that gets it and is done; the others share what is left by rule 1. If
+   nobody has, each gets its share.
+3. Slots left are used to double shares, up to the demand, of the heaviest job first.
+
+Who is let in: the waiting jobs, heaviest first, then as submitted, up to the first one that does
+not fit, or that would lower the share of a heavier one which runs. A job that was let in keeps
+slots until its end, so the wait of a light job has no bound while heavier ones arrive.
+
+Ours: a minimum above 1 is kept (a share is at least the next power of two, or the demand); who may
+not be preempted keeps what it has; where nodes were lost, the lightest running jobs wait again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.core.cluster.placing import pinned, place, total
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.plural import counted
+
+
+@dataclass(frozen=True)
+class VirtualFlow:
+    """Policy ``virtualflow``. It notes in which order jobs were let in: ties follow it."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
+        slots = total(nodes)
+        running = _survivors(_running(jobs, present, notes), fixed, slots)
+        admitted, sizes = list(running), shares(running, fixed, slots) or {}
+        let_in = {job.name for job in running}
+        heaviest = _by_weight(job for job in jobs if job.name not in let_in)
+        held_by = ""
+        for job in heaviest:
+            then = shares([*admitted, job], fixed, slots)
+            if then is None:
+                held_by = f"{job.name} does not fit"
+                break
+            poorer = [
+                one.name
+                for one in running
+                if one.weight > job.weight and then[one.name] < sizes[one.name]
+            ]
+            if poorer:
+                held_by = f"{job.name} would lower the share of {poorer[0]}"
+                break
+            admitted.append(job)
+            sizes = then
+        weights = sum(job.weight for job in admitted)
+        reasons = {}
+        for job in jobs:
+            weight = f"weight {job.weight:g}"
+            if job.name in sizes:
+                has = counted(sizes[job.name], "slot")
+                reasons[job.name] = f"has {has} of {slots}: {weight} of {weights:g}"
+            else:
+                reasons[job.name] = f"waits with {weight}: {held_by}"
+        order = [job.name for job in admitted]
+        return Decision(place(sizes, nodes, present), reasons, {"order": order})
+
+
+def shares(jobs: Sequence[Job], fixed: Mapping[str, int], slots: int) -> dict[str, int] | None:
+    """The slots of each job; None: there are fewer than their minima.
+
+    Args:
+        jobs: in the order of ties.
+        fixed: of jobs whose number may not change, among ``jobs`` or not.
+    """
+    sizes = dict(fixed)
+    sharing = [job for job in jobs if job.name not in fixed]
+    left = slots - sum(fixed.values())
+    if sum(map(_least, sharing)) > left:
+        return None
+    while sharing:
+        given = _round(sharing, left)
+        content = [job for job in sharing if given[job.name] >= job.requested_slots]
+        for job in content or sharing:
+            sizes[job.name] = min(given[job.name], job.requested_slots)
+            left -= sizes[job.name]
+        sharing = [job for job in sharing if job.name not in sizes]
+    for job in _by_weight(jobs):
+        while job.name not in fixed and sizes[job.name] <= min(
+            left, job.requested_slots - sizes[job.name]
+        ):
+            left -= sizes[job.name]
+            sizes[job.name] *= 2
+    return sizes
+
+
+def _round(jobs: Sequence[Job], slots: int) -> dict[str, int]:
+    """Rule 1."""
+    weights = sum(job.weight for job in jobs)
+    given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}
+    excess = sum(given.values()) - slots
+    for job in sorted(jobs, key=lambda job: job.weight):
+        while excess > 0 and given[job.name] // 2 >= _least(job):
+            given[job.name] //= 2
+            excess -= given[job.name]
+    return given
+
+
+def _least(job: Job) -> int:
+    """The smallest share that a job may have."""
+    power = 1 << (job.min_slots - 1).bit_length()
+    return min(power, job.requested_slots)
+
+
+def _power_below(share: float) -> int:
+    """The largest power of two that is not above; at least 1."""
+    return 1 << (max(1, int(share)).bit_length() - 1)
+
+
+def _by_weight(jobs: Iterable[Job]) -> list[Job]:
+    return sorted(jobs, key=lambda job: -job.weight)
+
+
+def _running(jobs: Sequence[Job], present: Allocation, notes: Notes) -> list[Job]:
+    """Those that have slots, in the order in which they were let in."""
+    have = {job.name: job for job in jobs if job.name in present}
+    known = [have.pop(name) for name in notes.get("order", ()) if name in have]
+    return known + _by_weight(have.values())
+
+
+def _survivors(running: Sequence[Job], fixed: Mapping[str, int], slots: int) -> list[Job]:
+    """All of them, unless there are too few slots now: then the heaviest ones."""
+    left = slots - sum(fixed.values())
+    kept = set(fixed)
+    for job in _by_weight(running):
+        if job.name not in fixed and _least(job) <= left:
+            left -= _least(job)
+            kept.add(job.name)
+    return [job for job in running if job.name in kept]

@@ -1,0 +1,74 @@
+"""VirtualFlow's 20 jobs on 8 slots of one node, and when they ended on real ones.
+
+``data/virtualflow/NOTICE`` says where they come from. A job's work is what it took with all its
+slots, without its start. With fewer its virtual nodes take turns: by how much that is slower is
+fitted to the run by weighted fair shares, kind by kind (Amdahl's law). To start took 64 to 105 s
+there, 80 s in the mean; a resize stopped a job for 0.1 to 1.2 s. New workers boot for 60 to 90 s
+beside it until they join, and slots are kept for 10 s after their job has ended: neither is
+simulated.
+"""
+
+from __future__ import annotations
+
+import csv
+from importlib.resources import files
+from typing import NamedTuple
+
+from edl.simulator.resize import ResizeCost
+from edl.simulator.trace import TimedWork
+from edl.simulator.work import Submission
+
+NODES, SLOTS = 1, 8
+START_S = 80.0
+RESIZE = ResizeCost(start=START_S, restart=START_S, join=0.5, leave=0.5, migrate=0.5)
+# Of the work of a kind, what more slots share: least squares of the logarithm of the work that its
+# jobs did in that run, by the sizes that they had and for how long. BERT gains little by more.
+PARALLEL = {
+    "resnet-imagenet": 0.93,
+    "resnet-cifar10": 0.93,  # one job, with one slot
+    "transformer": 0.90,
+    "bert-cola": 0.30,
+    "bert-sst2": 0.30,
+}
+
+
+class Measured(NamedTuple):
+    """When a job ended by their two schedulers, in seconds since the run began."""
+
+    priority_end_s: float
+    weighted_end_s: float
+
+
+def jobs() -> list[Submission]:
+    """The jobs, in the order of their submission."""
+    made = []
+    for row in _rows():
+        slots = int(row["slots"])
+        duration_s = float(row["took_s"]) - float(row["startup_s"] or START_S)
+        work = TimedWork(duration_s, slots, PARALLEL[row["kind"]])
+        made.append(
+            Submission(
+                name=row["name"],
+                arrival_s=float(row["time_s"]),
+                work=work,
+                requested_slots=slots,
+                min_slots=1,
+                max_slots=slots,
+                kind=row["kind"],
+                weight=float(row["weight"]),
+            )
+        )
+    return made
+
+
+def measured() -> dict[str, Measured]:
+    """What was measured of each job."""
+    return {
+        row["name"]: Measured(float(row["priority_end_s"]), float(row["weighted_end_s"]))
+        for row in _rows()
+    }
+
+
+def _rows() -> list[dict[str, str]]:
+    text = (files("edl.simulator") / "data" / "virtualflow" / "jobs.csv").read_text()
+    return list(csv.DictReader(text.splitlines()))
