@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.optimus import Optimus
@@ -22,6 +23,7 @@ POLICIES: dict[str, tuple[Policy, str]] = {
     "virtualflow": (VirtualFlow(), "shares by weight, in powers of two, of those let in"),
     "srtf": (Srtf(), "shortest remaining time first, with preemption"),
     "tiresias": (Tiresias(), "least attained service in two queues, with preemption"),
+    "elastic_tiresias": (ElasticTiresias(), "the same, and slots left over where most is gained"),
     "optimus": (Optimus(), "each slot to the job that gains most time by it"),
     "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
 }

@@ -1,0 +1,180 @@
+"""Elastic-Tiresias: two queues by attained service; who can use more slots gets those left over.
+
+As EDL (Wu et al., IEEE TPDS 33(1), 2022) has it, in the form of the one public implementation that
+names the paper (Voda scheduler, elastic_tiresias.go), whose constants are the defaults here:
+
+1. A job begins in the first queue and goes to the second when it has attained one slot-hour there.
+   One of the second queue that has waited 8 times as long as it last ran goes back to the first.
+   A queue is in the order in which its jobs first started; those that never did come last, as
+   submitted.
+2. Basic portion: in this order each job gets the slots that it requested, if so many are left.
+3. Compaction: while more than 10 jobs have none, those of the second queue have their minimum.
+4. Expansion: each slot left goes to the job with the largest gain, S(n + 1) - S(n), S being its
+   speedup over one slot; one without slots gets its minimum at once, and its gain is S(min) / min.
+   Ties go to the first queue, then to who was submitted first. Where nobody gains, slots stay free.
+
+The sources are silent on jobs whose minimum is above 1: here S counts as linear up to the minimum,
+since nobody knows how fast they are with less. They keep the service of a promoted job apart; here
+service counts anew from the promotion on. A job's wait is bounded only by its promotion.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edl.core.cluster.placing import compact, per_node, pinned, place, total
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.plural import counted
+from edl.core.settings import setting
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class ElasticTiresias:
+    """Policy ``elastic_tiresias``. It notes who is in the second queue, and who ran when."""
+
+    demotion_slot_hours: float = setting(
+        1.0, "attained service at which a job goes to the second queue", least=0
+    )
+    promotion: float = setting(
+        8.0, "how many times its last run a job of the second queue waits until it is promoted"
+    )
+    compaction: int = setting(
+        10, "jobs without slots above which those of the second queue have their minimum", least=0
+    )
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        second, served = self._queues(jobs, now_s, notes)
+        started: Mapping[str, float] = notes.get("started", {})
+        order = sorted(jobs, key=lambda job: (job.name in second, started.get(job.name, math.inf)))
+        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
+        sizes = _basic(order, fixed, total(nodes))
+        compacted = len(jobs) - len(sizes) > self.compaction
+        if compacted:
+            for job in jobs:
+                if job.name in second and job.name in sizes and job.name not in fixed:
+                    sizes[job.name] = job.min_slots
+        elastic = [job for job in jobs if job.name not in fixed]
+        _expand(elastic, second, sizes, total(nodes) - sum(sizes.values()), per_node(nodes))
+        reasons = {}
+        for job in jobs:
+            reasons[job.name] = _reason(job, sizes.get(job.name, 0), job.name in second, compacted)
+        noted = {"second": sorted(second), "served": served} | _ran(jobs, sizes, now_s, notes)
+        return Decision(place(sizes, nodes, present), reasons, noted)
+
+    def _queues(
+        self, jobs: Sequence[Job], now_s: float, notes: Notes
+    ) -> tuple[set[str], dict[str, float]]:
+        """Who is in the second queue, and the service that promoted jobs had when they were."""
+        names = {job.name for job in jobs}
+        second = names.intersection(notes.get("second", ()))
+        served = {
+            name: service for name, service in notes.get("served", {}).items() if name in names
+        }
+        stopped: Mapping[str, Sequence[float]] = notes.get("stopped", {})
+        for job in jobs:
+            name = job.name
+            if name not in second:
+                attained_slot_s = job.attained_slot_s - served.get(name, 0.0)
+                if attained_slot_s > self.demotion_slot_hours * HOUR_S:
+                    second.add(name)
+            elif name in stopped:
+                since_s, ran_s = stopped[name]
+                if now_s - since_s >= self.promotion * ran_s:
+                    second.remove(name)
+                    served[name] = job.attained_slot_s
+        return second, served
+
+
+def speedup(job: Job, slots: int, slots_a_node: int) -> float:
+    """How many times as fast as with one slot; linear up to the job's minimum."""
+    if slots <= job.min_slots:
+        return float(slots)
+    least_s = job.model.step_s(compact(job.min_slots, slots_a_node), job.batch)
+    return job.min_slots * least_s / job.model.step_s(compact(slots, slots_a_node), job.batch)
+
+
+def _basic(order: Sequence[Job], fixed: Mapping[str, int], slots: int) -> dict[str, int]:
+    sizes = dict(fixed)
+    left = slots - sum(fixed.values())
+    for job in order:
+        if job.name not in fixed and job.requested_slots <= left:
+            sizes[job.name] = job.requested_slots
+            left -= job.requested_slots
+    return sizes
+
+
+def _expand(
+    jobs: Sequence[Job], second: Collection[str], sizes: dict[str, int], left: int, largest: int
+) -> None:
+    """Give what is left to who gains most."""
+
+    def gain(job: Job) -> float:
+        has = sizes.get(job.name, 0)
+        if not has:
+            return speedup(job, job.min_slots, largest) / job.min_slots
+        if has >= job.most_slots(job.batch):
+            return 0.0
+        return speedup(job, has + 1, largest) - speedup(job, has, largest)
+
+    most = [(-gain(job), job.name in second, at) for at, job in enumerate(jobs)]
+    heapq.heapify(most)
+    while left and most and most[0][0] < 0:
+        _, queue, at = heapq.heappop(most)
+        job = jobs[at]
+        has = sizes.get(job.name, 0)
+        more = 1 if has else job.min_slots
+        if more <= left:
+            sizes[job.name] = has + more
+            left -= more
+            heapq.heappush(most, (-gain(job), queue, at))
+
+
+def _ran(
+    jobs: Sequence[Job], sizes: Mapping[str, int], now_s: float, notes: Notes
+) -> dict[str, Any]:
+    """Since when who runs, when it first did, and when who stopped after how long a run."""
+    started, began, stopped = {}, {}, {}
+    for job in jobs:
+        name = job.name
+        ran_since_s = notes.get("began", {}).get(name)
+        if name in sizes:
+            began[name] = now_s if ran_since_s is None else ran_since_s
+        elif ran_since_s is not None:
+            stopped[name] = [now_s, now_s - ran_since_s]
+        elif name in notes.get("stopped", {}):
+            stopped[name] = notes["stopped"][name]
+        first_s = notes.get("started", {}).get(name, began.get(name))
+        if first_s is not None:
+            started[name] = first_s
+    return {"started": started, "began": began, "stopped": stopped}
+
+
+def _reason(job: Job, has: int, demoted: bool, compacted: bool) -> str:
+    queue = "queue 2" if demoted else "queue 1"
+    if not has:
+        requested = counted(job.requested_slots, "slot")
+        return f"waits in {queue}: {requested} were requested, and fewer are left"
+    slots = counted(has, "slot")
+    if has > job.requested_slots:
+        why = f"{has - job.requested_slots} beyond its request, where most is gained"
+    elif has == job.requested_slots:
+        why = "as requested"
+    elif compacted and demoted:
+        why = f"fewer than the {job.requested_slots} requested, since too many jobs wait"
+    else:
+        why = f"fewer than the {job.requested_slots} requested, which are not left"
+    return f"has {slots} in {queue}: {why}"
