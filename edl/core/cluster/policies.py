@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edl.core.cluster.afs_l import AfsL
 from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
@@ -25,6 +26,7 @@ POLICIES: dict[str, tuple[Policy, str]] = {
     "tiresias": (Tiresias(), "least attained service in two queues, with preemption"),
     "elastic_tiresias": (ElasticTiresias(), "the same, and slots left over where most is gained"),
     "optimus": (Optimus(), "each slot to the job that gains most time by it"),
+    "afs_l": (AfsL(), "each slot where it is worth most if nobody knows what comes"),
     "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
 }
 """Name -> the policy with its published parameters, and what it does."""
