@@ -12,6 +12,7 @@ Time moves by these rules, those of Pollux' simulator where a fixed interval is 
    ``interference``, a part of their rate.
 5. A node that fails takes the slots of all jobs on it at once; they keep the work done, have none
    until the next decision, and then pay for a restart.
+6. With ``drop``, a job that the first decision after its arrival gives no slots is turned away.
 
 Nothing is random but the failures, and these by seed: the same arguments give the same result.
 """
@@ -47,6 +48,7 @@ class Rules:
         interference: part of its rate that a job on several nodes loses beside another; 0 to 1.
         whole_seconds: ends of epochs are rounded as published; with an interval only.
         speeds: kind of node -> its speed, where it is not 1; a job is as fast as its slowest node.
+        drop: jobs for which there are no slots are turned away in place of waiting.
     """
 
     interval_s: float = 60.0
@@ -55,6 +57,7 @@ class Rules:
     whole_seconds: bool = False
     speeds: Mapping[str, float] = field(default_factory=dict)
     failures: Failures | None = None
+    drop: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.interval_s < math.inf:
@@ -183,9 +186,18 @@ class _Run:
             if placement != job.placement:
                 job.place(placement, self.now_s, decision.reasons[name], self.rules.resize)
                 job.speed = self._speed(job)
+        if self.rules.drop:
+            self._turn_away()
         self.idle = 0 if decision.allocation or self.coming or self.down else self.idle + 1
         if self.idle > PATIENCE:
             self._refuse_to_wait()
+
+    def _turn_away(self) -> None:
+        """Drop those that have just been seen by a decision, and were given nothing."""
+        for job in self.active:
+            if not job.history:
+                job.turn_away(self.now_s)
+        self.active = [job for job in self.active if not job.dropped]
 
     def _next_decision_s(self) -> float:
         arrival_s = self.coming[-1].submission.arrival_s if self.coming else math.inf

@@ -26,6 +26,7 @@ class Progress:
         self.submission = submission
         self.batch = submission.batch
         self.placement: Placement = ()
+        self.dropped = False  # turned away
         self.end_s: float | None = None
         self.attained_slot_s = 0.0
         self.epoch = 0
@@ -75,6 +76,10 @@ class Progress:
         if batch != self.batch:
             self.batch, self._rate, self._seen = batch, None, None
             self.batches.append(Retuning(now_s, batch))
+
+    def turn_away(self, now_s: float) -> None:
+        """End it before it has begun."""
+        self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
         """Lose this part of its rate until told otherwise."""
@@ -131,11 +136,12 @@ class Progress:
             name=one.name,
             kind=one.kind,
             arrival_s=one.arrival_s,
-            start_s=self.history[0].at_s,
+            start_s=self.history[0].at_s if self.history else self.end_s,
             end_s=self.end_s,
             slot_s=self.attained_slot_s,
             history=tuple(self.history),
             batches=tuple(self.batches),
+            dropped=self.dropped,
         )
 
     def _set(self, moment: Moment, cost: ResizeCost) -> None:

@@ -64,6 +64,7 @@ class JobResult:
         slot_s: seconds that it had slots, times the slots.
         history: all changes of its slots.
         batches: all changes of its batch, which began as submitted.
+        dropped: it was turned away at ``end_s``, and never had slots.
     """
 
     name: str
@@ -74,6 +75,7 @@ class JobResult:
     slot_s: float
     history: tuple[Moment, ...] = ()
     batches: tuple[Retuning, ...] = ()
+    dropped: bool = False
 
     @property
     def jct_s(self) -> float:
@@ -98,6 +100,8 @@ class JobResult:
             "slot_s": self.slot_s,
             "resizes": self.resizes,
         }
+        if self.dropped:
+            shown["dropped"] = True
         if history:
             shown["history"] = [one.figures() for one in self.history]
             shown["batches"] = [one.figures() for one in self.batches]
@@ -112,18 +116,23 @@ class Result:
     decisions: int
 
     @property
+    def ended(self) -> list[JobResult]:
+        """Those that were not turned away: the times below are theirs."""
+        return [job for job in self.jobs if not job.dropped]
+
+    @property
     def mean_jct_s(self) -> float:
         """Mean completion time."""
-        return fmean(job.jct_s for job in self.jobs)
+        return fmean(job.jct_s for job in self.ended)
 
     @property
     def makespan_s(self) -> float:
         """From the first submission to the last end."""
-        return max(job.end_s for job in self.jobs) - min(job.arrival_s for job in self.jobs)
+        return max(job.end_s for job in self.ended) - min(job.arrival_s for job in self.jobs)
 
     def jct_percentile_s(self, percent: float) -> float:
         """Completion time that so many percent of the jobs do not exceed, linear between two."""
-        return float(np.percentile([job.jct_s for job in self.jobs], percent))
+        return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
         """For JSON: the summary, then every job."""
@@ -136,5 +145,6 @@ class Result:
             "slot_s": sum(job.slot_s for job in self.jobs),
             "resizes": sum(job.resizes for job in self.jobs),
             "decisions": self.decisions,
+            "dropped": len(self.jobs) - len(self.ended),
             "jobs": [job.figures(history) for job in self.jobs],
         }

@@ -244,3 +244,24 @@ def test_another_batch_costs_nothing_and_is_kept() -> None:
     assert (done.end_s, done.slot_s) == (100, 70)
     assert (len(done.history), done.batches) == (1, (Retuning(60, 2),))
     assert done.figures(history=True)["batches"] == [{"at_s": 60, "batch": 2}]
+
+
+def test_with_drop_a_job_without_slots_is_turned_away_at_once() -> None:
+    jobs = [submitted("a", 0, 100), submitted("b", 5, 100), submitted("c", 115, 100)]
+    done = result(Fifo(), jobs, nodes(1), interval_s=10, drop=True)
+    # a runs from 10 to 110. b is seen at 10, when a has the slot. c has it from 120 on.
+    assert [(job.start_s, job.end_s, job.dropped) for job in done.jobs] == [
+        (10, 110, False),
+        (10, 10, True),
+        (120, 220, False),
+    ]
+    figures = done.figures()
+    assert (figures["mean_jct_s"], figures["makespan_s"], figures["dropped"]) == (107.5, 220, 1)
+    assert [job.get("dropped", False) for job in figures["jobs"]] == [False, True, False]
+
+
+def test_with_drop_nobody_who_has_begun_is_turned_away() -> None:
+    # b preempts a at 10, and a waits until b has ended.
+    jobs = [submitted("a", 0, 100), submitted("b", 10, 20)]
+    done = run(Srtf(), jobs, nodes(1), drop=True)
+    assert (done["a"].end_s, done["b"].end_s, done["a"].dropped) == (120, 30, False)
