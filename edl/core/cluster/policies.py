@@ -7,6 +7,7 @@ from dataclasses import replace
 from edl.core.cluster.afs_l import AfsL
 from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
+from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.optimus import Optimus
 from edl.core.cluster.pollux import Pollux
@@ -28,6 +29,13 @@ POLICIES: dict[str, tuple[Policy, str]] = {
     "optimus": (Optimus(), "each slot to the job that gains most time by it"),
     "afs_l": (AfsL(), "each slot where it is worth most if nobody knows what comes"),
     "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
+    "jsa": (Jsa(), "batches and slots with the highest throughput of all jobs together"),
+    "jsa_max": (Jsa(LARGEST), "as jsa, each job with its largest batch"),
+    "jsa_min": (Jsa(SMALLEST), "as jsa, each job with its smallest batch"),
+    "jsa_random": (Jsa(RANDOM), "as jsa, each job with a random batch"),
+    "jsa_max_fixed": (Jsa(LARGEST, False), "on the fewest slots that hold that batch"),
+    "jsa_min_fixed": (Jsa(SMALLEST, False), "on the fewest slots that hold that batch"),
+    "jsa_random_fixed": (Jsa(RANDOM, False), "on the fewest slots that hold that batch"),
 }
 """Name -> the policy with its published parameters, and what it does."""
 
@@ -44,4 +52,4 @@ def policy(name: str, seed: int = 0) -> Policy:
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}; use one of {', '.join(POLICIES)}")
     rule = POLICIES[name][0]
-    return replace(rule, seed=seed) if seed and isinstance(rule, Pollux) else rule
+    return replace(rule, seed=seed) if seed and isinstance(rule, Pollux | Jsa) else rule

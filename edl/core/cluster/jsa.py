@@ -1,0 +1,191 @@
+"""JSA: batch and slots of all jobs at once, so that together they train fastest.
+
+The job scaling and autoscaling of Saxena et al. (MASCOTS 2020, arXiv 2006.13878):
+
+1. A job trains as well with any batch of its range, and with none of which a slot's share does not
+   fit into its memory (nothing is accumulated). On k slots it would take the batch with the highest
+   throughput:
+
+       F_j(k) = max over b of  P_j(b, k) / P_j(b_dev, 1)
+
+   P_j(b, k) being its samples a second, and b_dev what fits into one slot: one slot that is fully
+   used is the unit in which jobs are compared.
+2. The slots of all jobs are those with the largest sum of F_j(k_j), each job having at least as
+   many as its batch needs (:mod:`edl.core.cluster.jsa_program`).
+3. While not all jobs fit, the one that came last is put aside. It waits, or, if whoever asks turns
+   such jobs away (drop mode), it is gone. So jobs begin in the order of submission, and the first
+   that waits holds up all later ones; it waits as long as it takes until enough of them have ended.
+
+Its baselines have one batch: the largest, the smallest, or a random one of each job's range. They
+are elastic like it, or fixed: then a job has the fewest slots that hold its batch.
+
+The objective knows no statistical efficiency and no cost of a resize. Batches are searched on a
+geometric grid of at most 12 in the range that fits, its ends included; random ones are the smallest
+one times a power of two. Which batches the authors tried is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from edl.core.cluster.jsa_program import Values, best_sizes
+from edl.core.cluster.placing import compact, per_node, pinned, place, total
+from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.plural import counted
+from edl.core.settings import setting
+
+GRID = 12
+BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
+
+
+@dataclass(frozen=True)
+class Jsa:
+    """Policy ``jsa``, and its baselines."""
+
+    batch: str = setting(BEST, "of each job", choices=(BEST, LARGEST, SMALLEST, RANDOM))
+    elastic: bool = setting(True, "whether a job may have more slots than its batch needs")
+    seed: int = setting(0, "of random batches")
+
+    def __call__(
+        self,
+        jobs: Sequence[Job],
+        nodes: Sequence[Node],
+        present: Allocation,
+        now_s: float,
+        notes: Notes,
+    ) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
+        slots, largest = total(nodes) - sum(fixed.values()), per_node(nodes)
+        reasons: dict[str, str] = {}
+        admitted: list[Scaling] = []
+        left, held = slots, False
+        for job in jobs:
+            if job.name in fixed:
+                reasons[job.name] = "keeps its slots: it may not be preempted"
+            elif held:
+                reasons[job.name] = "waits: so does a job submitted before it"
+            else:
+                scaling = self._scaling(job, largest, left)
+                held = not scaling.least
+                if held:
+                    reasons[job.name] = f"waits: of {slots} slots {left} are left, too few for it"
+                else:
+                    admitted.append(scaling)
+                    left -= scaling.least
+        chosen = best_sizes([one.values for one in admitted], slots)
+        assert chosen is not None, "each of them fits beside the minima of the others"
+        sizes, batches = dict(fixed), {}
+        for one, count in zip(admitted, chosen, strict=True):
+            sizes[one.job.name] = count
+            reasons[one.job.name] = one.reason(count)
+            if one.batches[count] != one.job.batch:
+                batches[one.job.name] = one.batches[count]
+        return Decision(place(sizes, nodes, present), reasons, notes, batches)
+
+    def _scaling(self, job: Job, slots_a_node: int, slots: int) -> Scaling:
+        """F_j(k), with the batches of this policy."""
+        low, high = self._range(job)
+        scaling = Scaling(job)
+        unit = job.batches[1]
+        if job.local_batches is not None:
+            unit = min(unit, job.local_batches[1])
+        unit_rate = unit / job.model.step_s((1,), unit)
+        for count in range(1, min(job.max_slots, slots) + 1):
+            chosen = None
+            if count >= job.min_slots and (self.elastic or not scaling.least):
+                chosen = best_batch(job, count, slots_a_node, low, high)
+            if chosen is None:
+                scaling.add(-math.inf, 0)
+            else:
+                scaling.add(chosen.rate / unit_rate, chosen.batch)
+        return scaling
+
+    def _range(self, job: Job) -> tuple[int, int]:
+        """The batches that this policy allows the job."""
+        low, high = job.batches
+        if job.local_batches is not None:
+            high = max(low, min(high, job.max_slots * job.local_batches[1]))
+        if self.batch == BEST:
+            return low, high
+        if self.batch == RANDOM:
+            doublings = (high // low).bit_length()
+            drawn_of = [self.seed, crc32(f"{job.name} {job.arrival_s}".encode())]
+            low = high = low << int(np.random.default_rng(drawn_of).integers(doublings))
+        one = low if self.batch == SMALLEST else high
+        return one, one
+
+
+@dataclass
+class Scaling:
+    """F_j(k) of one job, and the batch that it is reached with, for k = 0, 1, 2 and so on.
+
+    Attributes:
+        least: the fewest slots that it can have; 0: it cannot have any number.
+    """
+
+    job: Job
+    least: int = 0
+    rates: list[float] = field(default_factory=lambda: [-math.inf])
+    batches: list[int] = field(default_factory=lambda: [0])
+
+    def add(self, rate: float, batch: int) -> None:
+        """What one slot more makes of it; minus infinity: it cannot have so many."""
+        if rate > -math.inf and not self.least:
+            self.least = len(self.rates)
+        self.rates.append(rate)
+        self.batches.append(batch)
+
+    @property
+    def values(self) -> Values:
+        """The rates, for the program."""
+        return np.array(self.rates)
+
+    def reason(self, count: int) -> str:
+        """A sentence."""
+        slots = counted(count, "slot")
+        rate = f"{self.rates[count]:.2f} times as fast as one full slot"
+        return f"has {slots} and a batch of {self.batches[count]}: {rate}"
+
+
+class Choice(NamedTuple):
+    """A batch, and the samples a second with it."""
+
+    batch: int
+    rate: float
+
+
+def best_batch(job: Job, slots: int, slots_a_node: int, low: int, high: int) -> Choice | None:
+    """The batch from ``low`` to ``high`` with the highest throughput; None: none fits.
+
+    Of equal ones it is the smallest.
+    """
+    if job.local_batches is not None:
+        fewest, most = job.local_batches
+        low, high = max(low, slots * fewest), min(high, slots * most)
+    if low > high:
+        return None
+    placement = compact(slots, slots_a_node)
+    best = Choice(0, -math.inf)
+    for batch in _grid(low, high, slots):
+        rate = batch / job.model.step_s(placement, batch)
+        if rate > best.rate:
+            best = Choice(batch, rate)
+    return best
+
+
+def _grid(low: int, high: int, slots: int) -> list[int]:
+    """Both ends, and multiples of the slots between them: shares are then equal."""
+    steps = min(GRID - 1, high - low)
+    grid = {low, high}
+    for step in range(1, steps):
+        batch = round(low * (high / low) ** (step / steps) / slots) * slots
+        if low < batch < high:
+            grid.add(batch)
+    return sorted(grid)
