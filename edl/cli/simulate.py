@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,8 @@ from rich.table import Table
 from edl.cli.common import JsonOption, console, progress
 from edl.core.cluster.policies import POLICIES, policy
 from edl.errors import UsageError, first
-from edl.simulator import pollux, trace
+from edl.simulator import jsa, pollux, trace, virtualflow
+from edl.simulator.built_in import JSA, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet
 from edl.simulator.engine import Rules
 from edl.simulator.failures import Failures
 from edl.simulator.measurements import applications
@@ -24,17 +25,21 @@ from edl.simulator.published import Comparison, answers, compare
 from edl.simulator.resize import parse
 from edl.simulator.runs import Outcome, Run, do_all
 
-POLLUX = "pollux"
 Done = tuple[Outcome, Comparison | None]
-NARROW = (0, 1, 0, 0)  # so that a row fits into 80 columns
+NARROW = (0, 0)  # so that a row fits into 80 columns
 SUMMED = ("p50 s", "p99 s", "span h", "resizes")
 COMPARED = ("published", "same second", "took s")
+LABELS = {POLLUX: ("load", "workload"), JSA: ("arrivals", "seed")}  # of Run.load, Run.workload
 
 
 def simulate(
     workload_set: Annotated[
         str | None,
-        typer.Argument(metavar="[pollux]", help="The published workloads.", show_default=False),
+        typer.Argument(
+            metavar="[pollux|jsa|virtualflow]",
+            help="Jobs that are built in: --list.",
+            show_default=False,
+        ),
     ] = None,
     list_all: Annotated[
         bool, typer.Option("--list", help="Show the workloads and the policies, and end.")
@@ -49,12 +54,20 @@ def simulate(
     workloads: Annotated[
         str, typer.Option("--workload", metavar="1..8", help="Of pollux: 6, or 1,3, or a range.")
     ] = "1..8",
+    arrivals: Annotated[
+        str,
+        typer.Option(
+            "--arrivals",
+            metavar="SHAPE,…",
+            help="Of jsa: low, high, mixed, bursts, or jobs a minute.",
+        ),
+    ] = "high",
     trace_file: Annotated[
         Path | None,
         typer.Option(
             "--trace",
             metavar="FILE.csv",
-            help="The jobs of this file in place of pollux.",
+            help="The jobs of this file in place of built-in ones.",
             show_default=False,
         ),
     ] = None,
@@ -64,19 +77,21 @@ def simulate(
             "--interval",
             metavar="SECONDS",
             help="Between two decisions; 0: on every arrival and end. Default: 60 for pollux, "
-            "0 for a trace.",
+            "600 for jsa, else 0.",
             show_default=False,
         ),
     ] = None,
     resize_cost: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--resize-cost",
             metavar="SECONDS",
             help="Without training when a job's slots change; or by kind of change: "
-            "start=30,restart=30,join=0.3,leave=0.2,migrate=0.4.",
+            "start=30,restart=30,join=0.3,leave=0.2,migrate=0.4. Default: 30; for virtualflow as "
+            "measured.",
+            show_default=False,
         ),
-    ] = "30",
+    ] = None,
     interference: Annotated[
         float,
         typer.Option(
@@ -97,14 +112,34 @@ def simulate(
     repair_s: Annotated[
         float, typer.Option("--repair", metavar="SECONDS", help="Mean time until it is back.")
     ] = 600.0,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", metavar="N", help="Of failures, and of what a policy draws."),
-    ] = 0,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Of the cluster.")] = (
-        pollux.NODES
-    ),
-    slots: Annotated[int, typer.Option("--slots", metavar="N", help="Of a node.")] = pollux.SLOTS,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            "--seed", metavar="N,…", help="Of failures, of what a policy draws, and of jsa's jobs."
+        ),
+    ] = "0",
+    drop: Annotated[
+        bool,
+        typer.Option("--drop", help="Turn a job away for which there are no slots when it comes."),
+    ] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes",
+            metavar="N",
+            help="Of the cluster. Default: 16; for jsa 10, for virtualflow 1.",
+            show_default=False,
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots",
+            metavar="N",
+            help="Of a node. Default: 4; for virtualflow 8.",
+            show_default=False,
+        ),
+    ] = None,
     processes: Annotated[
         int, typer.Option("--jobs", metavar="N", help="Processes that simulate at once.")
     ] = 1,
@@ -124,34 +159,59 @@ def simulate(
     if list_all:
         console().print(_listed())
         return
+    chosen = _set(workload_set, trace_file, compared)
+    nodes = chosen.nodes if nodes is None else nodes
+    slots = chosen.slots if slots is None else slots
     if nodes < 1 or slots < 1 or processes < 1:
         raise UsageError("--nodes, --slots and --jobs must be at least 1")
-    if seed < 0:
-        raise UsageError(f"--seed is {seed}; write 0 or more")
-    if interval_s is None:
-        interval_s = pollux.INTERVAL_S if trace_file is None else 0.0
+    drawn = _numbers(seeds, "seed")
+    if min(drawn) < 0:
+        raise UsageError(f"--seed is {min(drawn)}; write 0 or more")
+    if len(drawn) > 1 and workload_set != JSA:
+        raise UsageError("several seeds are for jsa; say one")
     rules = Rules(
-        interval_s=interval_s,
-        resize=parse(resize_cost),
+        interval_s=chosen.interval_s if interval_s is None else interval_s,
+        resize=chosen.resize if resize_cost is None else parse(resize_cost),
         interference=interference,
-        whole_seconds=trace_file is None,
-        failures=_failures(mtbf_s, repair_s, seed),
+        whole_seconds=workload_set == POLLUX,
+        failures=_failures(mtbf_s, repair_s, drawn[0]),
+        drop=drop,
     )
     names = [name.strip() for name in policies.split(",")]
     for name in names:
         policy(name)
     if trace_file is not None:
-        if workload_set is not None or compared:
-            raise UsageError("--trace brings its own jobs: leave pollux and --compare out")
         runs = _of_trace(trace_file, names, rules, nodes, slots)
-    elif workload_set != POLLUX:
-        raise UsageError("say which jobs: `edl simulate pollux`, or --trace FILE.csv")
+    elif workload_set == JSA:
+        runs = _of_jsa(names, arrivals, drawn, rules, nodes, slots)
+    elif workload_set == VIRTUALFLOW:
+        jobs = tuple(virtualflow.jobs())
+        runs = [Run(name, rules, nodes, slots, jobs=jobs, built_in=VIRTUALFLOW) for name in names]
     else:
         runs = _of_pollux(names, loads, workloads, rules, nodes, slots)
-    runs = [replace(run, seed=seed) for run in runs]
+    if workload_set != JSA:
+        runs = [replace(run, seed=drawn[0]) for run in runs]
     if compared:
         _check_comparable(runs)
     _show(runs, processes, compared, history, as_json)
+
+
+def _set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
+    """Which jobs, with what they are meant for."""
+    if trace_file is not None:
+        if name is not None or compared:
+            raise UsageError(
+                f"--trace brings its own jobs: leave {name or POLLUX} and --compare out"
+            )
+        return TRACE
+    if name not in SETS:
+        raise UsageError(
+            "say which jobs: `edl simulate pollux`, or --trace FILE.csv; built in are "
+            f"{', '.join(SETS)}"
+        )
+    if compared and name != POLLUX:
+        raise UsageError("--compare is for the published answers of pollux; leave it out")
+    return SETS[name]
 
 
 def _failures(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | None:
@@ -173,13 +233,33 @@ def _of_pollux(
     names: Sequence[str], loads: str, workloads: str, rules: Rules, nodes: int, slots: int
 ) -> list[Run]:
     chosen = [_load(text) for text in loads.split(",")]
-    numbers = _numbers(workloads)
+    numbers = _numbers(workloads, "workload", pollux.WORKLOADS)
     pollux.check(slots)
     return [
-        Run(name, rules, nodes, slots, load, number)
+        Run(name, rules, nodes, slots, load, number, built_in=POLLUX)
         for name in names
         for load in chosen
         for number in numbers
+    ]
+
+
+def _of_jsa(
+    names: Sequence[str],
+    arrivals: str,
+    seeds: Sequence[int],
+    rules: Rules,
+    nodes: int,
+    slots: int,
+) -> list[Run]:
+    drawn = {
+        (shape.strip(), seed): tuple(jsa.jobs(shape.strip(), seed))
+        for shape in arrivals.split(",")
+        for seed in seeds
+    }
+    return [
+        Run(name, rules, nodes, slots, shape, seed, jobs, seed, JSA)
+        for name in names
+        for (shape, seed), jobs in drawn.items()
     ]
 
 
@@ -192,8 +272,8 @@ def _load(text: str) -> str:
     return same
 
 
-def _numbers(text: str) -> list[int]:
-    """Workloads in "6", "1,3", "1..8"."""
+def _numbers(text: str, what: str, known: Sequence[int] = ()) -> list[int]:
+    """Those in "6", "1,3", "1..8"."""
     try:
         numbers: list[int] = []
         for part in text.split(","):
@@ -201,8 +281,9 @@ def _numbers(text: str) -> list[int]:
             numbers += range(int(low), int(high or low) + 1)
     except ValueError:
         numbers = []
-    if not numbers or not set(numbers) <= set(pollux.WORKLOADS):
-        raise UsageError(f"there is no workload {text!r}; write 1 to 8, like 6, or 1,3, or 1..8")
+    if not numbers or (known and not set(numbers) <= set(known)):
+        limits = f"{known[0]} to {known[-1]}" if known else "numbers"
+        raise UsageError(f"there is no {what} {text!r}; write {limits}, like 6, or 1,3, or 1..8")
     return numbers
 
 
@@ -242,7 +323,7 @@ def _figures(outcome: Outcome, comparison: Comparison | None, history: bool) -> 
     run = outcome.run
     about: dict[str, Any] = {"policy": run.policy, "nodes": run.nodes, "slots": run.slots}
     if run.load:
-        about |= {"load": run.load, "workload": run.workload}
+        about |= dict(zip(LABELS[run.built_in], (run.load, run.workload), strict=True))
     about["interval_s"] = run.rules.interval_s
     if comparison is not None:
         about["published"] = {
@@ -256,20 +337,21 @@ def _figures(outcome: Outcome, comparison: Comparison | None, history: bool) -> 
     return about | outcome.result.figures(history)
 
 
-def _table(done: Iterable[Done]) -> Table:
+def _table(done: Sequence[Done]) -> Table:
     """A row a run, and one for all workloads of a policy at a load."""
     groups: dict[tuple[str, str], list[Done]] = {}
     for outcome, comparison in done:
         groups.setdefault((outcome.run.policy, outcome.run.load), []).append((outcome, comparison))
     compared = any(comparison for group in groups.values() for _, comparison in group)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
-    for column in ("policy", "load", "workload"):
+    labels = {LABELS.get(run.built_in, ("", "")) for run in (one[0].run for one in done)}
+    for column in ("policy", *labels.pop()):
         shown.add_column(column, no_wrap=True)
     for column in ("jobs", "mean s", *(COMPARED if compared else SUMMED)):
         shown.add_column(column, no_wrap=True, justify="right")
     for (name, load), group in groups.items():
         for one in group:
-            shown.add_row(name, load, str(one[0].run.workload or ""), *_cells([one]))
+            shown.add_row(name, load, str(one[0].run.workload) if load else "", *_cells([one]))
         if len(group) > 1:
             shown.add_row(name, load, "all", *_cells(group))
         shown.add_section()
@@ -280,18 +362,20 @@ def _cells(group: Sequence[Done]) -> list[str]:
     """Of one run or several: sums of counts and of the time to compute, means of the rest."""
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
+    ended = sum(len(result.ended) for result in results)
+    count = str(jobs) if ended == jobs else f"{ended}/{jobs}"
     mean_s = fmean(result.mean_jct_s for result in results)
     known = [comparison for _, comparison in group if comparison is not None]
     if known:
         return [
-            str(jobs),
+            count,
             f"{mean_s:.1f}",
             f"{fmean(one.published_mean_jct_s for one in known):.1f}",
             f"{sum(one.matches for one in known)}/{jobs}",
             f"{sum(outcome.took_s for outcome, _ in group):.1f}",
         ]
     return [
-        str(jobs),
+        count,
         f"{mean_s:.0f}",
         f"{fmean(result.jct_percentile_s(50) for result in results):.0f}",
         f"{fmean(result.jct_percentile_s(99) for result in results):.0f}",
@@ -311,8 +395,9 @@ def _listed() -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
     for column in ("", "name", ""):
         shown.add_column(column)
-    shown.add_row("jobs", POLLUX, f"loads {', '.join(pollux.LOADS)}; workloads 1 to 8")
-    shown.add_row("jobs", "--trace FILE.csv", f"columns {', '.join(trace.COLUMNS)}")
+    for name, built_in in SETS.items():
+        shown.add_row("jobs", name, built_in.what)
+    shown.add_row("jobs", "--trace FILE.csv", TRACE.what)
     for name, (_, what) in POLICIES.items():
         shown.add_row("policy", name, what)
     return shown

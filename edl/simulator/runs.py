@@ -24,8 +24,10 @@ class Run:
     Attributes:
         policy: its name.
         nodes: how many, each of so many ``slots``.
-        load, workload: of Pollux; empty and 0: the jobs are ``jobs``.
+        jobs: empty: those of Pollux.
         seed: of what the policy draws at random.
+        load, workload: of Pollux; of JSA the arrivals and the seed.
+        built_in: name of the set of jobs; empty: a trace.
     """
 
     policy: str
@@ -36,11 +38,14 @@ class Run:
     workload: int = 0
     jobs: tuple[Submission, ...] = ()
     seed: int = 0
+    built_in: str = ""
 
     @property
     def title(self) -> str:
         """For messages."""
-        jobs = f"load {self.load}, workload {self.workload}" if self.load else "the trace"
+        jobs = self.built_in or "the trace"
+        if self.load:
+            jobs += f" {self.load}, {self.workload}"
         return f"{self.policy}, {jobs}"
 
 
@@ -59,7 +64,7 @@ def do(run: Run, on_time: OnTime | None = None) -> Outcome:
         UsageError: see :func:`edl.simulator.engine.simulate`.
     """
     began_s = time.perf_counter()
-    jobs = pollux.jobs(run.load, run.workload) if run.load else run.jobs
+    jobs = run.jobs or pollux.jobs(run.load, run.workload)
     nodes = pollux.nodes(run.nodes, run.slots)
     result = simulate(jobs, nodes, policy(run.policy, run.seed), run.rules, on_time)
     return Outcome(run, result, time.perf_counter() - began_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,29 @@ def test_a_table_with_a_row_for_each_run(trace: Path, capsys: Captured) -> None:
     assert rows == [["fifo", "2", "120"], ["srtf", "2", "100"]]
 
 
+def test_jobs_drawn_by_seed(capsys: Captured) -> None:
+    words = "jsa --arrivals low,0.1 --seed 0..1 --policy jsa,jsa_max"
+    found = runs(words, capsys)
+    assert [(run["policy"], run["arrivals"], run["seed"]) for run in found] == [
+        (policy, arrivals, seed)
+        for policy in ("jsa", "jsa_max")
+        for arrivals in ("low", "0.1")
+        for seed in (0, 1)
+    ]
+    assert (found[0]["nodes"], found[0]["slots"], found[0]["interval_s"]) == (10, 4, 600)
+    assert found[0]["mean_jct_s"] < found[4]["mean_jct_s"]
+    shown = said("jsa --arrivals high --policy jsa_max --drop", capsys)
+    assert ["policy", "arrivals", "seed"] in [line.split()[:3] for line in shown.splitlines()]
+    ended, offered = re.findall(r"(\d+)/(\d+)", shown)[0]
+    assert 0 < int(ended) < int(offered)
+
+
+def test_jobs_with_weights(capsys: Captured) -> None:
+    found = runs("virtualflow --policy virtualflow,priority", capsys)
+    assert [len(run["jobs"]) for run in found] == [20, 20]
+    assert found[0]["mean_jct_s"] < found[1]["mean_jct_s"]
+
+
 def test_several_processes_say_the_same_as_one(trace: Path, capsys: Captured) -> None:
     words = f"--trace {trace} --nodes 1 --policy fifo,srtf"
     assert runs(f"{words} --jobs 2", capsys) == runs(words, capsys)
@@ -97,6 +121,11 @@ def test_beside_the_published_answers(capsys: Captured) -> None:
         ("pollux --interference 2", "the interference is 2; give 0 to below 1"),
         ("pollux --mtbf 0", "--mtbf and --repair must be more than 0 seconds"),
         ("pollux --trace x.csv", "--trace brings its own jobs: leave pollux and --compare out"),
+        ("virtualflow --trace x.csv", "leave virtualflow and --compare out"),
+        ("jsa --compare", "--compare is for the published answers of pollux; leave it out"),
+        ("jsa --arrivals often", "there are no arrivals 'often'; use low, high, mixed, bursts, "),
+        ("jsa --seed x", "there is no seed 'x'; write numbers, like 6"),
+        ("pollux --seed 1,2", "several seeds are for jsa; say one"),
         ("pollux --compare", "nothing is published for fifo at load 1.0"),
         ("pollux --compare --policy tiresias --interval 30", "--compare: the published answ"),
         ("--trace none.csv", "the trace none.csv cannot be read: No such file or directory"),
