@@ -71,7 +71,7 @@ class StepTime(Record):
         """The same with each of these batches."""
         each = np.array(batches, float)
         all_alike = np.full(len(each), workers), np.full(len(each), hosts)
-        rates: list[float] = (workers * each / _predict(self._vector(), *all_alike, each)).tolist()
+        rates: list[float] = (workers * each / predict(self._vector(), *all_alike, each)).tolist()
         return rates
 
     def _vector(self) -> Vector:
