@@ -68,7 +68,14 @@ def pytest_configure() -> None:
 # --- order, where tests run side by side ---
 
 DURATIONS = "edl/durations"  # in pytest's cache: seconds by test, of its last run
-TOGETHER = ("unit/", "contract/", "test_security.py", "test_torch_api.py", "test_tensorflow_api.py")
+TOGETHER = (
+    "unit/",
+    "contract/",
+    "test_keras_lr_tuner.py",
+    "test_security.py",
+    "test_tensorflow_api.py",
+    "test_torch_api.py",
+)
 _durations: Counter[str] = Counter()
 
 

@@ -32,7 +32,6 @@ def test_every_named_point_has_its_death() -> None:
     assert tried == set(named.NAMES)
 
 
-@pytest.mark.chaos_short
 def test_two_at_once_then_leader_newcomer_and_worker(tmp_path: Path, zk_hosts: str) -> None:
     """The last three one at a time; the ring is whole again in between."""
     one_by_one = [[fault("reduced", "leader")], [fault("broadcast", "new")], [fault("gradient")]]

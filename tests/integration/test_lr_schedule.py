@@ -24,7 +24,7 @@ SCALING = Scaling(batch=8, ramp=4)
 @pytest.mark.parametrize(
     ("rule", "restarts"),
     [
-        ("linear", False),
+        pytest.param("linear", False, marks=pytest.mark.long),
         pytest.param("linear", True, marks=pytest.mark.long),
         pytest.param("adascale", True, marks=pytest.mark.long),
     ],

@@ -67,7 +67,7 @@ class Job:
         """Fitted anew for each new size, and now and then."""
         if self.seen.keys() != self.fitted_of or self.now_s - self.fitted_s >= 600.0:
             self.fitted_of, self.fitted_s = set(self.seen), self.now_s
-            self.step_time = fit(measured(self.seen))
+            self.step_time = fit(measured(self.seen.items()))
         return Scaling(self.step_time, BATCH, (), self.seen)
 
     def ask(self) -> None:
