@@ -12,7 +12,7 @@ from typing import Any
 
 from edl.checkpoint.store import Place
 from edl.core.step.aligned import AlignedSource
-from edl.core.step.batching import Batching
+from edl.core.step.batching import Batching, check_alike
 from edl.core.step.ledger import (
     Ledger,
     complete_step,
@@ -27,6 +27,7 @@ from edl.core.step.step_record import (
     global_samples,
     stopping,
     wanting_to_stop,
+    wished_batch,
 )
 from edl.core.step.stream import StreamSource
 from edl.core.step.turns import Schedule
@@ -141,13 +142,11 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def takes_newcomers(self) -> bool:
-        return self.optimizers < 2 or self.schedule.takes_newcomers(self._has_last_batch)
-
-    @property
-    def _has_last_batch(self) -> bool:
-        """This worker has nothing left in the epoch when the batch in hand is trained."""
+        if self.optimizers < 2:
+            return True
+        # Whether it has nothing left in the epoch when the batch in hand is trained.
         left = self.sampler.left(self.ledger, self.open_step.untrained)
-        return left <= 0 and not self.ledger.free
+        return self.schedule.takes_newcomers(left <= 0 and not self.ledger.free)
 
     def accumulate(self) -> None:
         """The gradients of the batch in hand are added up on this worker."""
@@ -179,22 +178,13 @@ class LoaderProgress(TrainingProgress):
         self.open_step.trained(self.sampler)
         self.close_step()
         self.step += 1
-        self._choose(records)
-        self.pieces = self.source.batching.pieces(len(records))
-
-    def _choose(self, records: StepRecords) -> None:
-        """All take the global batch that the leader wishes, from the next step on."""
-        if not self.source.batching.is_chosen:
-            return
-        wished = {*records.values("batch")} - {0}
-        if len(wished) != 1:
-            return
-        batching = self.source.batching.choosing(wished.pop())
-        before = self.source.batching.of_all(len(records))
-        if batching.of_all(len(records)) != before:
-            self._take_batching(batching)
+        size, before = len(records), self.source.batching
+        wished = wished_batch(records) if before.is_chosen else 0
+        if wished and before.choosing(wished).of_all(size) != before.of_all(size):
+            self._take_batching(before.choosing(wished))  # from the next step on
             self._ledger = self._granted(self.ledger)
-            self.on_choice(before, batching.of_all(len(records)))
+            self.on_choice(before.of_all(size), self.source.batching.of_all(size))
+        self.pieces = self.source.batching.pieces(size)
 
     def _take_batching(self, batching: Batching) -> None:
         self._source = replace(self.source, batching=batching)
@@ -316,7 +306,7 @@ class LoaderProgress(TrainingProgress):
                 f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
             )
         batching = Batching.from_json(header["batching"])
-        self._check_batching(batching)
+        check_alike(self.source.batching, batching, self._worker)
         self._upcoming = None  # it was of members that are no more
         if receive is not Receive.ALL and self.has_state:
             missed = int(header["step"]) - self.step, int(header["exchanges"]) - self.exchanges
@@ -358,14 +348,6 @@ class LoaderProgress(TrainingProgress):
         self.batches = tuple((int(update), int(size)) for update, size in header["batches"])
         self.noise.take_over(header["noise"], is_behind)
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
-
-    def _check_batching(self, theirs: Batching) -> None:
-        mine = self.source.batching
-        if replace(theirs, chosen=mine.chosen) != mine:
-            raise DataError(
-                f"the batches of w{self._worker} are not the job's; every worker must ask for the "
-                f"same. Here: {mine}. The job: {theirs}"
-            )
 
     @property
     def place(self) -> Place:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from edl.core.job.placement import whole
+from edl.core.policy.file import Policy
 from edl.errors import UsageError
 
 MOST = 10**6  # workers; the step record has numbers of 64 bits
@@ -17,10 +18,12 @@ class Wishes:
 
     Attributes:
         wish: the newest answer; 0 before the first.
+        policy: that the script proposes; None: it does not.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.wish = 0
+        self.policy: Policy | None = None
         self._now_s = now_s
         self._ask: Callable[[], Any] | None = None
         self._every_s = 0.0

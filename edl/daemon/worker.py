@@ -54,7 +54,8 @@ class Worker:
         replica: the state that is shared; None until the script has declared it.
         wishes: how many workers more, or fewer, the script wants.
         policy: its side of the job's policy.
-        own_policy: the one that the script proposes, if it does.
+        follows: the policy that the script is to follow from its beginning, also where that is off:
+            the job's, or else the script's own.
         local_rank: the slot on its host.
         finished: the script has trained to its end.
     """
@@ -77,8 +78,8 @@ class Worker:
         self._switching.on_switch = self._switched
         self._check = StateCheck(ring, progress, self.checkpointing, self.log_event)
         self.wishes = Wishes(mailbox.clock.now_s)
+        self.follows: Callable[[], Policy | None] = lambda: mailbox.written or self.wishes.policy
         self.policy = coordinator.policy
-        self.own_policy: Policy | None = None
         self.loader = LoaderSteps(
             ring, mailbox, self._switching, self.wishes, progress, self._check
         )
@@ -238,14 +239,6 @@ class Worker:
 
     # --- what the script declares ---
 
-    @property
-    def follows(self) -> Policy | None:
-        """What the script is to follow from its beginning, also where the policy is off.
-
-        The script's own counts where the job has none.
-        """
-        return self._mailbox.written or self.own_policy
-
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
         """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)
@@ -291,7 +284,7 @@ class Worker:
             raise UsageError(
                 "this script has an edl.Optimizer and an elastic state; a job trains with one"
             )
-        if self.follows is not None and any(self.follows.of_script):
+        if (policy := self.follows()) is not None and any(policy.of_script):
             raise UsageError(
                 "the policy has a [batch] or a [learning_rate], which edl's data loader and "
                 "edl.Optimizer follow; a script with an elastic state reads its own data, so leave "

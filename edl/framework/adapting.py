@@ -43,7 +43,7 @@ def policy(policy: str | os.PathLike[str]) -> None:
             f"{source} has a [batch] or a [learning_rate], and the script has its data loader or "
             "its optimizer already: call edl.policy before both"
         )
-    worker.own_policy = found
+    worker.wishes.policy = found
     worker.policy.propose(JobPolicy(text, source, found.hold_s))
 
 

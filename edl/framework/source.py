@@ -45,7 +45,7 @@ def asked_batching(
     own = batching(what, batch_size, max_global_batch, global_batch, micro_batch)
     if own.is_chosen and not worker.is_shared:
         logger.warning("without a launcher nobody chooses a global batch: it stays %s", own)
-    policy = worker.follows
+    policy = worker.follows()
     table = policy.batch if policy is not None else None
     if table is None:
         return own

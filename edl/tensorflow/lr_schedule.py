@@ -108,7 +108,7 @@ def follow_policy(optimizer: Any, several: bool) -> None:
     Raises:
         UsageError: it has a schedule already, or is none of Keras'.
     """
-    policy = current_worker().follows
+    policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return
     table, one = policy.learning_rate, [*with_inner(optimizer)][-1]

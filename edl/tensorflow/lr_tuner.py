@@ -229,7 +229,7 @@ def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
     """
     others = list(callbacks)
     if tuner is None:
-        policy = training.current().worker.follows
+        policy = training.current().worker.follows()
         if policy is not None and policy.learning_rate is not None:
             refuse_beside_policy([each for each in others if _sets_rate(each)])
         return

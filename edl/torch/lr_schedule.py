@@ -116,7 +116,7 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
     Raises:
         UsageError: its rate cannot, or the script has made a scheduler for it.
     """
-    policy = current_worker().follows
+    policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return
     if others := schedulers_of(optimizer):

@@ -182,7 +182,7 @@ def test_horovods_optimizer_counts_no_samples(job: Job) -> None:
 
 def follows(job: Job, monkeypatch: pytest.MonkeyPatch, table: LearningRate | None) -> None:
     job.progress.optimizers = 1
-    worker = SimpleNamespace(loader=job, follows=Policy("", learning_rate=table))
+    worker = SimpleNamespace(loader=job, follows=lambda: Policy("", learning_rate=table))
     monkeypatch.setattr(lr_schedule, "current_worker", lambda: worker)
 
 

@@ -126,11 +126,11 @@ def test_batches_and_rates_are_said_before_the_loader_and_the_optimizer(
     with pytest.raises(UsageError, match=r"or its optimizer already: call edl\.policy before both"):
         adapting.policy("[batch]\nbatch_size = 4\n")
     adapting.policy(SHORT)
-    assert worker.own_policy.of_script == (None, None)
+    assert worker.wishes.policy.of_script == (None, None)
 
 
 def test_a_script_follows_the_policy_that_it_proposes(worker: Any) -> None:
     worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
     worker.replica = None
     adapting.policy("[batch]\nbatch_size = 4\n")
-    assert worker.own_policy.batch == Batching(4)
+    assert worker.wishes.policy.batch == Batching(4)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edl.core.record import Record
-from edl.errors import UsageError
+from edl.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,19 @@ def batching(
     if micro_batch is None:
         return found
     return replace(found, micro_batch=_whole(what, "micro_batch", micro_batch))
+
+
+def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
+    """Make sure that ``worker`` asks for the batches of its job, whatever that has chosen.
+
+    Raises:
+        DataError: it does not.
+    """
+    if replace(theirs, chosen=mine.chosen) != mine:
+        raise DataError(
+            f"the batches of w{worker} are not the job's; every worker must ask for the same. "
+            f"Here: {mine}. The job: {theirs}"
+        )
 
 
 def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: Any) -> Batching:

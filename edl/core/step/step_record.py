@@ -316,6 +316,15 @@ def wanting_to_stop(records: StepRecords) -> list[int]:
     return found
 
 
+def wished_batch(records: StepRecords) -> int:
+    """The global batch that is to be, as the leader's row says; 0: as it is.
+
+    So it is, too, while two believe to lead and wish different ones.
+    """
+    wished = {*records.values("batch")} - {0}
+    return wished.pop() if len(wished) == 1 else 0
+
+
 def global_samples(records: StepRecords) -> int:
     """N: how many samples enter the step, over all workers."""
     return int(records.column("samples").sum())
