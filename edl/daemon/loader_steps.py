@@ -63,6 +63,13 @@ class Update(NamedTuple):
     last_noise: NoiseScale = UNKNOWN
 
 
+def last_update(progress: LoaderProgress) -> Update:
+    """The last one that the job has made, this worker or the others."""
+    known = progress.noise.before  # what all have made it with
+    before, after = progress.trained_before, progress.trained
+    return Update(progress.step - 1, before, after, progress.batches, known, known)
+
+
 class LoaderSteps(Steps):
     """The steps of one worker whose batches come from its leases."""
 
@@ -184,20 +191,12 @@ class LoaderSteps(Steps):
         if self.warming_up:
             return Update(number, trained, trained + step.samples, progress.batches, *noise)
         if not self.open or step.superseded or self._records is None:
-            return self.last_update
+            return last_update(progress)
         records = self.records()
         samples = global_samples(records)
         trained -= samples if step.part else 0  # counted with the first part of the batch
         batches = progress.batches_with(records)
         return Update(number, trained, trained + samples, batches, *noise)
-
-    @property
-    def last_update(self) -> Update:
-        """The last one that the job has made, this worker or the others."""
-        progress = self._progress
-        known = progress.noise.before  # what all have made it with
-        before, after = progress.trained_before, progress.trained
-        return Update(progress.step - 1, before, after, progress.batches, known, known)
 
     def recover(self, error: RingError) -> bool:
         """The ring broke during a step: go on with the survivors.

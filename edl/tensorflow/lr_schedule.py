@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from edl import schedules
 from edl.core.step.noise_scale import NoiseScale
-from edl.daemon.loader_steps import Update
+from edl.daemon.loader_steps import Update, last_update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
@@ -73,7 +73,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def last(self) -> float:
         """That of the last update, for the comparison of all workers' states."""
-        return self._at(current_worker().loader.last_update)
+        return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
         return np.float32(self._at(current_worker().loader.update))

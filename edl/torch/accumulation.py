@@ -61,11 +61,11 @@ class Accumulation:
     @property
     def adds_up(self) -> bool:
         """The backward pass that runs is not the last one of its step."""
-        return self._no_sync or self._left > 1 or self._in_pieces
+        return self._no_sync or self._left > 1 or self.is_between_pieces
 
     @property
-    def _in_pieces(self) -> bool:
-        """More pieces of the batch in hand follow."""
+    def is_between_pieces(self) -> bool:
+        """More pieces of the batch in hand follow: there is nothing to update by, yet."""
         return self._worker.loader.open and self._worker.loader.open_step.pieces_left > 0
 
     @contextlib.contextmanager
@@ -104,9 +104,9 @@ class Accumulation:
 
     def leave_out(self) -> bool:
         """The script is done with a batch, or a piece; whether its step goes on."""
-        if self._no_sync or (self._in_pieces and not self._worker.loader.open_step.may_grow):
+        if self._no_sync or (self.is_between_pieces and not self._worker.loader.open_step.may_grow):
             self._worker.loader.accumulate()
-        return self._no_sync or self._in_pieces
+        return self._no_sync or self.is_between_pieces
 
     def end_pass(self) -> bool:
         """A backward pass has ended: whether it has added up, and sent nothing."""

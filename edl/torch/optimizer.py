@@ -96,13 +96,13 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
                 "edl trains one backward() per optimizer.step(); optimizers that evaluate a "
                 "closure (LBFGS) do not work with it"
             )
-        if reduction.is_between_pieces:  # no parameter has a gradient: nothing changes
+        if reduction.accumulation.is_between_pieces:  # no parameter has a gradient: nothing changes
             reduction.end_piece()
         else:
             reduction.begin_update()
 
     def after(*_: Any) -> None:
-        if reduction.is_between_pieces:
+        if reduction.accumulation.is_between_pieces:
             return
         # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
         found_inf = getattr(optimizer, "found_inf", None)

@@ -156,7 +156,7 @@ class GradientReduction:
         Only where ``backward()`` has met no parameter of the optimizer, and may have on other
         workers, is this the moment; the optimizer's step is the next.
         """
-        if self.is_between_pieces:
+        if self.accumulation.is_between_pieces:
             return
         if not self._reduction.done:
             self._optimizers.begin_anew()
@@ -315,17 +315,12 @@ class GradientReduction:
         """The backward pass that has computed gradients of this optimizer is over."""
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
-            if self.is_between_pieces:
+            if self.accumulation.is_between_pieces:
                 for gradient in self._gradients:
                     gradient.put_aside(self._reduction.step.number)
             self._worker.loader.accumulate()
         else:
             self.synchronize()
-
-    @property
-    def is_between_pieces(self) -> bool:
-        """More pieces of the batch in hand follow: there is nothing to update by, yet."""
-        return self._worker.loader.open and self._worker.loader.open_step.pieces_left > 0
 
     def end_piece(self) -> None:
         """The script's update between two pieces, with or without a backward pass before it."""
