@@ -84,12 +84,15 @@ class Sgd:
         to_none: bool,
         looks: bool,
         losses: list[torch.Tensor],
+        habit: str = "",
     ) -> None:
         self._worker, self._counting = worker, counting
         self._to_none, self._looks = to_none, looks
         self._net = Net(counting)
         self._sgd = torch.optim.SGD(self._net.parameters(), lr=1.0)
-        listen(self._sgd, GradientReduction(optimizers, self._sgd, self._net, LastStep()))
+        self._reduction = GradientReduction(optimizers, self._sgd, self._net, LastStep())
+        listen(self._sgd, self._reduction)
+        self._optimizers, self._habit = optimizers, habit
         self._losses = losses  # of one backward pass: also those of other models
 
     def zero(self) -> None:
@@ -99,11 +102,15 @@ class Sgd:
         self._losses.append((self._net.w * torch.from_numpy(gradient)).sum())
 
     def finish(self) -> None:
+        if self._habit == LEAVES_OUT and self._worker.loader.batch_weight == 0:
+            self._losses.clear()
         if self._losses:
             torch.autograd.backward(torch.stack(self._losses).sum())
             self._losses.clear()
 
     def step(self) -> None:
+        if self._habit == SYNCHRONIZES:
+            self._reduction.synchronize()
         gradient = self._net.w.grad
         if self._looks and (gradient is None or not gradient.any()):
             return
@@ -113,6 +120,14 @@ class Sgd:
         change = self._counting.w - self._net.w.detach().numpy()
         if change.any() and not self._worker.warming_up:
             self._counting.update(np.asarray(change))
+        notifies = self._habit == NOTIFIES and self._worker.loader.open
+        if notifies and not self._optimizers.leave_out():  # edl.notify_batch_end()
+            self._optimizers.skip()
+
+
+# What scripts do that was taught elsewhere: Horovod's synchronize() before they clip, the end of
+# each batch said twice, and no backward pass for a batch that counts for nothing.
+SYNCHRONIZES, NOTIFIES, LEAVES_OUT = "synchronizes", "notifies", "leaves out"
 
 
 @dataclass(frozen=True)
@@ -120,11 +135,12 @@ class TorchSeveral(CountingSeveral):
     """With PyTorch.
 
     ``to_none``: how gradients are set to zero. ``looks``: the script makes no update for gradients
-    of zero, which are what a worker sees that has missed the step.
+    of zero, which are what a worker sees that has missed the step. ``habit``: see above.
     """
 
     to_none: bool = True
     looks: bool = False
+    habit: str = ""
 
     def wrap(
         self, one: LoopbackWorker, models: Models
@@ -134,7 +150,7 @@ class TorchSeveral(CountingSeveral):
         optimizers = Optimizers(one.worker)
         losses: list[torch.Tensor] = []
         wrapped = [
-            Sgd(one.worker, optimizers, each, self.to_none, self.looks, losses)
+            Sgd(one.worker, optimizers, each, self.to_none, self.looks, losses, self.habit)
             for each in models.all
         ]
         return wrapped, optimizers.settle
@@ -192,6 +208,17 @@ def test_everything_at_once(
     Trial(seed, np, 1, 5, script, faults, changes).run()
 
 
+@pytest.mark.parametrize("habit", [SYNCHRONIZES, NOTIFIES, LEAVES_OUT])
+def test_batches_in_pieces_by_a_script_with_other_habits(habit: str) -> None:
+    """5 samples: the second step has 1, which is 1 piece of each with samples, and 3 without."""
+    script = TorchSeveral((ONE,), 5, 2, batch_size=4, micro_batch=1, habit=habit)
+    for size, steps in ((1, 4), (3, 2)):
+        job = Trial(np=size, script=script).run()
+        assert {each.counted.steps for each in job.results.values()} == {steps}
+    for point in range(20, 120, 7):
+        Trial(point % 2, script=script, faults=(Fault(point % 3, point, "kill"),)).run()
+
+
 @pytest.mark.parametrize(
     "turn", [ONE, ("backward 0", "step 0", "zero 0")], ids=["zero", "zero after"]
 )
@@ -213,6 +240,7 @@ def test_batches_in_pieces_and_a_death_at_each_point(turn: tuple[str, ...]) -> N
     batch_size=st.integers(1, 6),
     micro_batch=st.integers(1, 3),
     to_none=st.booleans(),
+    habit=st.sampled_from(["", SYNCHRONIZES, NOTIFIES, LEAVES_OUT]),
     samples=st.integers(5, 30),
     changes=some(scales(), 0, 2),
     faults=some(faults("kill", "cut", "fail"), 0, 3),
@@ -223,11 +251,14 @@ def test_batches_in_pieces(
     batch_size: int,
     micro_batch: int,
     to_none: bool,
+    habit: str,
     samples: int,
     changes: Any,
     faults: tuple[Fault, ...],
 ) -> None:
-    script = TorchSeveral((ONE,), samples, 1, batch_size, micro_batch=micro_batch, to_none=to_none)
+    script = TorchSeveral(
+        (ONE,), samples, 1, batch_size, micro_batch=micro_batch, to_none=to_none, habit=habit
+    )
     Trial(seed, np, 1, 5, script, faults, changes).run()
 
 

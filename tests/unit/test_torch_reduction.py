@@ -19,7 +19,9 @@ from edl.daemon import activity
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
 from edl.torch import flights
+from edl.torch.accumulation import Part
 from edl.torch.flights import PRESENT
+from edl.torch.gradient import Gradient
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
 
@@ -651,3 +653,23 @@ def _joined(thread: threading.Thread, go_on: threading.Event) -> Iterator[None]:
     finally:
         go_on.set()
         thread.join(10)
+
+
+def test_pieces_of_a_step_that_the_script_has_left_are_not_added() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    gradient = Gradient(parameter, Part(parameter, lambda: None))
+    for step, ones in ((3, 1.0), (3, 2.0)):
+        parameter.grad, gradient.computed = torch.full((2,), ones), step
+        gradient.put_aside(step)
+        assert parameter.grad is None
+    gradient.take_back(3)
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [3.0, 3.0]
+    parameter.grad = torch.ones(2)
+    gradient.put_aside(3)
+    parameter.grad, gradient.computed = torch.full((2,), 5.0), 4
+    gradient.take_back(4)
+    assert parameter.grad.tolist() == [5.0, 5.0]
+    parameter.grad = torch.full((2,), 7.0)  # of an earlier step: it is not this one's to take
+    gradient.put_aside(5)
+    assert parameter.grad.tolist() == [7.0, 7.0]
