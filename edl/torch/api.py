@@ -118,7 +118,7 @@ def attach_optimizer(
     if is_first or _replica is None:
         replica = TorchReplica(model, optimizer, last_step)
         process.attach_replica(replica)
-        see_scalers(lambda scaler: _see_scaler(replica, scaler))
+        see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
         _replica = replica
     else:
         _replica.add(model, optimizer, last_step)
@@ -126,13 +126,16 @@ def attach_optimizer(
     return reduction
 
 
-def _see_scaler(replica: TorchReplica, scaler: torch.amp.GradScaler) -> None:
+def _see_scaler(
+    optimizers: Optimizers, replica: TorchReplica, scaler: torch.amp.GradScaler
+) -> None:
     if in_pieces(current_worker()):
         raise UsageError(
             "a GradScaler looks at the gradients of each piece of a batch, and there are none "
             "before the last one; leave out micro_batch, or train with bfloat16, which needs no "
             "GradScaler"
         )
+    optimizers.scaler = scaler
     replica.see_scaler(scaler)
 
 

@@ -34,12 +34,14 @@ class Optimizers:
     Attributes:
         rounds: what they have reduced in the open step.
         several: there is more than one; no property, for it is asked once a parameter.
+        scaler: which has scaled a loss last.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.rounds = Rounds()
         self.several = False
+        self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[GradientReduction] = []
         self._computed: list[GradientReduction] = []  # in the backward pass that runs
         self._skipped = 0  # batches in a row without an update
@@ -81,6 +83,10 @@ class Optimizers:
             raise UsageError(
                 f"{name} is trained by two optimizers; with edl each parameter has one"
             )
+
+    def loss_scale(self) -> float:
+        """What the losses of the open step were multiplied by; 1.0 without a scaler."""
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     # --- backward passes
 

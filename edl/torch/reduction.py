@@ -39,7 +39,6 @@ from edl.torch.flights import Flights
 from edl.torch.gradient import Gradient
 from edl.torch.noise import TorchNoise
 from edl.torch.optimizers import Optimizers
-from edl.torch.scalers import loss_scale
 
 NO_BATCH = (
     "optimizer.step() was called without a batch from the edl loader, or again for the same one; "
@@ -91,7 +90,7 @@ class GradientReduction:
         self._reduction = StepReduction(self._worker, self._flights.forget, optimizers.rounds)
         self._reduction.repeat = self._reduce_again
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
-        self._noise = TorchNoise(self._worker, optimizer, loss_scale)
+        self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # of the names of collectives
         optimizers.add(self)
         self._hook_new()

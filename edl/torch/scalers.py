@@ -9,7 +9,6 @@ from typing import Any
 from torch.amp import GradScaler
 
 _see: Callable[[GradScaler], None] | None = None
-_newest: GradScaler | None = None  # that has scaled a loss
 
 
 def see_scalers(see: Callable[[GradScaler], None]) -> None:
@@ -17,26 +16,18 @@ def see_scalers(see: Callable[[GradScaler], None]) -> None:
 
     PyTorch has no hook for that, and a script need not tell us of its scaler.
     """
-    global _see, _newest
-    _newest = None
+    global _see
     if _see is None:
         scale = GradScaler.scale
 
         @functools.wraps(scale)
         def scale_seen(self: GradScaler, outputs: Any) -> Any:
-            global _newest
             if _see is not None and self.is_enabled():
-                _newest = self
                 _see(self)
             return scale(self, outputs)
 
         GradScaler.scale = scale_seen  # type: ignore[method-assign]
     _see = see
-
-
-def loss_scale() -> float:
-    """What the newest loss was multiplied by; 1.0 without a scaler."""
-    return float(_newest.get_scale()) if _newest is not None else 1.0
 
 
 class Scalers:

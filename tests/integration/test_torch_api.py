@@ -148,6 +148,7 @@ for epoch in loader.epochs(2):
         moved.append(model.weight.item() != before)
 assert moved == [True, True, False, False] and edl.step() == 4
 assert scaler.get_scale() == 2.0
+assert opt.synchronize.__self__._optimizers.loss_scale() == 2.0
 """,
         "",
     ),

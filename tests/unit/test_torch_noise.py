@@ -10,7 +10,6 @@ import torch
 from test_torch_reduction import BATCH, Job, Worker, ones
 
 from edl.torch import noise as noise_module
-from edl.torch import reduction as reduction_module
 
 
 @pytest.fixture
@@ -52,11 +51,9 @@ def test_sums_of_batches_are_means_over_their_samples(worker: Worker) -> None:
     assert own == pytest.approx(25.0)
 
 
-def test_what_a_scaler_has_multiplied_by_is_taken_out(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reduction_module, "loss_scale", lambda: 8.0)
+def test_what_a_scaler_has_multiplied_by_is_taken_out(worker: Worker) -> None:
     job = Job(worker, "a")
+    job.optimizers.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     worker.begin(present=ones(1), a=ones(0))
     (8.0 * 3.0 * job.a).backward()
     assert worker.squares == [(pytest.approx(9.0), pytest.approx(2.25))]

@@ -153,8 +153,10 @@ class Job:
             self.model.register_parameter(name, torch.nn.Parameter(torch.ones(())))
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=1.0, **options)
         self.last_step = LastStep()
-        wrapped = optimizers_of(worker)
-        self.reduction = GradientReduction(wrapped, self.sgd, self.model, self.last_step, passes)
+        self.optimizers = optimizers_of(worker)
+        self.reduction = GradientReduction(
+            self.optimizers, self.sgd, self.model, self.last_step, passes
+        )
 
     def __getattr__(self, name: str) -> torch.nn.Parameter:
         return self.model.get_parameter(name)
