@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, Policy, size
+from edl.core.cluster.state import (
+    Allocation,
+    ClusterState,
+    Decision,
+    Job,
+    Node,
+    Notes,
+    Policy,
+    size,
+)
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import constant
 from edl.simulator.results import JobResult, Result
@@ -51,7 +60,7 @@ def decide(
     notes: Notes | None = None,
     now_s: float = 100.0,
 ) -> Decision:
-    return policy(jobs, machines, present or {}, now_s, notes or {})
+    return policy(ClusterState(jobs, machines, present or {}, now_s, notes or {}))
 
 
 def sizes(decision: Decision) -> dict[str, int]:

@@ -24,8 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edl.core.cluster.placing import total
-from edl.core.cluster.state import Node, Notes, Policy
+from edl.core.cluster.state import ClusterState, Node, Notes, Policy, total
 from edl.core.cluster.validity import violation
 from edl.core.plural import counted
 from edl.errors import UsageError
@@ -174,8 +173,9 @@ class _Run:
         views = [job.view() for job in self.active]
         up = [node for node in self.nodes if node.name not in self.down]
         present = {job.submission.name: job.placement for job in self.active if job.placement}
-        decision = self.policy(views, up, present, self.now_s, self.notes)
-        wrong = violation(decision, views, up, present)
+        cluster = ClusterState(views, up, present, self.now_s, self.notes)
+        decision = self.policy(cluster)
+        wrong = violation(decision, cluster)
         assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
         self.notes, self.reasons = decision.notes, decision.reasons
         self.decisions += 1

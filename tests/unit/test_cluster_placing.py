@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from clusters import job, nodes
 
-from edl.core.cluster.placing import compact, per_node, place, total
+from edl.core.cluster.placing import compact, place
 from edl.core.cluster.policies import POLICIES, policy
-from edl.core.cluster.state import Decision
+from edl.core.cluster.state import Allocation, ClusterState, Decision, Job, Node
 from edl.core.cluster.validity import violation
 from edl.errors import UsageError
 
 
+def cluster(
+    machines: Sequence[Node], present: Allocation | None = None, *jobs: Job
+) -> ClusterState:
+    return ClusterState(jobs, machines, present or {}, 0.0, {})
+
+
 def test_the_emptiest_node_is_filled_first() -> None:
     # 6 slots: 4 of the empty n0, then 2 of n1. Free are n1: 2, n2: 4, so b takes n2.
-    placed = place({"a": 6, "b": 2}, nodes(4, 4, 4), {})
+    placed = place({"a": 6, "b": 2}, cluster(nodes(4, 4, 4)))
     assert placed == {"a": (("n0", 4), ("n1", 2)), "b": (("n2", 2),)}
 
 
 def test_who_has_its_size_keeps_its_slots_before_others_are_placed() -> None:
     present = {"b": (("n0", 3),)}
     # b comes last and keeps n0. Free are n0: 1, n1: 4: a takes 4 of n1, then the 1 of n0.
-    assert place({"a": 5, "b": 3}, nodes(4, 4), present) == {
+    assert place({"a": 5, "b": 3}, cluster(nodes(4, 4), present)) == {
         "a": (("n1", 4), ("n0", 1)),
         "b": (("n0", 3),),
     }
@@ -30,19 +38,23 @@ def test_who_has_its_size_keeps_its_slots_before_others_are_placed() -> None:
 def test_who_changes_its_size_or_loses_a_node_is_placed_anew() -> None:
     present = {"a": (("n0", 2),), "b": (("gone", 1),)}
     # a needs 3 now: n0 and n1 are both empty then, and n0 is the first. b takes n1, the emptier.
-    assert place({"a": 3, "b": 1}, nodes(4, 4), present) == {
+    assert place({"a": 3, "b": 1}, cluster(nodes(4, 4), present)) == {
         "a": (("n0", 3),),
         "b": (("n1", 1),),
     }
 
 
 def test_a_size_of_0_has_no_slots() -> None:
-    assert place({"a": 0}, nodes(4), {"a": (("n0", 1),)}) == {}
+    assert place({"a": 0}, cluster(nodes(4), {"a": (("n0", 1),)})) == {}
 
 
 def test_compact() -> None:
     assert [compact(slots, 4) for slots in (1, 4, 6, 8)] == [(1,), (4,), (4, 2), (4, 4)]
-    assert (total(nodes(4, 2)), per_node(nodes(4, 2)), per_node([])) == (6, 4, 1)
+
+
+def test_the_slots_of_a_cluster() -> None:
+    seen = [(state.slots, state.per_node) for state in map(cluster, ([], nodes(4, 2)))]
+    assert seen == [(0, 1), (6, 4)]
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
@@ -70,13 +82,13 @@ WHY = {"a": "so", "b": "so"}
     ],
 )
 def test_what_a_decision_must_keep(allocation, reasons, said) -> None:
-    assert violation(Decision(allocation, reasons), JOBS, nodes(4, 4), {}) == said
+    assert violation(Decision(allocation, reasons), cluster(nodes(4, 4), {}, *JOBS)) == said
 
 
 def test_who_may_not_be_preempted_keeps_its_slots() -> None:
     present = {"b": (("n0", 1),)}
-    assert violation(Decision(present, WHY), JOBS, nodes(4), present) is None
-    said = violation(Decision({"b": (("n1", 1),)}, WHY), JOBS, nodes(4, 4), present)
+    assert violation(Decision(present, WHY), cluster(nodes(4), present, *JOBS)) is None
+    said = violation(Decision({"b": (("n1", 1),)}, WHY), cluster(nodes(4, 4), present, *JOBS))
     assert said == "b may not be preempted, and would lose its slots"
 
 
@@ -94,4 +106,4 @@ def test_batches_are_within_the_range_and_large_enough_for_the_slots(batches, sa
     tuned = job("t", batch=32, batches=(8, 64), local_batches=(4, 16))
     assert [tuned.most_slots(batch) for batch in (8, 16, 64)] == [2, 4, 8]
     decision = Decision({"t": (("n0", 4),)}, {"t": "so"}, batches=batches)
-    assert violation(decision, [tuned], nodes(4), {}) == said
+    assert violation(decision, cluster(nodes(4), {}, tuned)) == said

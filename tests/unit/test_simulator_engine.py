@@ -11,7 +11,7 @@ from clusters import Steps, nodes, result, run, submitted
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.srtf import Srtf
-from edl.core.cluster.state import Decision, Node
+from edl.core.cluster.state import ClusterState, Decision, Node
 from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 from edl.simulator.engine import Rules
@@ -173,8 +173,8 @@ def test_what_cannot_run_is_refused_before_it_begins() -> None:
 
 @pytest.mark.parametrize("interval_s", [0.0, 60.0])
 def test_a_policy_that_starts_nobody_ends_the_run(interval_s: float) -> None:
-    def idle(jobs, nodes, present, now_s, notes) -> Decision:
-        return Decision({}, {job.name: "waits for better times" for job in jobs})
+    def idle(cluster: ClusterState) -> Decision:
+        return Decision({}, {job.name: "waits for better times" for job in cluster.jobs})
 
     with pytest.raises(UsageError, match=r"lets 1 job wait for ever.*\(a waits for better"):
         run(idle, [submitted("a", 5, 1)], nodes(1), interval_s=interval_s)
@@ -229,9 +229,10 @@ class Batched:
 
 
 def test_another_batch_costs_nothing_and_is_kept() -> None:
-    def double_at_60(jobs, nodes, present, now_s, notes) -> Decision:
+    def double_at_60(cluster: ClusterState) -> Decision:
+        jobs, notes = cluster.jobs, cluster.notes
         allocation = {job.name: (("n0", 1),) for job in jobs}
-        batches = {job.name: 2 for job in jobs if now_s >= 60}
+        batches = {job.name: 2 for job in jobs if cluster.now_s >= 60}
         # It sees the batch of before, and the ways in which the job has trained.
         seen = [*notes.get("seen", []), *((job.batch, len(job.steps)) for job in jobs)]
         assert seen == [(1, 0), (1, 1), (2, 2)][: len(seen)]

@@ -24,8 +24,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edl.core.cluster.placing import compact, per_node, pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.cluster.placing import compact, place
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 
 
@@ -33,24 +33,17 @@ from edl.core.plural import counted
 class AfsL:
     """Policy ``afs_l``."""
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
-        left = total(nodes) - sum(fixed.values())
-        largest = per_node(nodes)
-        shares = [Share(job, largest) for job in jobs if job.name not in fixed]
+        fixed = cluster.fixed
+        left = cluster.slots - sum(fixed.values())
+        largest = cluster.per_node
+        shares = [Share(job, largest) for job in cluster.jobs if job.name not in fixed]
         give(shares, left)
         sizes = fixed | {one.job.name: one.slots for one in shares if one.slots}
         reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
         reasons |= {one.job.name: one.reason() for one in shares}
-        return Decision(place(sizes, nodes, present), reasons, notes)
+        return Decision(place(sizes, cluster), reasons, cluster.notes)
 
 
 @dataclass

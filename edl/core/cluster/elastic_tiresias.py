@@ -26,8 +26,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edl.core.cluster.placing import compact, per_node, pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.cluster.placing import compact, place
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 from edl.core.settings import setting
 
@@ -48,44 +48,39 @@ class ElasticTiresias:
         10, "jobs without slots above which those of the second queue have their minimum", least=0
     )
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        second, served = self._queues(jobs, now_s, notes)
-        started: Mapping[str, float] = notes.get("started", {})
-        order = sorted(jobs, key=lambda job: (job.name in second, started.get(job.name, math.inf)))
-        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
-        sizes = _basic(order, fixed, total(nodes))
-        compacted = len(jobs) - len(sizes) > self.compaction
+        second, served = self._queues(cluster)
+        started: Mapping[str, float] = cluster.notes.get("started", {})
+        order = sorted(
+            cluster.jobs, key=lambda job: (job.name in second, started.get(job.name, math.inf))
+        )
+        fixed = cluster.fixed
+        sizes = _basic(order, fixed, cluster.slots)
+        compacted = len(cluster.jobs) - len(sizes) > self.compaction
         if compacted:
-            for job in jobs:
+            for job in cluster.jobs:
                 if job.name in second and job.name in sizes and job.name not in fixed:
                     sizes[job.name] = job.min_slots
-        elastic = [job for job in jobs if job.name not in fixed]
-        _expand(elastic, second, sizes, total(nodes) - sum(sizes.values()), per_node(nodes))
+        elastic = [job for job in cluster.jobs if job.name not in fixed]
+        _expand(elastic, second, sizes, cluster.slots - sum(sizes.values()), cluster.per_node)
         reasons = {}
-        for job in jobs:
+        for job in cluster.jobs:
             reasons[job.name] = _reason(job, sizes.get(job.name, 0), job.name in second, compacted)
-        noted = {"second": sorted(second), "served": served} | _ran(jobs, sizes, now_s, notes)
-        return Decision(place(sizes, nodes, present), reasons, noted)
+        noted = {"second": sorted(second), "served": served} | _ran(cluster, sizes)
+        return Decision(place(sizes, cluster), reasons, noted)
 
-    def _queues(
-        self, jobs: Sequence[Job], now_s: float, notes: Notes
-    ) -> tuple[set[str], dict[str, float]]:
+    def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
         """Who is in the second queue, and the service that promoted jobs had when they were."""
-        names = {job.name for job in jobs}
-        second = names.intersection(notes.get("second", ()))
+        names = {job.name for job in cluster.jobs}
+        second = names.intersection(cluster.notes.get("second", ()))
         served = {
-            name: service for name, service in notes.get("served", {}).items() if name in names
+            name: service
+            for name, service in cluster.notes.get("served", {}).items()
+            if name in names
         }
-        stopped: Mapping[str, Sequence[float]] = notes.get("stopped", {})
-        for job in jobs:
+        stopped: Mapping[str, Sequence[float]] = cluster.notes.get("stopped", {})
+        for job in cluster.jobs:
             name = job.name
             if name not in second:
                 attained_slot_s = job.attained_slot_s - served.get(name, 0.0)
@@ -93,7 +88,7 @@ class ElasticTiresias:
                     second.add(name)
             elif name in stopped:
                 since_s, ran_s = stopped[name]
-                if now_s - since_s >= self.promotion * ran_s:
+                if cluster.now_s - since_s >= self.promotion * ran_s:
                     second.remove(name)
                     served[name] = job.attained_slot_s
         return second, served
@@ -143,21 +138,19 @@ def _expand(
             heapq.heappush(most, (-gain(job), queue, at))
 
 
-def _ran(
-    jobs: Sequence[Job], sizes: Mapping[str, int], now_s: float, notes: Notes
-) -> dict[str, Any]:
+def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Since when who runs, when it first did, and when who stopped after how long a run."""
     started, began, stopped = {}, {}, {}
-    for job in jobs:
+    for job in cluster.jobs:
         name = job.name
-        ran_since_s = notes.get("began", {}).get(name)
+        ran_since_s = cluster.notes.get("began", {}).get(name)
         if name in sizes:
-            began[name] = now_s if ran_since_s is None else ran_since_s
+            began[name] = cluster.now_s if ran_since_s is None else ran_since_s
         elif ran_since_s is not None:
-            stopped[name] = [now_s, now_s - ran_since_s]
-        elif name in notes.get("stopped", {}):
-            stopped[name] = notes["stopped"][name]
-        first_s = notes.get("started", {}).get(name, began.get(name))
+            stopped[name] = [cluster.now_s, cluster.now_s - ran_since_s]
+        elif name in cluster.notes.get("stopped", {}):
+            stopped[name] = cluster.notes["stopped"][name]
+        first_s = cluster.notes.get("started", {}).get(name, began.get(name))
         if first_s is not None:
             started[name] = first_s
     return {"started": started, "began": began, "stopped": stopped}

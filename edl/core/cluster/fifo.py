@@ -11,11 +11,10 @@ By weight, heavier ones come first among those that wait, so a light one may wai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.settings import setting
 
 
@@ -26,21 +25,16 @@ class Fifo:
     backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
     by_weight: bool = setting(False, "whether heavier jobs come before lighter ones")
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        running = [Ranked(job, "it runs to its end") for job in jobs if job.name in present]
-        waiting = [job for job in jobs if job.name not in present]
+        running = [
+            Ranked(job, "it runs to its end") for job in cluster.jobs if job.name in cluster.present
+        ]
+        waiting = [job for job in cluster.jobs if job.name not in cluster.present]
         if self.by_weight:
             waiting.sort(key=lambda job: -job.weight)
-        ranking = running + [Ranked(job, self._why(job, now_s)) for job in waiting]
-        return admit(ranking, nodes, present, notes, overtaking=self.backfill)
+        ranking = running + [Ranked(job, self._why(job, cluster.now_s)) for job in waiting]
+        return admit(ranking, cluster, overtaking=self.backfill)
 
     def _why(self, job: Job, now_s: float) -> str:
         submitted = f"submitted {now_s - job.arrival_s:.0f} s ago"

@@ -27,7 +27,6 @@ one times a power of two. Which batches the authors tried is not known.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
@@ -35,8 +34,8 @@ from zlib import crc32
 import numpy as np
 
 from edl.core.cluster.jsa_program import Values, best_sizes
-from edl.core.cluster.placing import compact, per_node, pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.cluster.placing import compact, place
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 from edl.core.settings import setting
 
@@ -52,21 +51,14 @@ class Jsa:
     elastic: bool = setting(True, "whether a job may have more slots than its batch needs")
     seed: int = setting(0, "of random batches")
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
-        slots, largest = total(nodes) - sum(fixed.values()), per_node(nodes)
+        fixed = cluster.fixed
+        slots, largest = cluster.slots - sum(fixed.values()), cluster.per_node
         reasons: dict[str, str] = {}
         admitted: list[Scaling] = []
         left, held = slots, False
-        for job in jobs:
+        for job in cluster.jobs:
             if job.name in fixed:
                 reasons[job.name] = "keeps its slots: it may not be preempted"
             elif held:
@@ -87,7 +79,7 @@ class Jsa:
             reasons[one.job.name] = one.reason(count)
             if one.batches[count] != one.job.batch:
                 batches[one.job.name] = one.batches[count]
-        return Decision(place(sizes, nodes, present), reasons, notes, batches)
+        return Decision(place(sizes, cluster), reasons, cluster.notes, batches)
 
     def _scaling(self, job: Job, slots_a_node: int, slots: int) -> Scaling:
         """F_j(k), with the batches of this policy."""

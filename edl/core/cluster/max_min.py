@@ -13,8 +13,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.cluster.placing import place
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 
 
@@ -22,20 +22,13 @@ from edl.core.plural import counted
 class MaxMin:
     """Policy ``max_min``."""
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
-        sizes = shares(jobs, fixed, total(nodes))
+        fixed = cluster.fixed
+        sizes = shares(cluster.jobs, fixed, cluster.slots)
         reasons = {}
         shared = counted(len(sizes), "job")
-        for job in jobs:
+        for job in cluster.jobs:
             if job.name in sizes:
                 limit = f"it may have {job.min_slots} to {job.most_slots(job.batch)}"
                 slots = counted(sizes[job.name], "slot")
@@ -43,7 +36,7 @@ class MaxMin:
             else:
                 needs = counted(job.min_slots, "slot")
                 reasons[job.name] = f"waits: it needs {needs}, and earlier jobs have all others"
-        return Decision(place(sizes, nodes, present), reasons, notes)
+        return Decision(place(sizes, cluster), reasons, cluster.notes)
 
 
 def shares(jobs: Sequence[Job], fixed: dict[str, int], slots: int) -> dict[str, int]:

@@ -18,8 +18,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import compact, per_node, pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.cluster.placing import compact, place
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 
 
@@ -27,27 +27,24 @@ from edl.core.plural import counted
 class Optimus:
     """Policy ``optimus``."""
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
-        left = total(nodes) - sum(fixed.values())
-        order = sorted((job for job in jobs if job.name not in fixed), key=lambda j: j.min_slots)
+        fixed = cluster.fixed
+        left = cluster.slots - sum(fixed.values())
+        order = sorted(
+            (job for job in cluster.jobs if job.name not in fixed), key=lambda j: j.min_slots
+        )
         sizes: dict[str, int] = {}
         for job in order:
             sizes[job.name] = job.min_slots if job.min_slots <= left else 0
             left -= sizes[job.name]
-        gains = _give(order, sizes, left, per_node(nodes))
+        gains = _give(order, sizes, left, cluster.per_node)
         # The artifact places small jobs first, and those of one size in the order of submission.
-        ascending = sorted((job for job in jobs if job.name in sizes), key=lambda j: sizes[j.name])
-        allocation = place(fixed | {job.name: sizes[job.name] for job in ascending}, nodes, present)
-        return Decision(allocation, _reasons(jobs, sizes, gains), notes)
+        ascending = sorted(
+            (job for job in cluster.jobs if job.name in sizes), key=lambda j: sizes[j.name]
+        )
+        allocation = place(fixed | {job.name: sizes[job.name] for job in ascending}, cluster)
+        return Decision(allocation, _reasons(cluster.jobs, sizes, gains), cluster.notes)
 
 
 def gain_s(job: Job, slots: int, slots_a_node: int) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from edl.core.cluster.state import Allocation, Job, Node, Placement, size
+from edl.core.cluster.state import Allocation, ClusterState, Placement, size
 
 
-def place(sizes: Mapping[str, int], nodes: Sequence[Node], present: Allocation) -> Allocation:
+def place(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
     """Slots for each job, so many as ``sizes`` says.
 
     Who has that many already keeps them. The others are placed in the order of ``sizes``, on the
@@ -17,10 +17,10 @@ def place(sizes: Mapping[str, int], nodes: Sequence[Node], present: Allocation) 
     Args:
         sizes: job -> slots; together not more than the nodes have.
     """
-    free = {node.name: node.slots for node in nodes}
+    free = {node.name: node.slots for node in cluster.nodes}
     placed: dict[str, Placement] = {}
     for job, wanted in sizes.items():
-        slots = present.get(job, ())
+        slots = cluster.present.get(job, ())
         if wanted and size(slots) == wanted and all(free.get(at, 0) >= n for at, n in slots):
             placed[job] = slots
             for at, count in slots:
@@ -35,21 +35,6 @@ def compact(slots: int, per_node: int) -> tuple[int, ...]:
     """So many slots on as few nodes as there can be: all full but the last."""
     full, rest = divmod(slots, per_node)
     return (per_node,) * full + ((rest,) if rest else ())
-
-
-def per_node(nodes: Sequence[Node]) -> int:
-    """Slots of the largest node; at least 1."""
-    return max((node.slots for node in nodes), default=1)
-
-
-def total(nodes: Sequence[Node]) -> int:
-    """Slots of all nodes."""
-    return sum(node.slots for node in nodes)
-
-
-def pinned(jobs: Sequence[Job], present: Allocation) -> list[Job]:
-    """Those whose slots nobody may take."""
-    return [job for job in jobs if not job.preemptible and job.name in present]
 
 
 def _take(free: dict[str, int], wanted: int) -> Placement:

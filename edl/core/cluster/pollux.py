@@ -28,11 +28,20 @@ from itertools import accumulate
 
 import numpy as np
 
-from edl.core.cluster.placing import pinned, total
 from edl.core.cluster.pollux_fit import fit_parts
 from edl.core.cluster.pollux_goodput import Choices, Limits, Shapes, choices
 from edl.core.cluster.pollux_search import Counts, Effort, Problem, search, started
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, Placement, size
+from edl.core.cluster.state import (
+    Allocation,
+    ClusterState,
+    Decision,
+    Job,
+    Node,
+    Notes,
+    Placement,
+    size,
+    total,
+)
 from edl.core.plural import counted
 from edl.core.policy.step_time import StepTime
 from edl.core.settings import setting
@@ -51,40 +60,37 @@ class Pollux:
     move_s: float = setting(30.0, "what a change of slots is taken to cost")
     seed: int = setting(0, "of the search")
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        if not jobs or not nodes:
-            return Decision({}, {job.name: "waits: no node is up" for job in jobs}, notes)
-        fixed = {job.name for job in pinned(jobs, present)}
-        order = sorted(jobs, key=lambda job: (job.name not in fixed, job.attained_slot_s))
-        models = _models(order, notes.get("models", {}))
-        found = _choices(order, nodes, present, models)
-        moves: Mapping[str, int] = notes.get("moves", {})
+        if not cluster.jobs or not cluster.nodes:
+            return Decision(
+                {}, {job.name: "waits: no node is up" for job in cluster.jobs}, cluster.notes
+            )
+        fixed = cluster.fixed
+        order = sorted(cluster.jobs, key=lambda job: (job.name not in fixed, job.attained_slot_s))
+        models = _models(order, cluster.notes.get("models", {}))
+        found = _choices(order, cluster.nodes, cluster.present, models)
+        moves: Mapping[str, int] = cluster.notes.get("moves", {})
         problem = Problem(
-            slots=np.array([node.slots for node in nodes], np.int16),
-            present=_state(order, nodes, present),
+            slots=np.array([node.slots for node in cluster.nodes], np.int16),
+            present=_state(order, cluster.nodes, cluster.present),
             speedups=np.stack([one.speedups for one in found]),
-            penalties=np.array([self._penalty(job, present, now_s, moves) for job in order]),
-            most=np.array([_most(job, present) for job in order]),
+            penalties=np.array(
+                [self._penalty(job, cluster.present, cluster.now_s, moves) for job in order]
+            ),
+            most=np.array([_most(job, cluster.present) for job in order]),
             least=np.array([job.min_slots for job in order]),
             fixed=np.array([job.name in fixed for job in order]),
         )
         first = np.stack([problem.present, started(problem)])
-        if "population" in notes:
-            first = np.concatenate([first, _carried(notes, order, nodes)])
-        round_ = int(notes.get("round", 0))
+        if "population" in cluster.notes:
+            first = np.concatenate([first, _carried(cluster.notes, order, cluster.nodes)])
+        round_ = int(cluster.notes.get("round", 0))
         effort = Effort(self.population, self.generations, self.patience)
         best, population = search(
             problem, first, effort, np.random.default_rng([self.seed, round_])
         )
-        allocation = _allocation(best, order, nodes, present)
+        allocation = _allocation(best, order, cluster.nodes, cluster.present)
         batches = {
             job.name: int(one.batches[np.count_nonzero(row), row.sum()])
             for job, one, row in zip(order, found, best, strict=True)
@@ -96,9 +102,9 @@ class Pollux:
             {
                 "round": round_ + 1,
                 "models": {name: [count, *astuple(one)] for name, (count, one) in models.items()},
-                "moves": _moves(order, present, allocation, moves),
+                "moves": _moves(order, cluster.present, allocation, moves),
                 "jobs": [job.name for job in order],
-                "nodes": [node.name for node in nodes],
+                "nodes": [node.name for node in cluster.nodes],
                 "population": base64.b64encode(population.tobytes()).decode(),
             },
             {job.name: batches[job.name] for job in order if _retuned(job, batches)},

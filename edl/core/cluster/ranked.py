@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.cluster.placing import place
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 
 
@@ -18,13 +18,7 @@ class Ranked:
     why: str
 
 
-def admit(
-    ranking: Sequence[Ranked],
-    nodes: Sequence[Node],
-    present: Allocation,
-    notes: Notes,
-    overtaking: bool = True,
-) -> Decision:
+def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = True) -> Decision:
     """Give each job the slots that it requested, in the order of the ranking, while they last.
 
     Those that may not be preempted come before all others, and keep what they have.
@@ -32,14 +26,13 @@ def admit(
     Args:
         overtaking: a job for which too few slots are left does not stop those behind it.
     """
-    fixed = {job.name for job in pinned([one.job for one in ranking], present)}
-    left = total(nodes)
+    fixed, left = cluster.fixed, cluster.slots
     sizes: dict[str, int] = {}
     reasons: dict[str, str] = {}
     first_waiting = ""
     for one in sorted(ranking, key=lambda one: one.job.name not in fixed):
         job = one.job
-        wanted = size(present[job.name]) if job.name in fixed else job.requested_slots
+        wanted = fixed.get(job.name, job.requested_slots)
         if first_waiting and not overtaking:
             reasons[job.name] = f"waits behind {first_waiting}: {one.why}"
         elif wanted <= left:
@@ -50,4 +43,4 @@ def admit(
             first_waiting = first_waiting or job.name
             needs = f"needs {counted(wanted, 'slot')} and {left} are left"
             reasons[job.name] = f"waits: {one.why}, {needs}"
-    return Decision(place(sizes, nodes, present), reasons, notes)
+    return Decision(place(sizes, cluster), reasons, cluster.notes)

@@ -7,34 +7,26 @@ is overtaken. A long job may starve: there is no bound on its wait while shorter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import compact, per_node
+from edl.core.cluster.placing import compact
 from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes
+from edl.core.cluster.state import ClusterState, Decision, Job
 
 
 @dataclass(frozen=True)
 class Srtf:
     """Policy ``srtf``."""
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        largest = per_node(nodes)
-        left_s = {job.name: remaining_s(job, largest) for job in jobs}
+        largest = cluster.per_node
+        left_s = {job.name: remaining_s(job, largest) for job in cluster.jobs}
         ranking = [
             Ranked(job, f"{left_s[job.name]:.0f} s remain")
-            for job in sorted(jobs, key=lambda job: left_s[job.name])
+            for job in sorted(cluster.jobs, key=lambda job: left_s[job.name])
         ]
-        return admit(ranking, nodes, present, notes)
+        return admit(ranking, cluster)
 
 
 def remaining_s(job: Job, slots_a_node: int) -> float:

@@ -41,6 +41,11 @@ class Node:
     kind: str = ""
 
 
+def total(nodes: Sequence[Node]) -> int:
+    """Slots of all nodes."""
+    return sum(node.slots for node in nodes)
+
+
 class Model(Protocol):
     """What is known of how a job trains: measured, fitted, or told by an oracle.
 
@@ -102,6 +107,44 @@ class Job:
 
 
 @dataclass(frozen=True)
+class ClusterState:
+    """What a policy is asked about.
+
+    Attributes:
+        jobs: in the order in which they were submitted.
+        nodes: those that are up, in the order in which they are filled.
+        present: the slots that jobs have now.
+        notes: of the last decision; empty at first.
+    """
+
+    jobs: Sequence[Job]
+    nodes: Sequence[Node]
+    present: Allocation
+    now_s: float
+    notes: Notes
+
+    @property
+    def slots(self) -> int:
+        """Of all nodes."""
+        return total(self.nodes)
+
+    @property
+    def per_node(self) -> int:
+        """Slots of the largest node; at least 1."""
+        return max((node.slots for node in self.nodes), default=1)
+
+    @property
+    def pinned(self) -> list[Job]:
+        """Those whose slots nobody may take."""
+        return [job for job in self.jobs if not job.preemptible and job.name in self.present]
+
+    @property
+    def fixed(self) -> dict[str, int]:
+        """How many slots each of those has."""
+        return {job.name: size(self.present[job.name]) for job in self.pinned}
+
+
+@dataclass(frozen=True)
 class Decision:
     """What a policy answers.
 
@@ -122,19 +165,5 @@ class Decision:
 class Policy(Protocol):
     """A policy with its parameters."""
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
-        """Who has which slots from ``now_s`` on.
-
-        Args:
-            jobs: in the order in which they were submitted.
-            nodes: those that are up, in the order in which they are filled.
-            present: the slots that jobs have now.
-            notes: of the last decision; empty at first.
-        """
+    def __call__(self, cluster: ClusterState) -> Decision:
+        """Who has which slots from ``cluster.now_s`` on."""

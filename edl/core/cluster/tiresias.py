@@ -9,11 +9,10 @@ too large for what is left is overtaken. A job may starve in the second queue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.settings import setting
 
 HOUR_S = 3600.0
@@ -27,28 +26,23 @@ class Tiresias:
         16.0, "attained service at which a job goes to the second queue", least=0
     )
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        by_name = {job.name: job for job in jobs}
-        second = [name for name in notes.get("second", ()) if name in by_name]
+        by_name = {job.name: job for job in cluster.jobs}
+        second = [name for name in cluster.notes.get("second", ()) if name in by_name]
         before = set(second)
         limit_slot_s = self.demotion_slot_hours * HOUR_S
         second += [
             job.name
-            for job in jobs
+            for job in cluster.jobs
             if job.name not in before and job.attained_slot_s >= limit_slot_s
         ]
         demoted = set(second)
-        ranking = [Ranked(job, self._why(job, 1)) for job in jobs if job.name not in demoted]
+        ranking = [
+            Ranked(job, self._why(job, 1)) for job in cluster.jobs if job.name not in demoted
+        ]
         ranking += [Ranked(by_name[name], self._why(by_name[name], 2)) for name in second]
-        return admit(ranking, nodes, present, {"second": second})
+        return replace(admit(ranking, cluster), notes={"second": second})
 
     def _why(self, job: Job, queue: int) -> str:
         attained = f"{job.attained_slot_s / HOUR_S:.2f} slot-hours attained"

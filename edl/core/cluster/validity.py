@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from edl.core.cluster.placing import pinned
-from edl.core.cluster.state import Allocation, Decision, Job, Node, size
+from edl.core.cluster.state import ClusterState, Decision, Job, Node, size
 
 
-def violation(
-    decision: Decision, jobs: Sequence[Job], nodes: Sequence[Node], present: Allocation
-) -> str | None:
+def violation(decision: Decision, cluster: ClusterState) -> str | None:
     """The first rule that the decision breaks, as a sentence; None: it keeps all of them.
 
     No slot is given twice, nor one of a node that is not there; no job has fewer slots than its
     minimum or more than its maximum, nor more than can share its batch; no batch is outside of the
     job's range; who may not be preempted keeps its slots; each job has a reason.
     """
-    known = {job.name: job for job in jobs}
-    wrong = _slots(decision, known, nodes) or _batches(decision, known)
+    known = {job.name: job for job in cluster.jobs}
+    wrong = _slots(decision, known, cluster.nodes) or _batches(decision, known)
     if wrong is not None:
         return wrong
-    for job in pinned(jobs, present):
-        if decision.allocation.get(job.name) != present[job.name]:
+    for job in cluster.pinned:
+        if decision.allocation.get(job.name) != cluster.present[job.name]:
             return f"{job.name} may not be preempted, and would lose its slots"
-    silent = [job.name for job in jobs if not decision.reasons.get(job.name)]
+    silent = [job.name for job in cluster.jobs if not decision.reasons.get(job.name)]
     return f"{silent[0]} is given no reason" if silent else None
 
 

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import pinned, place, total
-from edl.core.cluster.state import Allocation, Decision, Job, Node, Notes, size
+from edl.core.cluster.placing import place
+from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 
 
@@ -33,21 +33,13 @@ from edl.core.plural import counted
 class VirtualFlow:
     """Policy ``virtualflow``. It notes in which order jobs were let in: ties follow it."""
 
-    def __call__(
-        self,
-        jobs: Sequence[Job],
-        nodes: Sequence[Node],
-        present: Allocation,
-        now_s: float,
-        notes: Notes,
-    ) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
-        fixed = {job.name: size(present[job.name]) for job in pinned(jobs, present)}
-        slots = total(nodes)
-        running = _survivors(_running(jobs, present, notes), fixed, slots)
+        fixed, slots = cluster.fixed, cluster.slots
+        running = _survivors(_running(cluster), fixed, slots)
         admitted, sizes = list(running), shares(running, fixed, slots) or {}
         let_in = {job.name for job in running}
-        heaviest = _by_weight(job for job in jobs if job.name not in let_in)
+        heaviest = _by_weight(job for job in cluster.jobs if job.name not in let_in)
         held_by = ""
         for job in heaviest:
             then = shares([*admitted, job], fixed, slots)
@@ -66,7 +58,7 @@ class VirtualFlow:
             sizes = then
         weights = sum(job.weight for job in admitted)
         reasons = {}
-        for job in jobs:
+        for job in cluster.jobs:
             weight = f"weight {job.weight:g}"
             if job.name in sizes:
                 has = counted(sizes[job.name], "slot")
@@ -74,7 +66,7 @@ class VirtualFlow:
             else:
                 reasons[job.name] = f"waits with {weight}: {held_by}"
         order = [job.name for job in admitted]
-        return Decision(place(sizes, nodes, present), reasons, {"order": order})
+        return Decision(place(sizes, cluster), reasons, {"order": order})
 
 
 def shares(jobs: Sequence[Job], fixed: Mapping[str, int], slots: int) -> dict[str, int] | None:
@@ -132,10 +124,10 @@ def _by_weight(jobs: Iterable[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: -job.weight)
 
 
-def _running(jobs: Sequence[Job], present: Allocation, notes: Notes) -> list[Job]:
+def _running(cluster: ClusterState) -> list[Job]:
     """Those that have slots, in the order in which they were let in."""
-    have = {job.name: job for job in jobs if job.name in present}
-    known = [have.pop(name) for name in notes.get("order", ()) if name in have]
+    have = {job.name: job for job in cluster.jobs if job.name in cluster.present}
+    known = [have.pop(name) for name in cluster.notes.get("order", ()) if name in have]
     return known + _by_weight(have.values())
 
 
