@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from verbs import Verbs
 
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
@@ -28,6 +30,12 @@ STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0
 POLL_S = 0.1
 SESSION_S, CONNECT_S = 10.0, 5.0
+
+
+@functools.cache
+def verbs() -> Verbs:
+    """That of this process."""
+    return Verbs()
 
 
 class Running:
@@ -83,6 +91,8 @@ class Shell:
         self, *words: str, timeout_s: float = WAIT_S, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end."""
+        if verbs().takes(words, self.environment):
+            return verbs().run(words, cwd or self.directory, self.environment, timeout_s)
         return subprocess.run(
             [sys.executable, "-m", "edl.cli.main", *words],
             cwd=cwd or self.directory,

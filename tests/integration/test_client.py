@@ -57,6 +57,7 @@ def kinds(shell: Shell, kind: str) -> list[dict]:
     return [event for event in shell.events() if event["kind"] == kind]
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_two_of_three_workers_move_in_one_switch(shell: Shell) -> None:
     with two_hosts(shell, np=3):
         before = shell.status()["generation"]
@@ -311,6 +312,7 @@ def test_an_interrupted_profile_gives_the_size_back(shell: Shell, number: signal
         assert [point["np"] for point in kept["points"]] == [2]
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_a_profile_ends_when_somebody_else_scales(shell: Shell) -> None:
     with two_hosts(shell):
         profile = shell.start("profile", "j", "--np", "1", "--steps", "100000")

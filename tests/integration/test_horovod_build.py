@@ -232,7 +232,10 @@ def test_a_message_that_nobody_waits_for_raises(
     assert result["sum"] == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("collective", ["allreduce", "broadcast from 0", "broadcast from 1"])
+@pytest.mark.parametrize(
+    "collective",
+    ["allreduce", "broadcast from 0", pytest.param("broadcast from 1", marks=pytest.mark.long)],
+)
 def test_a_peer_that_dies_in_the_midst_of_a_transfer_raises_at_once(
     workers: list[subprocess.Popen[str]], serve: Callable[[Store], Store], collective: str
 ) -> None:

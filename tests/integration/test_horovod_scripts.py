@@ -81,7 +81,7 @@ def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
 
 def test_a_death_at_each_place(tmp_path: Path, zk_hosts: str) -> None:
     """In a step, just before a commit, before the epoch's commit, after the last one of all."""
-    long = {"samples": 1920}  # on a very busy machine two replacements take their time to come up
+    long = {"samples": 960}  # on a very busy machine two replacements take their time to come up
     with trial(tmp_path, zk_hosts, np=3, kind=HorovodTrial, **long) as job:
         job.wait_for_size(3)
         for place in ("step", "commit"):
@@ -227,7 +227,7 @@ def round_in(job: Job, start: int, size: int, now: Status) -> bool:
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(SYNTHETIC[0], id="torch"),
+        pytest.param(SYNTHETIC[0], id="torch", marks=pytest.mark.long),
         pytest.param(SYNTHETIC[1], id="tensorflow", marks=pytest.mark.long),
     ],
 )

@@ -100,6 +100,7 @@ def test_a_script_for_horovod_elastic(tmp_path: Path, zk_hosts: str) -> None:
     assert sizes == [2, 3, 2, 3, 2]
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_another_driver_is_refused_and_edl_stop_ends_the_first_with_success(
     tmp_path: Path, zk_hosts: str
 ) -> None:

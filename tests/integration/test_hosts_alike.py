@@ -102,6 +102,7 @@ def test_a_host_that_is_needed_leaves_when_others_have_come(shell: Shell) -> Non
     assert (job.wait(), after.wait()) == (143, 0)
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: Shell) -> None:
     limits = ("--max-np", "4", "--job", "j", "--host", "a")
     job = shell.start("run", "-np", "3", *limits, sys.executable, STANDIN)
@@ -118,6 +119,7 @@ def test_who_got_less_than_it_brings_does_not_undo_a_scale_or_a_drain(shell: She
     assert job.wait() == 143
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_hosts_that_bring_one_worker_each_make_an_allowed_size_together(shell: Shell) -> None:
     """And each change of what is desired is told, with who asked for it."""
     limits = ("--sizes", "1,2,4", "--max-np", "4", "--slots", "2", "--job", "j", "--host", "a")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from wrong import answers_of, assert_a_sentence
+from wrong import answers_of, asked, assert_a_sentence
 
 pytestmark = pytest.mark.integration
 
@@ -438,11 +438,17 @@ fit(edl.LRTuner(opt, total=9), made=Own(x, keras.layers.Dense(1)(x)))
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, tuple[int, str]]:
-    return answers_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
+def answers(request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
+    return answers_of(asked(request, WRONG_USES | RIGHT_USES), IMPORTS, SETUP)
 
 
-@pytest.mark.parametrize("name", RIGHT_USES)
+TRAINED = "from 10 times too low it comes near a hand-tuned one"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name == TRAINED else ()) for name in RIGHT_USES],
+)
 def test_it_tunes(name: str, answers: dict[str, tuple[int, str]]) -> None:
     code, stderr = answers[name]
     assert code == 0, stderr

@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 LEAVING = SCRIPTS / "leaving.py"
 
 
-@pytest.mark.parametrize("epochs", [pytest.param(4, id="for the next epoch"), 3])
+@pytest.mark.parametrize(
+    "epochs", [pytest.param(4, id="for the next epoch", marks=pytest.mark.long), 3]
+)
 def test_after_an_update(epochs: int, tmp_path: Path, zk_hosts: str) -> None:
     """And all workers may do so: in the first two epochs they do, also with a batch in hand."""
     words = ["--where", "after", "--epochs", str(epochs)]

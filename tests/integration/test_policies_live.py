@@ -21,7 +21,7 @@ threshold = 0.4
 every_steps = 6
 staying_steps = 8
 """
-SCALES = Throttle(0.1, 10**6)  # each step takes as long with any number of workers
+SCALES = Throttle(0.2, 10**6)  # each step takes as long with any number of workers
 SCALES_NOT = Throttle(0.05, 10**6, 0.05, each_s=0.05)
 
 
@@ -35,7 +35,7 @@ every = "2s"
 def options(directory: Path, text: str = RULE) -> dict[str, Any]:
     file = directory / "policy.toml"
     file.write_text(text)
-    return {"options": ["--policy", str(file)], "samples": 4800}
+    return {"options": ["--policy", str(file)], "samples": 1920}
 
 
 def reasons(job: Trial) -> list[str]:

@@ -57,7 +57,7 @@ def test_it_ends_with_its_sentence(
     ("framework", "last", "groups"),
     [
         ("torch", False, 3),
-        ("tensorflow", False, 3),
+        pytest.param("tensorflow", False, 3, marks=pytest.mark.long),
         pytest.param("torch", True, 200, marks=pytest.mark.long),
         pytest.param("fit", False, 200, marks=pytest.mark.long),
         pytest.param("fit", True, 200, marks=pytest.mark.long),

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from wrong import answers_of, assert_a_sentence
+from wrong import answers_of, asked, assert_a_sentence
 
 pytestmark = pytest.mark.integration
 
@@ -1126,8 +1126,8 @@ RIGHT_USES |= {"a rate and batches of the policy": (BOTH_TABLES, "")}
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, tuple[int, str]]:
-    return answers_of(WRONG_USES | RIGHT_USES, IMPORTS, SETUP)
+def answers(request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
+    return answers_of(asked(request, WRONG_USES | RIGHT_USES), IMPORTS, SETUP)
 
 
 @pytest.mark.parametrize("name", RIGHT_USES)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+import pytest
 from paths import SCRIPTS
 
 Uses = Mapping[str, tuple[str, str]]  # name -> code, a part of the sentence
@@ -27,6 +28,13 @@ def answers_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str
     assert done.returncode == 0, done.stderr
     answers: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])
     return answers
+
+
+def asked(request: pytest.FixtureRequest, uses: Uses) -> Uses:
+    """Those whose tests run in this session."""
+    items = [item for item in request.session.items if item.path == request.path]
+    names = {item.callspec.params.get("name") for item in items if hasattr(item, "callspec")}
+    return {name: use for name, use in uses.items() if name in names}
 
 
 def assert_a_sentence(answer: tuple[int, str], part: str) -> None:

@@ -14,6 +14,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from edl.core.policy.stragglers import Stragglers
@@ -25,6 +26,15 @@ from edl.testing.loopback import LoopbackJob, LoopbackWorker
 POINTS = 160  # of a worker's life; a step has some ten
 BOUND_S = 400.0  # of virtual time: no job of these stands still longer
 FAULTS = ("kill", "fail", "cut", "delay", "freeze", "expire")
+
+
+def points(first: int, end: int, step: int = 1, turn: int = 0) -> range:
+    """Where a worker is struck, in one job after the other.
+
+    In `make test` it is each third place, and ``turn`` says which; in `make property` all of them.
+    """
+    part = 3 if settings.get_current_profile_name() == "ci" else 1
+    return range(first + step * (turn % part), end, step * part)
 
 
 class Script(Protocol):

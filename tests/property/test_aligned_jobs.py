@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -63,7 +63,7 @@ def test_a_death_splits_a_step_and_mixes_none(
     Trial(seed, np, 1, 5, script, deaths, changes).run()
 
 
-@pytest.mark.parametrize("point", range(1, 90, 3))
+@pytest.mark.parametrize("point", points(1, 90, 3))
 def test_a_death_at_each_point(point: int) -> None:
     script = Counting(14, 1, 4, aligned=True)
     for worker in range(3):

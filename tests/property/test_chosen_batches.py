@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -55,7 +55,7 @@ def test_each_step_has_what_was_chosen(prefetch: int) -> None:
         assert [update for update, _ in result.batches][1] in (3, 4, 5)
 
 
-@pytest.mark.parametrize("point", range(1, 130, 3))
+@pytest.mark.parametrize("point", points(1, 130, 3))
 def test_a_death_at_each_point(point: int) -> None:
     """Also in the step in which all take another batch, which some have completed then."""
     script = Counting(60, 1, 1, point % 3, batch_range=(3, 9))

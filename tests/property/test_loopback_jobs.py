@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, scripts, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, scripts, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -52,7 +52,7 @@ def test_a_crash_anywhere(seed: int, np: int, script: Counting, faults: tuple[Fa
 @pytest.mark.parametrize("worker", range(3))
 def test_a_crash_at_each_point_of_the_start_and_of_a_step(worker: int) -> None:
     """The first exchange of the job's state included. Nobody else fails."""
-    for point in range(1, 41):
+    for point in points(1, 41, turn=worker):
         for seed in (0, 1):
             job = Trial(seed, script=FEW, faults=(Fault(worker, point, "kill"),)).run()
             assert job.memory.job.state is JobState.FINISHED
@@ -62,7 +62,7 @@ def test_a_crash_at_each_point_of_the_start_and_of_a_step(worker: int) -> None:
 @pytest.mark.parametrize("worker", range(3))
 def test_a_broken_ring_at_each_point_costs_nobody(worker: int, what: str) -> None:
     """Some have the result of a collective and some have not; all go on together."""
-    for point in range(1, 41):
+    for point in points(1, 41, turn=worker):
         for seed in (0, 1):
             job = Trial(seed, script=FEW, faults=(Fault(worker, point, what),)).run()
             assert job.memory.job.state is JobState.FINISHED
@@ -76,7 +76,7 @@ def test_a_fault_at_each_point_of_a_step_of_several_batches(
     worker: int, what: str, script: Counting
 ) -> None:
     """Also of the first one, in which all learn that gradients are accumulated."""
-    for point in range(1, 61):
+    for point in points(1, 61, turn=worker):
         job = Trial(point % 2, script=script, faults=(Fault(worker, point, what),)).run()
         assert job.memory.job.state is JobState.FINISHED
         assert what == "kill" or len(job.results) == 3

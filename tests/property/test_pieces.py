@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -58,7 +58,7 @@ def test_there_are_as_many_steps_as_without_pieces(aligned: bool) -> None:
     assert len(steps) == 1
 
 
-@pytest.mark.parametrize("point", range(1, 60, 2))
+@pytest.mark.parametrize("point", points(1, 60, 2))
 def test_a_death_at_each_point(point: int) -> None:
     script = Counting(14, 1, 4, 1, aligned=point % 4 == 1, micro_batch=1)
     for worker in range(3):

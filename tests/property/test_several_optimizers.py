@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.several import BOTH_FIRST, GAN, ONE, THREE, TOGETHER, CountingSeveral
@@ -58,7 +58,7 @@ def test_a_fault_at_each_point(what: str, turns: tuple[tuple[str, ...], ...]) ->
     """Between two steps of a batch, too; some have completed one and some have not."""
     script = CountingSeveral(turns, samples=14, epochs=1)
     for worker in range(3):
-        for point in range(1 + worker, 80, 5):
+        for point in points(1 + worker, 80, 5, worker):
             trial = Trial(point % 2, script=script, faults=(Fault(worker, point, what),))
             job = trial.run()
             assert job.memory.job.state is JobState.FINISHED

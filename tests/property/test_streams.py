@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -60,7 +60,7 @@ def test_nothing_happens(np: int, script: Counting) -> None:
 @pytest.mark.parametrize("what", ["kill", "cut", "fail"])
 def test_a_fault_at_each_point(what: str, script: Counting) -> None:
     for worker in range(3):
-        for point in range(1 + worker, 80, 9):
+        for point in points(1 + worker, 80, 9, worker):
             Trial(point % 2, script=script, faults=(Fault(worker, point, what),)).run()
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.daemon.progress import Receive
@@ -171,7 +171,7 @@ def test_who_has_missed_a_step_may_decide_otherwise() -> None:
     """With one optimizer: its step ends all the same."""
     script = TorchSeveral((ONE,), samples=14, epochs=1, looks=True)
     for worker in range(3):
-        for point in range(30, 80, 3):
+        for point in points(30, 80, 3, worker):
             trial = Trial(0, script=script, faults=(Fault(worker, point, "kill"),))
             assert trial.run().memory.job.state is JobState.FINISHED
 
@@ -180,7 +180,7 @@ def test_who_has_missed_a_step_may_decide_otherwise() -> None:
 def test_a_death_at_each_point(turns: tuple[tuple[str, ...], ...]) -> None:
     script = TorchSeveral(turns, samples=14, epochs=1)
     for worker in range(3):
-        for point in range(1 + worker, 90, 7):
+        for point in points(1 + worker, 90, 7, worker):
             trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
             assert trial.run().memory.job.state is JobState.FINISHED
 
@@ -228,7 +228,7 @@ def test_batches_in_pieces_and_a_death_at_each_point(turn: tuple[str, ...]) -> N
     steps = {each.counted.steps for each in Trial(script=script).run().results.values()}
     assert steps == {2}
     for worker in range(3):
-        for point in range(1 + worker, 90, 5):
+        for point in points(1 + worker, 90, 5, worker):
             trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
             assert trial.run().memory.job.state is JobState.FINISHED
 
@@ -375,7 +375,7 @@ def test_all_tune_alike(in_threads: None) -> None:
 
 
 def test_also_those_who_come_and_those_who_survive(in_threads: None) -> None:
-    for point in range(20, 150, 8):
+    for point in points(20, 150, 8):
         trial = Trial(
             point % 3,
             np=3,
