@@ -16,7 +16,7 @@ from edl.testing.throttle import Throttle
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 COUNTING = SCRIPTS / "counting.py"
-SAMPLES, EPOCHS = 1797, 3
+SAMPLES, EPOCHS = 897, 3
 SIZES = (2, 4, 1, 3)
 
 
@@ -30,7 +30,7 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
     together = tmp_path / "together"  # none is ready before all are known
     script += ["--together", str(together)]
     patience = {"EDL_GATHER_TIMEOUT_S": "120"}  # of newcomers with each other: the machine is busy
-    slow = Throttle(0.15)
+    slow = Throttle(0.2, 120, 3.0)
     with started(
         tmp_path, zk_hosts, *script, *size, **limits, environment=patience, throttled=slow
     ) as job:
