@@ -135,7 +135,7 @@ def Dataset(
     seed: int = 0,
     *,
     max_global_batch: int | None = None,
-    global_batch: tuple[int, int] | None = None,
+    global_batch: int | tuple[int, int] | None = None,
 ) -> ElasticDataset:
     """A ``tf.data.Dataset`` of this worker's batches::
 
@@ -155,8 +155,9 @@ def Dataset(
             with ``state_dict`` and ``load_state_dict``; the same on all workers.
         batch_size: samples of one worker in a step; the global batch is that times the size.
         max_global_batch: the global batch at most, in samples: more workers share it out.
-        global_batch: in place of batch_size: the fewest and the most samples of all workers
-            together, among which the job chooses by its goodput.
+        global_batch: in place of batch_size: the samples of all workers together, the same in each
+            step whoever comes and goes (a worker's part is then loaded when its step begins, not
+            before); or the fewest and the most, among which the job chooses by its goodput.
         shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
 
     Raises:

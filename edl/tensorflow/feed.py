@@ -40,9 +40,15 @@ class _Entry:
 
 
 class PipelineFeed:
-    """See :class:`edl.framework.steps.Feed`; :meth:`read` is the other end."""
+    """See :class:`edl.framework.steps.Feed`; :meth:`read` is the other end.
+
+    Attributes:
+        ahead: batches that are formed before they are needed. 0: a change of the workers finds
+            none in the pipeline, which cannot take back what it has read.
+    """
 
     def __init__(self, worker: Worker) -> None:
+        self.ahead = AHEAD
         self._worker = worker
         self._thread = threading.get_ident()  # the one that trains
         self._formed: deque[_Entry] = deque()  # not yet handed to a step
@@ -132,7 +138,7 @@ class PipelineFeed:
     def _form(self) -> Batch | None:
         """The next batch, unless enough are formed."""
         worker = self._worker
-        if worker.warming_up or len(self._formed) > AHEAD:
+        if worker.warming_up or len(self._formed) > self.ahead:
             return None
         return worker.loader.sampler.form(worker.loader.ledger)
 

@@ -37,7 +37,7 @@ def elastic_shard_generator(
     seed: int = 0,
     *,
     max_global_batch: int | None = None,
-    global_batch: tuple[int, int] | None = None,
+    global_batch: int | tuple[int, int] | None = None,
 ) -> Callable[[], Iterator[Any]]:
     """What ``tf.data.Dataset.from_generator`` wants: it yields this worker's mini-batches.
 

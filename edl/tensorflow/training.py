@@ -23,7 +23,7 @@ from edl.framework.source import (
     stream_of,
 )
 from edl.framework.steps import Steps
-from edl.tensorflow.feed import AHEAD, PipelineFeed
+from edl.tensorflow.feed import PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.lr_schedule import check_alone, last_rates, warn_of_a_changed_batch
 from edl.tensorflow.reduction import GradientReduction
@@ -98,18 +98,14 @@ class Training:
             DataError, UsageError: see :func:`edl.tensorflow.source.reader_of`.
         """
         batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
-        if batches.global_batch:
-            raise UsageError(
-                "the same samples in each step, whoever shares them, are PyTorch's: a pipeline of "
-                "TensorFlow cannot take back what it has read; give batch_size, max_global_batch, "
-                "or the fewest and the most as global_batch"
-            )
         if batches.micro_batch:
             raise UsageError(
                 "batches in pieces (micro_batch) are PyTorch's; give the Keras optimizer "
                 "gradient_accumulation_steps"
             )
-        order = batches, shuffle, seed, AHEAD
+        if batches.global_batch:  # who shares it is known when its step begins, and not before
+            self.feed.ahead = 0
+        order = batches, shuffle, seed, self.feed.ahead
         if not (is_numbered(source) or isinstance(source, tf.Tensor)):
             stream = stream_of(source)
             attach_stream(self.worker, stream, *order)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from paths import SCRIPTS
 from trial import trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -12,14 +14,27 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SAMPLES, EPOCHS, BATCH = 1200, 2, 7  # an epoch has 171 global batches and a half
 
 
+SIZE = ["--global-batch", str(BATCH)]
+TENSORFLOW = [
+    ({"script": SCRIPTS / "tf_counting.py"}, [*SIZE, "--mode", mode])
+    for mode in ("function", "fit", "graph", "feed", "plain")
+]
+
+
 @pytest.mark.long  # tests/README.md, Time
-@pytest.mark.parametrize(("loaders", "pieces"), [(0, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({}, SIZE),
+        ({"num_workers": 2}, SIZE),
+        ({"num_workers": 2}, [*SIZE, "--micro-batch", "2"]),
+        *TENSORFLOW,
+    ],
+)
 def test_there_are_as_many_steps_as_without_a_change(
-    loaders: int, pieces: int, tmp_path: Path, zk_hosts: str
+    settings: dict[str, Any], more: list[str], tmp_path: Path, zk_hosts: str
 ) -> None:
-    """``pieces``: samples that a worker trains at once; 0: all of its slice."""
-    more = ["--global-batch", str(BATCH), *(["--micro-batch", str(pieces)] if pieces else [])]
-    settings = {"samples": SAMPLES, "epochs": EPOCHS, "num_workers": loaders, "more": more}
+    settings = {"samples": SAMPLES, "epochs": EPOCHS, "more": more, **settings}
     with trial(tmp_path, zk_hosts, np=2, max_np=3, options=["--slots", "3"], **settings) as job:
         job.wait_for_step(5)
         job.scale(3)
@@ -33,9 +48,12 @@ def test_there_are_as_many_steps_as_without_a_change(
 
 
 @pytest.mark.long  # the loopback ring has it at every point
-def test_a_death_splits_one(tmp_path: Path, zk_hosts: str) -> None:
-    more = ["--global-batch", str(BATCH)]
-    with trial(tmp_path, zk_hosts, np=3, max_np=3, samples=SAMPLES, epochs=1, more=more) as job:
+@pytest.mark.parametrize(("settings", "more"), [({}, SIZE), *TENSORFLOW])
+def test_a_death_splits_one(
+    settings: dict[str, Any], more: list[str], tmp_path: Path, zk_hosts: str
+) -> None:
+    settings = {"samples": SAMPLES, "epochs": 1, "more": more, **settings}
+    with trial(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
         job.wait_for_step(5)
         before = job.wait_for_size(3)["generation"]
         job.process(job.leader()).kill()

@@ -18,8 +18,12 @@ import edl.tensorflow as edl
 
 options = parser()
 options.add_argument("--stream", choices=["shards"])
+options.add_argument("--global-batch", type=int)
 options.add_argument("--mode", default=os.environ.get("EDL_TEST_MODE", "function"))
 args = options.parse_args()
+sizes = {"batch_size": args.batch_size}
+if args.global_batch:
+    sizes = {"global_batch": args.global_batch}
 diary = Diary(args)
 traces = 0
 optimizer = None
@@ -98,7 +102,7 @@ def data():
     source = np.arange(args.samples)
     if args.stream:
         source = edl.data.stream(range(0, args.samples, SHARD), numbers, parse=np.int64)
-    batches = edl.Dataset(source, args.batch_size, shuffle=True, seed=7)
+    batches = edl.Dataset(source, **sizes, shuffle=True, seed=7)
     return batches.map(held_up) if args.late and edl.is_warming_up() else batches
 
 
@@ -178,7 +182,7 @@ class Graph:
         v1.disable_eager_execution()
         zeros, integer = tf.zeros(args.samples, tf.float64), tf.zeros(args.samples, tf.int64)
         batches = edl.elastic_shard_generator(
-            np.arange(args.samples), args.batch_size, epochs=args.epochs, shuffle=True, seed=7
+            np.arange(args.samples), **sizes, epochs=args.epochs, shuffle=True, seed=7
         )
         signature = tf.TensorSpec((None,), tf.int64)
         if fed:
