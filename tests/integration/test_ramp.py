@@ -33,7 +33,7 @@ PEAK_LR = 0.05
 BASE, RAMP = 8, 12
 ALIKE = ("epoch", "samples", "batch", "rate", "weights", "momenta")  # on all workers, to the bit
 CLOSE = 1e-6  # of the largest number, between the job and the single process
-SENT_RATE = {"torch": 1e-12, "tensorflow": 1e-6}  # Keras is told a float32
+SENT_RATE = {"torch": 1e-12, "tensorflow": 1e-6, "fit": 1e-6}  # Keras is told a float32
 
 Row = dict[str, Any]
 
@@ -144,6 +144,8 @@ def difference(steps: list[Step], played: list[Row], name: str) -> float:
         pytest.param("torch", "applied", True, marks=pytest.mark.long),
         pytest.param("tensorflow", "gradient", False, marks=pytest.mark.long),
         pytest.param("tensorflow", "applied", True, marks=pytest.mark.long),
+        pytest.param("fit", "gradient", False, marks=pytest.mark.long),
+        pytest.param("fit", "applied", True, marks=pytest.mark.long),
     ],
 )
 def test_a_job_that_changes_during_ramps(
@@ -155,7 +157,8 @@ def test_a_job_that_changes_during_ramps(
     death_at, wait_at = (chance.randrange(3, RAMP - 2) for _ in range(2))
     out = tmp_path / "out"
     out.mkdir()
-    script = SCRIPTS / {"torch": "ramp_torch.py", "tensorflow": "ramp_tf.py"}[framework]
+    names = {"torch": "ramp_torch.py", "tensorflow": "ramp_tf.py", "fit": "ramp_fit.py"}
+    script = SCRIPTS / names[framework]
     words = ["--out", str(out), "--point", point, *(["--missed"] if missed else [])]
     words += ["--death-at", str(death_at), "--wait-at", str(wait_at)]
     environment = {"EDL_STATE_CHECK_STEPS": "1", "EDL_BACKOFF_MAX_S": "1"}

@@ -1,4 +1,4 @@
-"""The same training in one plain process, without edl: `ramp_replay.py torch` or `tensorflow`.
+"""The same training in one plain process, without edl: `ramp_replay.py torch|tensorflow|fit`.
 
 Standard input has updates as JSON: ``ids`` of the samples, and ``gamma``, what the learning rate is
 multiplied by. Standard output gets weights and momenta after each.
@@ -53,7 +53,7 @@ def in_tensorflow(updates):
         yield [weight.numpy() for weight in weights], [each.numpy() for each in sgd.momentums]
 
 
-play = {"torch": in_torch, "tensorflow": in_tensorflow}[sys.argv[1]]
+play = {"torch": in_torch, "tensorflow": in_tensorflow, "fit": in_tensorflow}[sys.argv[1]]
 found = [
     {"weights": problem.flat(weights), "momenta": problem.flat(momenta)}
     for weights, momenta in play(json.load(sys.stdin))
