@@ -25,8 +25,8 @@ from edl.testing.throttle import Throttle
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 COUNTING = SCRIPTS / "counting.py"
-SAMPLES, EPOCHS = 480, 3
-SLOW = Throttle(0.05, 140, 1.0)  # with one worker it has 360 steps
+SAMPLES, EPOCHS = 240, 3
+SLOW = Throttle(0.1, 70, 2.0)  # with one worker it has 180 steps
 
 
 class Trial:
@@ -137,12 +137,12 @@ def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str)
     script, auto = trial.script("--num-workers", "2"), ["--resume=auto"]
     first = {"np": 1, "max_np": 1, "options": auto, "throttled": SLOW}
     with started(trial.directory, zk_hosts, *script, **first) as job:
-        job.wait_for_step(125)  # in the second epoch
+        job.wait_for_step(65)  # in the second epoch
         job.edl("stop")
         assert job.end() == 143, job.describe("it failed")
     stopped = trial.newest
     assert stopped.job == job.name
-    assert stopped.step >= 125
+    assert stopped.step >= 65
     assert stopped.epoch in (1, 2), "on a busy machine it may be in the third by now"
 
     with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
