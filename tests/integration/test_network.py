@@ -57,7 +57,7 @@ def health(net: Net, host: str) -> dict[str, Any]:
 
 
 CUTS = [
-    pytest.param("leader", {}, id="leader-both-ways"),
+    pytest.param("leader", {}, id="leader-both-ways", marks=pytest.mark.long),
     pytest.param("plain", {"into": False}, id="plain-out", marks=pytest.mark.chaos),
     pytest.param("plain", {"out": False}, id="plain-into", marks=pytest.mark.chaos),
 ]

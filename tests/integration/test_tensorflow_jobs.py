@@ -27,6 +27,7 @@ TF_COUNTING = SCRIPTS / "tf_counting.py"
 SLOW = Throttle(1.0, 30, 8.0)  # a job of 60 to 100 steps
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
     """2 workers, then 3: uneven batches, every dtype, clipping, the schedule, a single trace."""
     out = tmp_path / "out"
