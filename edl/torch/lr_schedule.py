@@ -18,7 +18,7 @@ from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
-from edl.torch.schedulers import counts_samples, schedulers_of
+from edl.torch.schedulers import counted, counts_samples, schedulers_of
 
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
@@ -159,7 +159,7 @@ class InSamples:
         before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
     def _advance(self, update: Update) -> None:
-        while self.scheduler.last_epoch < update.before // self.batch:
+        while counted(self.scheduler) < update.before // self.batch:
             self.scheduler.step()
 
     def step(self) -> None:

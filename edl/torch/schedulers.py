@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+)
 
 from edl.framework.digest import PLAIN
 from edl.framework.state import map_leaves
@@ -122,7 +127,7 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
     for scheduler in alive:
         if id(scheduler) in parts or scheduler in _warned_of or scheduler in _counting_samples:
             continue
-        if isinstance(scheduler, ReduceLROnPlateau) or _counted(scheduler) <= epochs:
+        if isinstance(scheduler, ReduceLROnPlateau) or counted(scheduler) <= epochs:
             continue
         _warned_of.add(scheduler)
         logger.warning(
@@ -136,9 +141,11 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
         )
 
 
-def _counted(scheduler: LRScheduler) -> int:
-    """How often its step() was called; 0 where it does not say, as a ChainedScheduler."""
-    return int(getattr(scheduler, "last_epoch", 0))
+def counted(scheduler: LRScheduler) -> int:
+    """How often its step() was called; a ChainedScheduler says it by its parts."""
+    while isinstance(scheduler, ChainedScheduler):
+        scheduler = scheduler._schedulers[0]
+    return int(scheduler.last_epoch)
 
 
 def _alive() -> list[LRScheduler]:

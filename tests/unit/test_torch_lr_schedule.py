@@ -127,6 +127,16 @@ def test_one_of_pytorchs_counts_samples_as_steps(job: Job) -> None:
     assert other.scheduler.last_epoch == 5
 
 
+def test_a_chain_of_pytorchs_counts_them_too(job: Job) -> None:
+    """It has no count of its own. Two that halve, every step and every second one."""
+    sgd = elastic_sgd(rate=1.0)
+    parts = [lr.StepLR(sgd, step_size=size, gamma=0.5) for size in (1, 2)]
+    chain = in_samples(lr.ChainedScheduler(parts), batch=20)
+    rates = [job.train(sgd, 10)[0] for _ in range(6)]
+    assert rates == [1.0, 1.0, 0.5, 0.5, 0.125, 0.125]
+    assert chain.get_last_lr() == [0.125]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
