@@ -14,8 +14,10 @@ from rich import box
 from rich.table import Table
 
 from edl.cli.common import JsonOption, console, progress
+from edl.cli.simulation_figure import check_runs, figure_of
 from edl.core.cluster.policies import POLICIES, policy
 from edl.errors import UsageError, first
+from edl.figures import check_figure
 from edl.simulator import jsa, pollux, trace, virtualflow
 from edl.simulator.built_in import JSA, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet
 from edl.simulator.engine import Rules
@@ -24,6 +26,7 @@ from edl.simulator.measurements import applications
 from edl.simulator.published import Comparison, answers, compare
 from edl.simulator.resize import parse
 from edl.simulator.runs import Outcome, Run, do_all
+from edl.simulator.usage import levels
 
 Done = tuple[Outcome, Comparison | None]
 NARROW = (0, 0)  # so that a row fits into 80 columns
@@ -148,8 +151,21 @@ def simulate(
     ] = False,
     history: Annotated[
         bool,
-        typer.Option("--history", help="With --json: each change of a job's slots, and why."),
+        typer.Option(
+            "--history",
+            help="With --json: each change of a job's slots, and why; slots in use and jobs that "
+            "wait over time.",
+        ),
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw the runs into this .png or .svg file, with matplotlib.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run many jobs on one cluster under virtual time, and see when each of them is done.
@@ -193,7 +209,12 @@ def simulate(
         runs = [replace(run, seed=drawn[0]) for run in runs]
     if compared:
         _check_comparable(runs)
-    _show(runs, processes, compared, history, as_json)
+    if plot is not None:
+        check_figure(plot)
+        check_runs(len(runs))
+    done = _show(runs, processes, compared, history, as_json)
+    if plot is not None:
+        figure_of([outcome for outcome, _ in done]).savefig(plot)
 
 
 def _set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
@@ -301,7 +322,8 @@ def _check_comparable(runs: Sequence[Run]) -> None:
 
 def _show(
     runs: Sequence[Run], processes: int, compared: bool, history: bool, as_json: bool
-) -> None:
+) -> list[Done]:
+    """Simulate them, and print each as soon as it is there, or a table of all."""
     done: list[Done] = []
     with progress() as tell:
         for outcome in do_all(runs, processes, tell):
@@ -317,6 +339,7 @@ def _show(
         for outcome, comparison in done:
             if comparison is not None and comparison.differing:
                 console().print(_difference(outcome.run, comparison))
+    return done
 
 
 def _figures(outcome: Outcome, comparison: Comparison | None, history: bool) -> dict[str, Any]:
@@ -334,6 +357,8 @@ def _figures(outcome: Outcome, comparison: Comparison | None, history: bool) -> 
                 for name, ours, theirs in comparison.differing
             ],
         }
+    if history:
+        about["over_time"] = [level.figures() for level in levels(outcome.result)]
     return about | outcome.result.figures(history)
 
 

@@ -94,6 +94,28 @@ def test_several_processes_say_the_same_as_one(trace: Path, capsys: Captured) ->
     assert runs(f"{words} --jobs 2", capsys) == runs(words, capsys)
 
 
+def test_slots_and_queue_over_time(trace: Path, capsys: Captured) -> None:
+    # b arrives at 10 s and waits for the 4 slots until a ends at 100 s.
+    (run,) = runs(f"--trace {trace} --nodes 1 --resize-cost 0 --history", capsys)
+    assert [tuple(level.values()) for level in run["over_time"]] == [
+        (0, 4, 0),
+        (10, 4, 1),
+        (100, 4, 0),
+        (150, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(("name", "begin"), [("runs.png", b"\x89PNG"), ("runs.svg", b"<?xml")])
+def test_runs_as_a_figure(name: str, begin: bytes, trace: Path, capsys: Captured) -> None:
+    path = trace.parent / name
+    said(f"--trace {trace} --nodes 1 --policy fifo,srtf --plot {path}", capsys)
+    drawn = path.read_bytes()
+    assert drawn.startswith(begin)
+    if name.endswith(".svg"):
+        for text in (b"fifo, the trace", b"srtf, the trace", b"jobs that wait", b"4 to 7"):
+            assert b"<!-- %s -->" % text in drawn
+
+
 def test_beside_the_published_answers(capsys: Captured) -> None:
     (run,) = runs("pollux --load 0.5 --workload 6 --policy tiresias --compare", capsys)
     assert run["published"] == {"mean_jct_s": run["mean_jct_s"], "matches": 80, "differing": []}
@@ -125,6 +147,8 @@ def test_beside_the_published_answers(capsys: Captured) -> None:
         ("jsa --compare", "--compare is for the published answers of pollux; leave it out"),
         ("jsa --arrivals often", "there are no arrivals 'often'; use low, high, mixed, bursts, "),
         ("jsa --seed x", "there is no seed 'x'; write numbers, like 6"),
+        ("pollux --plot runs.svg", "--plot shows at most 6 runs, not 8; choose fewer with "),
+        ("virtualflow --plot runs.pdf", "--plot runs.pdf: the name must end with .png or .svg"),
         ("pollux --seed 1,2", "several seeds are for jsa; say one"),
         ("pollux --compare", "nothing is published for fifo at load 1.0"),
         ("pollux --compare --policy tiresias --interval 30", "--compare: the published answ"),
