@@ -274,6 +274,8 @@ def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] |
     batches = [one.local_batch for one in measured]
     if not batches[0] <= local_batch <= batches[-1]:
         return None
+    if len(measured) == 1:
+        return measured[0].step_s, measured[0].sync_s
     at = min(max(bisect_left(batches, local_batch), 1), len(batches) - 1)
     low, high = measured[at - 1], measured[at]
     width, beyond = high.local_batch - low.local_batch, local_batch - low.local_batch

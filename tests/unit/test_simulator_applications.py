@@ -38,6 +38,14 @@ def test_between_two_local_batches_it_is_linear() -> None:
     assert made().parts((2,), 16) == pytest.approx((4.0, 0.8))
 
 
+def test_a_placement_measured_with_one_local_batch_is_known_for_that_alone() -> None:
+    validation = Validation(16, (1.0,), (1.0,), (1.0,), (1.0,))
+    once = Application("once", 1, [validation], [Timed((1,), 8, 1.5, 0.25)], [])
+    assert once.parts((1,), 8) == (1.5, 0.25)
+    with pytest.raises(UsageError, match="once was not measured with 9 samples a slot on 1 slots"):
+        once.parts((1,), 9)
+
+
 def test_placements_that_are_rotations_are_one() -> None:
     assert made().parts((2, 1), 4) == made().parts((1, 2), 4) == (2.0, 1.0)
 
