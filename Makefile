@@ -1,6 +1,6 @@
 # The one entry for people and CI. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak churn interleavings short-jobs elections bench figures scenarios clean
+.PHONY: help setup setup-tests demo test lint format types docs unit property contract integration chaos soak churn interleavings short-jobs elections bench figures tables scenarios clean
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
@@ -77,6 +77,9 @@ bench: setup ## edl beside stock Horovod (and torchrun), on this machine, in one
 
 figures: setup ## what edl's learning-rate rules do to small trainings, drawn; ARGS="--seeds 5 --only knee"
 	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.adapting $(ARGS)
+
+tables: setup ## what each cluster policy makes of published work: docs/scheduling.md; ARGS="--quick"
+	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.scheduling --jobs 2 $(ARGS)
 
 scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: the table of docs/horovod.md
 	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)

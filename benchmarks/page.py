@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -21,9 +21,24 @@ def markdown(title: str, command: str, how: str, sections: Iterable[Section]) ->
     """The page that ``command`` writes."""
     lines = [f"# {title}", "", f"`{command}` wrote this page; do not edit.", "", how]
     for section in sections:
-        align = ["---", *["---:"] * (len(section.head) - 1)]
-        lines += ["", f"## {section.title}", "", section.how, ""]
-        lines += [f"| {' | '.join(cells)} |" for cells in (section.head, align, *section.rows)]
+        lines += ["", f"## {section.title}", "", section.how, "", table(section.head, section.rows)]
         if section.notes:
             lines += ["", *(f"- {note}" for note in section.notes)]
     return "\n".join([*lines, ""])
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Text to the left in the first column, numbers to the right in the others."""
+    align = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, align, *rows))
+
+
+def fill(text: str, blocks: Mapping[str, str]) -> str:
+    """A page with what stands between ``<!-- NAME -->`` and ``<!-- end -->`` written anew."""
+    for name, block in blocks.items():
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        assert begin, f"the page has no place for {name}"
+        assert end, f"the page's place for {name} has no end"
+        text = f"{before}{begin}{block}\n{end}{after}"
+    return text

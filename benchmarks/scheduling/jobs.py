@@ -1,0 +1,46 @@
+"""The runs on each set of jobs, with the cluster and the rules that the set is meant for."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from edl.simulator import jsa, virtualflow
+from edl.simulator.built_in import JSA, POLLUX, SETS, VIRTUALFLOW
+from edl.simulator.engine import Rules
+from edl.simulator.resize import constant
+from edl.simulator.runs import Run
+from edl.simulator.work import Submission
+
+
+def on_pollux(
+    policy: str,
+    load: str,
+    workload: int,
+    interval_s: float | None = None,
+    cost_s: float | None = None,
+) -> Run:
+    """One workload of Pollux; as published if nothing else is said."""
+    of = SETS[POLLUX]
+    interval_s = of.interval_s if interval_s is None else interval_s
+    resize = of.resize if cost_s is None else constant(cost_s)
+    rules = Rules(interval_s, resize, whole_seconds=True)
+    return Run(policy, rules, of.nodes, of.slots, load, workload, built_in=POLLUX)
+
+
+def on_jsa(policy: str, arrivals: str, seed: int, drop: bool) -> Run:
+    """Jobs drawn as JSA's; the seed is that of the policy, too."""
+    of, jobs = SETS[JSA], _drawn(arrivals, seed)
+    rules = Rules(of.interval_s, of.resize, drop=drop)
+    return Run(policy, rules, of.nodes, of.slots, arrivals, seed, jobs, seed=seed, built_in=JSA)
+
+
+@cache
+def _drawn(arrivals: str, seed: int) -> tuple[Submission, ...]:
+    return tuple(jsa.jobs(arrivals, seed))
+
+
+def on_virtualflow(policy: str) -> Run:
+    """VirtualFlow's 20 jobs."""
+    of, jobs = SETS[VIRTUALFLOW], tuple(virtualflow.jobs())
+    rules = Rules(of.interval_s, of.resize)
+    return Run(policy, rules, of.nodes, of.slots, jobs=jobs, built_in=VIRTUALFLOW)
