@@ -19,12 +19,13 @@ Nothing is random but the failures, and these by seed: the same arguments give t
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from edl.core.cluster.state import ClusterState, Node, Notes, Policy, total
+from edl.core.cluster.state import ClusterState, Decision, Node, Notes, Policy, QueuePolicy, total
 from edl.core.cluster.validity import violation
 from edl.core.plural import counted
 from edl.errors import UsageError
@@ -84,7 +85,11 @@ def simulate(
             not measured, or the policy lets jobs wait for ever.
     """
     check(jobs, nodes)
-    run = _Run(jobs, nodes, policy, rules)
+    still = rules.interval_s == 0 and not rules.interference and rules.failures is None
+    if still and isinstance(policy, QueuePolicy):
+        run: _Run = _QueueRun(jobs, nodes, policy, rules)
+    else:
+        run = _Run(jobs, nodes, policy, rules)
     while run.unfinished:
         run.move()
         if run.due:
@@ -173,24 +178,31 @@ class _Run:
         views = [job.view() for job in self.active]
         up = [node for node in self.nodes if node.name not in self.down]
         present = {job.submission.name: job.placement for job in self.active if job.placement}
-        cluster = ClusterState(views, up, present, self.now_s, self.notes)
-        decision = self.policy(cluster)
-        wrong = violation(decision, cluster)
-        assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
-        self.notes, self.reasons = decision.notes, decision.reasons
+        decision = self._decision(ClusterState(views, up, present, self.now_s, self.notes))
         self.decisions += 1
         for job in self.active:
-            name = job.submission.name
-            job.train_with(decision.batches.get(name, job.batch), self.now_s)
-            placement = decision.allocation.get(name, ())
-            if placement != job.placement:
-                job.place(placement, self.now_s, decision.reasons[name], self.rules.resize)
-                job.speed = self._speed(job)
+            self._place(job, decision)
         if self.rules.drop:
             self._turn_away()
         self.idle = 0 if decision.allocation or self.coming or self.down else self.idle + 1
         if self.idle > PATIENCE:
             self._refuse_to_wait()
+
+    def _decision(self, cluster: ClusterState) -> Decision:
+        decision = self.policy(cluster)
+        wrong = violation(decision, cluster)
+        assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
+        self.notes, self.reasons = decision.notes, decision.reasons
+        return decision
+
+    def _place(self, job: Progress, decision: Decision) -> None:
+        """Give it the batch and the slots that it has from now on."""
+        name = job.submission.name
+        job.train_with(decision.batches.get(name, job.batch), self.now_s)
+        placement = decision.allocation.get(name, ())
+        if placement != job.placement:
+            job.place(placement, self.now_s, decision.reasons[name], self.rules.resize)
+            job.speed = self._speed(job)
 
     def _turn_away(self) -> None:
         """Drop those that have just been seen by a decision, and were given nothing."""
@@ -249,3 +261,84 @@ class _Run:
             f"at {self.now_s:g} s the policy lets {waiting} wait for ever, with all "
             f"{total(self.nodes)} slots free{why}; use another policy, or more nodes"
         )
+
+
+class _QueueRun(_Run):
+    """The same where nobody loses slots: only jobs that start or end are looked at.
+
+    The end of a job that starts is known, and the policy is asked about those that wait, on the
+    slots that are free. The time for an event grows with the nodes that have free slots and, unless
+    jobs start in order, with those that wait; not with those that run.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Submission], nodes: Sequence[Node], policy: QueuePolicy, rules: Rules
+    ) -> None:
+        super().__init__(jobs, nodes, policy, rules)
+        self.in_order = policy.in_order
+        self.free = {node.name: node for node in nodes}  # each with the slots that are free
+        self.running: list[tuple[float, int, float, Progress]] = []  # end, tie, start: a heap
+        self.changed = True  # so that somebody may start
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended; ``active`` are those that wait."""
+        return len(self.active) + len(self.running) + len(self.coming)
+
+    def move(self) -> None:
+        """Let time pass until a job arrives or ends."""
+        end_s = self.running[0][0] if self.running else math.inf
+        then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)
+        if then_s == math.inf:
+            self._refuse_to_wait()
+        self.now_s, self.due = then_s, True
+        while self.running and self.running[0][0] <= then_s + SAME_S:
+            _, _, start_s, job = heapq.heappop(self.running)
+            job.advance(start_s, then_s - start_s)
+            assert job.end_s is not None, f"{job.submission.name} did not end when it had to"
+            self._take(job, -1)
+            self.changed = True
+        while self.coming and self.coming[-1].submission.arrival_s <= then_s:
+            self.changed |= not (self.in_order and self.active)
+            self.active.append(self.coming.pop())
+
+    def decide(self) -> None:
+        """Start those of which the policy says so."""
+        if self.active or self.running:
+            self.decisions += 1
+        if self.changed:
+            self._start()
+        self.changed = False
+        if self.rules.drop:
+            for job in self.active:
+                job.turn_away(self.now_s)
+            self.active = []
+
+    def _start(self) -> None:
+        """In order, ask about the first one, and about twice as many as long as all start."""
+        count = 1 if self.in_order else len(self.active)
+        while self.active:
+            nodes = [node for node in self.free.values() if node.slots]
+            if not nodes:
+                return
+            asked = self.active[:count]
+            views = [job.view() for job in asked]
+            decision = self._decision(ClusterState(views, nodes, {}, self.now_s, self.notes))
+            started = [job for job in asked if job.submission.name in decision.allocation]
+            for job in started:
+                self._place(job, decision)
+                self._take(job, 1)
+                end_s = self.now_s + max(SAME_S, job.ends_after_s())
+                tie = self.order[id(job)]
+                heapq.heappush(self.running, (end_s, tie, self.now_s, job))
+            waiting = [job for job in asked if not job.placement]
+            self.active[:count] = waiting
+            if waiting:
+                return
+            count *= 2
+
+    def _take(self, job: Progress, sign: int) -> None:
+        """Its slots from those that are free, or with -1 back to them."""
+        for name, count in job.placement:
+            node = self.free[name]
+            self.free[name] = replace(node, slots=node.slots - sign * count)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.policies import POLICIES, policy
 from edl.core.cluster.pollux import Pollux
-from edl.core.cluster.state import Decision, Job, Policy, size
+from edl.core.cluster.state import Decision, Job, Policy, QueuePolicy, size
 from edl.simulator.failures import Failures
 from edl.simulator.results import Result
 from edl.simulator.work import Submission
@@ -113,6 +113,25 @@ def test_fifo_starts_jobs_in_the_order_of_submission(cluster) -> None:
     done = result(policy("fifo"), jobs, nodes(*machines))
     starts = [job.start_s for job in sorted(done.jobs, key=lambda job: job.arrival_s)]
     assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("name", ["fifo", "fifo_backfill", "priority"])
+@given(clusters(), st.sampled_from([0.0, 0.3, 30.0]), st.booleans())
+def test_looking_at_those_that_start_or_end_is_enough(name, cluster, cost_s, drop) -> None:
+    machines, jobs = cluster
+    asked = policy(name)
+    assert isinstance(asked, QueuePolicy)
+    fast = result(asked, jobs, nodes(*machines), cost_s, drop=drop)
+    # Behind a function it is any policy: the engine visits every job at every event.
+    full = result(lambda state: asked(state), jobs, nodes(*machines), cost_s, drop=drop)
+    assert fast.decisions == full.decisions
+    for one, other in zip(fast.jobs, full.jobs, strict=True):
+        assert (one.name, one.dropped) == (other.name, other.dropped)
+        assert [moment.placement for moment in one.history] == [
+            moment.placement for moment in other.history
+        ]
+        assert (one.start_s, one.end_s) == pytest.approx((other.start_s, other.end_s), abs=1e-5)
+        assert one.slot_s == pytest.approx(other.slot_s, abs=1e-3)
 
 
 @given(clusters(), MACHINES)

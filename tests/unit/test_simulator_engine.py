@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from clusters import Steps, nodes, result, run, submitted
@@ -266,3 +267,23 @@ def test_with_drop_nobody_who_has_begun_is_turned_away() -> None:
     jobs = [submitted("a", 0, 100), submitted("b", 10, 20)]
     done = run(Srtf(), jobs, nodes(1), drop=True)
     assert (done["a"].end_s, done["b"].end_s, done["a"].dropped) == (120, 30, False)
+
+
+def test_with_a_policy_that_only_starts_jobs_few_are_looked_at() -> None:
+    class Counting:
+        in_order = True
+        asked: ClassVar[list[int]] = []
+
+        def __call__(self, cluster: ClusterState) -> Decision:
+            self.asked.append(len(cluster.jobs))
+            return Fifo()(cluster)
+
+    # 50 jobs of one slot come at once to 40: 1, 2, 4, 8 and 16 start, and 9 of the last 19. Of the
+    # other 10 one starts whenever a slot becomes free.
+    jobs = [submitted(f"j{number}", 0, 100 + number) for number in range(50)]
+    done = result(Counting(), jobs, nodes(*[4] * 10))
+    assert Counting.asked == [1, 2, 4, 8, 16, 19] + [1] * 10
+    starts_s = [job.start_s for job in done.jobs[40:]]
+    assert starts_s == pytest.approx([100 + number for number in range(10)])
+    assert done.makespan_s == pytest.approx(109 + 149)
+    assert done.decisions == 50

@@ -36,6 +36,11 @@ class Fifo:
         ranking = running + [Ranked(job, self._why(job, cluster.now_s)) for job in waiting]
         return admit(ranking, cluster, overtaking=self.backfill)
 
+    @property
+    def in_order(self) -> bool:
+        """See :class:`edl.core.cluster.state.QueuePolicy`."""
+        return not (self.backfill or self.by_weight)
+
     def _why(self, job: Job, now_s: float) -> str:
         submitted = f"submitted {now_s - job.arrival_s:.0f} s ago"
         return f"weight {job.weight:g}, {submitted}" if self.by_weight else submitted

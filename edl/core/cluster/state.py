@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from edl.core.policy.step_time import Measured
 
@@ -167,3 +167,16 @@ class Policy(Protocol):
 
     def __call__(self, cluster: ClusterState) -> Decision:
         """Who has which slots from ``cluster.now_s`` on."""
+
+
+@runtime_checkable
+class QueuePolicy(Policy, Protocol):
+    """A policy that only starts jobs: who has slots keeps them to the end.
+
+    Whom it starts follows from those that wait and from the slots that are free: asked about no
+    more than these, it answers the same.
+    """
+
+    @property
+    def in_order(self) -> bool:
+        """Nobody starts before those submitted earlier, whose start waits for slots alone."""
