@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -18,8 +19,8 @@ from edl.cli.simulation_figure import check_runs, figure_of
 from edl.core.cluster.policies import POLICIES, policy
 from edl.errors import UsageError, first
 from edl.figures import check_figure
-from edl.simulator import jsa, pollux, trace, virtualflow
-from edl.simulator.built_in import JSA, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet
+from edl.simulator import jsa, mix, pollux, trace, virtualflow
+from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet
 from edl.simulator.engine import Rules
 from edl.simulator.failures import Failures
 from edl.simulator.measurements import applications
@@ -27,19 +28,22 @@ from edl.simulator.published import Comparison, answers, compare
 from edl.simulator.resize import parse
 from edl.simulator.runs import Outcome, Run, do_all
 from edl.simulator.usage import levels
+from edl.simulator.work import Submission
 
 Done = tuple[Outcome, Comparison | None]
+Draw = Callable[[str, int], Sequence[Submission]]
 NARROW = (0, 0)  # so that a row fits into 80 columns
 SUMMED = ("p50 s", "p99 s", "span h", "resizes")
 COMPARED = ("published", "same second", "took s")
-LABELS = {POLLUX: ("load", "workload"), JSA: ("arrivals", "seed")}  # of Run.load, Run.workload
+DRAWN = (JSA, MIX)  # by seed
+LABELS = {POLLUX: ("load", "workload")} | dict.fromkeys(DRAWN, ("arrivals", "seed"))
 
 
 def simulate(
     workload_set: Annotated[
         str | None,
         typer.Argument(
-            metavar="[pollux|jsa|virtualflow]",
+            metavar="[pollux|jsa|mix|virtualflow]",
             help="Jobs that are built in: --list.",
             show_default=False,
         ),
@@ -58,13 +62,25 @@ def simulate(
         str, typer.Option("--workload", metavar="1..8", help="Of pollux: 6, or 1,3, or a range.")
     ] = "1..8",
     arrivals: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--arrivals",
             metavar="SHAPE,…",
-            help="Of jsa: low, high, mixed, bursts, or jobs a minute.",
+            help="Of jsa and mix: low, high, mixed, bursts, or jobs a minute. Default: high; for "
+            "mix 0.333.",
+            show_default=False,
         ),
-    ] = "high",
+    ] = None,
+    applications_mix: Annotated[
+        str,
+        typer.Option(
+            "--mix",
+            metavar="NAME=PART,…",
+            help="Of mix: how often each application comes, like cifar10=3,bert. Default: as in "
+            "pollux.",
+            show_default=False,
+        ),
+    ] = "",
     trace_file: Annotated[
         Path | None,
         typer.Option(
@@ -79,8 +95,8 @@ def simulate(
         typer.Option(
             "--interval",
             metavar="SECONDS",
-            help="Between two decisions; 0: on every arrival and end. Default: 60 for pollux, "
-            "600 for jsa, else 0.",
+            help="Between two decisions; 0: on every arrival and end. Default: 60 for pollux and "
+            "mix, 600 for jsa, else 0.",
             show_default=False,
         ),
     ] = None,
@@ -118,7 +134,9 @@ def simulate(
     seeds: Annotated[
         str,
         typer.Option(
-            "--seed", metavar="N,…", help="Of failures, of what a policy draws, and of jsa's jobs."
+            "--seed",
+            metavar="N,…",
+            help="Of failures, of what a policy draws, and of the jobs of jsa and mix.",
         ),
     ] = "0",
     drop: Annotated[
@@ -183,8 +201,10 @@ def simulate(
     drawn = _numbers(seeds, "seed")
     if min(drawn) < 0:
         raise UsageError(f"--seed is {min(drawn)}; write 0 or more")
-    if len(drawn) > 1 and workload_set != JSA:
-        raise UsageError("several seeds are for jsa; say one")
+    if len(drawn) > 1 and workload_set not in DRAWN:
+        raise UsageError(f"several seeds are for {' and '.join(DRAWN)}; say one")
+    if applications_mix and workload_set != MIX:
+        raise UsageError("--mix is for mix; leave it out")
     rules = Rules(
         interval_s=chosen.interval_s if interval_s is None else interval_s,
         resize=chosen.resize if resize_cost is None else parse(resize_cost),
@@ -199,13 +219,18 @@ def simulate(
     if trace_file is not None:
         runs = _of_trace(trace_file, names, rules, nodes, slots)
     elif workload_set == JSA:
-        runs = _of_jsa(names, arrivals, drawn, rules, nodes, slots)
+        draw: Draw = jsa.jobs
+        runs = _of_drawn(JSA, draw, names, arrivals or "high", drawn, rules, nodes, slots)
+    elif workload_set == MIX:
+        pollux.check(slots)
+        draw = partial(mix.jobs, mix=applications_mix)
+        runs = _of_drawn(MIX, draw, names, arrivals or mix.ARRIVALS, drawn, rules, nodes, slots)
     elif workload_set == VIRTUALFLOW:
         jobs = tuple(virtualflow.jobs())
         runs = [Run(name, rules, nodes, slots, jobs=jobs, built_in=VIRTUALFLOW) for name in names]
     else:
         runs = _of_pollux(names, loads, workloads, rules, nodes, slots)
-    if workload_set != JSA:
+    if workload_set not in DRAWN:
         runs = [replace(run, seed=drawn[0]) for run in runs]
     if compared:
         _check_comparable(runs)
@@ -264,7 +289,9 @@ def _of_pollux(
     ]
 
 
-def _of_jsa(
+def _of_drawn(
+    built_in: str,
+    draw: Draw,
     names: Sequence[str],
     arrivals: str,
     seeds: Sequence[int],
@@ -273,12 +300,12 @@ def _of_jsa(
     slots: int,
 ) -> list[Run]:
     drawn = {
-        (shape.strip(), seed): tuple(jsa.jobs(shape.strip(), seed))
+        (shape.strip(), seed): tuple(draw(shape.strip(), seed))
         for shape in arrivals.split(",")
         for seed in seeds
     }
     return [
-        Run(name, rules, nodes, slots, shape, seed, jobs, seed, JSA)
+        Run(name, rules, nodes, slots, shape, seed, jobs, seed, built_in)
         for name in names
         for (shape, seed), jobs in drawn.items()
     ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.simulator import jsa, pollux, trace, virtualflow
+from edl.simulator import jsa, mix, pollux, trace, virtualflow
 from edl.simulator.arrivals import SHAPES
 from edl.simulator.resize import ResizeCost, constant
 
-POLLUX, JSA, VIRTUALFLOW = "pollux", "jsa", "virtualflow"
+POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,13 @@ SETS = {
         jsa.SLOTS,
         jsa.INTERVAL_S,
         constant(jsa.RESIZE_S),
+    ),
+    MIX: JobSet(
+        f"Pollux' applications in any --mix; by default {mix.ARRIVALS} arrive a minute",
+        pollux.NODES,
+        pollux.SLOTS,
+        pollux.INTERVAL_S,
+        pollux.RESIZE,
     ),
     VIRTUALFLOW: JobSet(
         "20 jobs with weights, measured on 8 slots",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,17 @@ def test_jobs_drawn_by_seed(capsys: Captured) -> None:
     assert 0 < int(ended) < int(offered)
 
 
+def test_a_mix_of_applications(capsys: Captured) -> None:
+    words = "mix --mix ncf=3,cifar10 --arrivals 0.2 --seed 0..1"
+    first, second = runs(f"{words} --policy fifo_backfill", capsys)
+    assert [(run["arrivals"], run["seed"]) for run in (first, second)] == [("0.2", 0), ("0.2", 1)]
+    kinds = Counter(job["kind"] for run in (first, second) for job in run["jobs"])
+    # 0.2 a minute for 8 hours is 96, twice: 192, three quarters of them ncf.
+    assert kinds.keys() == {"ncf", "cifar10"}
+    assert kinds.total() == pytest.approx(192, abs=4 * 192**0.5)
+    assert kinds["ncf"] / kinds.total() == pytest.approx(0.75, abs=0.12)
+
+
 def test_jobs_with_weights(capsys: Captured) -> None:
     found = runs("virtualflow --policy virtualflow,priority", capsys)
     assert [len(run["jobs"]) for run in found] == [20, 20]
@@ -149,7 +161,12 @@ def test_beside_the_published_answers(capsys: Captured) -> None:
         ("jsa --seed x", "there is no seed 'x'; write numbers, like 6"),
         ("pollux --plot runs.svg", "--plot shows at most 6 runs, not 8; choose fewer with "),
         ("virtualflow --plot runs.pdf", "--plot runs.pdf: the name must end with .png or .svg"),
-        ("pollux --seed 1,2", "several seeds are for jsa; say one"),
+        ("pollux --seed 1,2", "several seeds are for jsa and mix; say one"),
+        ("jsa --mix bert", "--mix is for mix; leave it out"),
+        ("mix --mix resnet", "there is no application 'resnet'; measured are bert, cifar10, "),
+        ("mix --mix bert=0", "'bert=0' is no part of a mix; write more than 0, bert=2"),
+        ("mix --mix bert=x", "'bert=x' is no part of a mix"),
+        ("mix --arrivals 0.00001", "no job arrives in 8 hours at 0.00001 a minute"),
         ("pollux --compare", "nothing is published for fifo at load 1.0"),
         ("pollux --compare --policy tiresias --interval 30", "--compare: the published answ"),
         ("--trace none.csv", "the trace none.csv cannot be read: No such file or directory"),

@@ -1,0 +1,68 @@
+"""Jobs of Pollux' measured applications, drawn by seed: any mix of them, at any rate of arrival.
+
+Slots and batch of a job are those that a user of its application had in the published workloads at
+load 1.0, drawn from all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from edl.errors import UsageError
+from edl.simulator import pollux
+from edl.simulator.arrivals import HOUR_S, shape, times
+from edl.simulator.measurements import applications, rows
+from edl.simulator.work import Submission
+
+LOAD = "1.0"
+UNTIL_S = 8 * HOUR_S
+ARRIVALS = "0.333"  # a minute: 160 jobs in 8 hours, as at load 1.0
+
+
+def jobs(arrivals: str, seed: int, mix: str = "") -> list[Submission]:
+    """The jobs of eight hours.
+
+    Args:
+        arrivals: see :func:`edl.simulator.arrivals.shape`.
+        mix: see :func:`weights`; empty: as published.
+
+    Raises:
+        UsageError: see there, or nobody comes.
+    """
+    users: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for row in rows("jobs"):
+        if row["load"] == LOAD:
+            users[row["application"]].append((int(row["num_replicas"]), int(row["batch_size"])))
+    wanted = weights(mix) if mix else Counter({name: len(of) for name, of in users.items()})
+    names, known, made = sorted(wanted), applications(), []
+    chance = random.Random(f"mix {seed}")
+    for number, arrival_s in enumerate(times(shape(arrivals), UNTIL_S, chance)):
+        (name,) = chance.choices(names, [wanted[each] for each in names])
+        slots, batch = chance.choice(users[name])
+        made.append(pollux.submission(f"{name}-{number}", arrival_s, known[name], slots, batch))
+    if not made:
+        raise UsageError(f"no job arrives in 8 hours at {arrivals} a minute; let more come")
+    return made
+
+
+def weights(text: str) -> Mapping[str, float]:
+    """How often each application comes beside the others: "cifar10=3,bert" is three to one.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    known, found = applications(), dict[str, float]()
+    for part in text.split(","):
+        name, _, weight = (word.strip() for word in part.partition("="))
+        if name not in known:
+            raise UsageError(f"there is no application {name!r}; measured are {', '.join(known)}")
+        try:
+            found[name] = float(weight or 1)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 < found[name] < math.inf:
+            raise UsageError(f"{part.strip()!r} is no part of a mix; write more than 0, {name}=2")
+    return found
