@@ -33,7 +33,7 @@ from edl.simulator.work import Submission
 Done = tuple[Outcome, Comparison | None]
 Draw = Callable[[str, int], Sequence[Submission]]
 NARROW = (0, 0)  # so that a row fits into 80 columns
-SUMMED = ("p50 s", "p99 s", "span h", "resizes")
+SUMMED = ("p50 s", "p99 s", "worst ρ", "span h", "resizes")
 COMPARED = ("published", "same second", "took s")
 DRAWN = (JSA, MIX)  # by seed
 LABELS = {POLLUX: ("load", "workload")} | dict.fromkeys(DRAWN, ("arrivals", "seed"))
@@ -411,7 +411,10 @@ def _table(done: Sequence[Done]) -> Table:
 
 
 def _cells(group: Sequence[Done]) -> list[str]:
-    """Of one run or several: sums of counts and of the time to compute, means of the rest."""
+    """Of one run or several: sums of counts and of the time to compute, means of the rest.
+
+    Of fairness the worst.
+    """
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
     ended = sum(len(result.ended) for result in results)
@@ -431,6 +434,7 @@ def _cells(group: Sequence[Done]) -> list[str]:
         f"{mean_s:.0f}",
         f"{fmean(result.jct_percentile_s(50) for result in results):.0f}",
         f"{fmean(result.jct_percentile_s(99) for result in results):.0f}",
+        f"{max(result.worst_finish_time_fairness for result in results):.2f}",
         f"{fmean(result.makespan_s for result in results) / 3600:.1f}",
         str(sum(job.resizes for result in results for job in result.jobs)),
     ]

@@ -30,6 +30,7 @@ from edl.core.cluster.validity import violation
 from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.simulator.failures import Failures
+from edl.simulator.fairness import with_isolated
 from edl.simulator.progress import SAME_S, Progress
 from edl.simulator.resize import ResizeCost
 from edl.simulator.results import Result
@@ -96,7 +97,8 @@ def simulate(
             run.decide()
             if on_time is not None:
                 on_time(run.now_s, len(jobs) - run.unfinished)
-    return Result(tuple(job.result() for job in run.jobs), run.decisions)
+    results = [job.result() for job in run.jobs]
+    return Result(with_isolated(jobs, results, nodes), run.decisions)
 
 
 def check(jobs: Sequence[Submission], nodes: Sequence[Node]) -> None:

@@ -65,6 +65,8 @@ class JobResult:
         history: all changes of its slots.
         batches: all changes of its batch, which began as submitted.
         dropped: it was turned away at ``end_s``, and never had slots.
+        isolated_s: what it would take on its part of the cluster (:mod:`edl.simulator.fairness`);
+            0: not known.
     """
 
     name: str
@@ -76,11 +78,17 @@ class JobResult:
     history: tuple[Moment, ...] = ()
     batches: tuple[Retuning, ...] = ()
     dropped: bool = False
+    isolated_s: float = 0.0
 
     @property
     def jct_s(self) -> float:
         """Job completion time: from its submission to its end."""
         return self.end_s - self.arrival_s
+
+    @property
+    def finish_time_fairness(self) -> float:
+        """Its completion time beside the isolated one; 0: that is not known."""
+        return self.jct_s / self.isolated_s if self.isolated_s else 0.0
 
     @property
     def resizes(self) -> int:
@@ -99,6 +107,7 @@ class JobResult:
             "jct_s": self.jct_s,
             "slot_s": self.slot_s,
             "resizes": self.resizes,
+            "finish_time_fairness": self.finish_time_fairness,
         }
         if self.dropped:
             shown["dropped"] = True
@@ -130,6 +139,11 @@ class Result:
         """From the first submission to the last end."""
         return max(job.end_s for job in self.ended) - min(job.arrival_s for job in self.jobs)
 
+    @property
+    def worst_finish_time_fairness(self) -> float:
+        """The largest of all jobs: that of the one that was treated worst."""
+        return max(job.finish_time_fairness for job in self.ended)
+
     def jct_percentile_s(self, percent: float) -> float:
         """Completion time that so many percent of the jobs do not exceed, linear between two."""
         return float(np.percentile([job.jct_s for job in self.ended], percent))
@@ -141,6 +155,7 @@ class Result:
             "p50_jct_s": self.jct_percentile_s(50),
             "p90_jct_s": self.jct_percentile_s(90),
             "p99_jct_s": self.jct_percentile_s(99),
+            "worst_finish_time_fairness": self.worst_finish_time_fairness,
             "makespan_s": self.makespan_s,
             "slot_s": sum(job.slot_s for job in self.jobs),
             "resizes": sum(job.resizes for job in self.jobs),
