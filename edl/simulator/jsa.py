@@ -54,8 +54,9 @@ class Kind:
         return self.computing_s(slots, batch) + ring_s + HOP_S * math.log2(slots)
 
     def computing_s(self, slots: int, batch: int) -> float:
-        """Seconds that the slowest slot computes in a step."""
-        return self.start_s + self.sample_s * math.ceil(batch / slots)
+        """Seconds that the slowest slot computes in a step, in parts that fit where need be."""
+        share = math.ceil(batch / slots)
+        return self.start_s * math.ceil(share / self.local_batch) + self.sample_s * share
 
 
 KINDS = (
