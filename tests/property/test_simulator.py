@@ -14,6 +14,7 @@ from clusters import Steps, decide, nodes, result, sizes, submitted
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.policies import POLICIES, policy
 from edl.core.cluster.pollux import Pollux
@@ -132,6 +133,57 @@ def test_looking_at_those_that_start_or_end_is_enough(name, cluster, cost_s, dro
         ]
         assert (one.start_s, one.end_s) == pytest.approx((other.start_s, other.end_s), abs=1e-5)
         assert one.slot_s == pytest.approx(other.slot_s, abs=1e-3)
+
+
+@given(clusters())
+def test_by_edl_a_job_that_is_due_waits_only_for_those_due_before_it(cluster) -> None:
+    # Once it is due one of those runs at all times, at least as fast as on its fewest slots, and
+    # each end is seen at the next decision.
+    machines, jobs = cluster
+    jobs = [replace(job, preemptible=True) for job in jobs]
+    rule = EdlPolicy()
+    due_s = {
+        job.name: job.arrival_s + rule.patience * job.work.whole_s(job.requested_slots)
+        for job in jobs
+    }
+    done = result(rule, jobs, nodes(*machines), interval_s=7.0)
+    for job in done.jobs:
+        before = [
+            one for one in jobs if due_s[one.name] <= due_s[job.name] and one.name != job.name
+        ]
+        bound_s = (
+            due_s[job.name] + 7.0 + sum(one.work.whole_s(one.min_slots) + 7.0 for one in before)
+        )
+        assert job.start_s <= bound_s + 1e-6
+
+
+@given(clusters(), st.integers(0, 300))
+def test_by_edl_nobody_takes_the_slots_of_one_that_is_due(cluster, now_s) -> None:
+    machines, jobs = cluster
+    views = [
+        Job(
+            one.name,
+            one.arrival_s,
+            one.requested_slots,
+            one.min_slots,
+            one.max_slots,
+            1,
+            (1, 1),
+            one.work.model(0, 0.0),
+        )
+        for one in jobs
+    ]
+    decision = decide(EdlPolicy(), views, nodes(*machines), now_s=now_s)
+    due = sorted(
+        (view for view in views if decision.notes["due_s"][view.name] <= now_s),
+        key=lambda view: decision.notes["due_s"][view.name],
+    )
+    left = sum(machines)
+    for view in due:
+        left -= view.min_slots
+        if left < 0:
+            break
+        assert size(decision.allocation[view.name]) >= view.min_slots
 
 
 @given(clusters(), MACHINES)

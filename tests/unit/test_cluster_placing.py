@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from clusters import job, nodes
 
-from edl.core.cluster.placing import compact, place
+from edl.core.cluster.placing import compact, pack, place
 from edl.core.cluster.policies import POLICIES, policy
 from edl.core.cluster.state import Allocation, ClusterState, Decision, Job, Node
 from edl.core.cluster.validity import violation
@@ -44,7 +44,23 @@ def test_who_changes_its_size_or_loses_a_node_is_placed_anew() -> None:
     }
 
 
+def test_packed_jobs_lie_on_few_nodes_the_largest_first() -> None:
+    # b takes an empty node, a what fits best: the 2 of n1. c would fit into n2 alone.
+    placed = pack({"a": 2, "b": 4, "c": 1}, cluster(nodes(4, 2, 3)))
+    assert placed == {"b": (("n0", 4),), "a": (("n1", 2),), "c": (("n2", 1),)}
+    # 5 fit into no node: the emptiest is filled, and the last slot is put where least stays free.
+    assert pack({"a": 5}, cluster(nodes(4, 2, 3))) == {"a": (("n0", 4), ("n1", 1))}
+
+
+def test_who_grows_stays_on_its_node_if_another_is_not_better() -> None:
+    present = {"a": (("n1", 2),), "b": (("n2", 1),)}
+    # b keeps its slot. n0 and n1 would both be full with a.
+    placed = pack({"a": 4, "b": 1}, cluster(nodes(4, 4, 4), present))
+    assert placed == {"a": (("n1", 4),), "b": (("n2", 1),)}
+
+
 def test_a_size_of_0_has_no_slots() -> None:
+    assert pack({"a": 0}, cluster(nodes(4), {"a": (("n0", 1),)})) == {}
     assert place({"a": 0}, cluster(nodes(4), {"a": (("n0", 1),)})) == {}
 
 

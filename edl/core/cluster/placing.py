@@ -17,6 +17,49 @@ def place(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
     Args:
         sizes: job -> slots; together not more than the nodes have.
     """
+    free, placed = _kept(sizes, cluster)
+    for job, wanted in sizes.items():
+        if wanted and job not in placed:
+            placed[job] = _take(free, wanted)
+    return placed
+
+
+def pack(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
+    """As :func:`place`, but each on as few nodes as there still can be, the largest first.
+
+    What fits into a node is put where least stays free, ties to those that the job is on already;
+    else the emptiest node is filled, and the rest is placed likewise.
+    """
+    free, placed = _kept(sizes, cluster)
+    for job in sorted((job for job in sizes if job not in placed), key=lambda job: -sizes[job]):
+        before = dict(cluster.present.get(job, ()))
+        taken: list[tuple[str, int]] = []
+        wanted = sizes[job]
+        while wanted:
+            most = max(free.values())
+            enough = [count for count in free.values() if count >= wanted]
+            best = min(enough) if enough else most
+            at = min((node for node in free if free[node] == best), key=lambda n: n not in before)
+            count = min(best, wanted)
+            assert count, f"{wanted} slots too many were given"
+            taken.append((at, count))
+            free[at] -= count
+            wanted -= count
+        if taken:
+            placed[job] = tuple(taken)
+    return placed
+
+
+def compact(slots: int, per_node: int) -> tuple[int, ...]:
+    """So many slots on as few nodes as there can be: all full but the last."""
+    full, rest = divmod(slots, per_node)
+    return (per_node,) * full + ((rest,) if rest else ())
+
+
+def _kept(
+    sizes: Mapping[str, int], cluster: ClusterState
+) -> tuple[dict[str, int], dict[str, Placement]]:
+    """Slots that stay free on each node, and who keeps which."""
     free = {node.name: node.slots for node in cluster.nodes}
     placed: dict[str, Placement] = {}
     for job, wanted in sizes.items():
@@ -25,16 +68,7 @@ def place(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
             placed[job] = slots
             for at, count in slots:
                 free[at] -= count
-    for job, wanted in sizes.items():
-        if wanted and job not in placed:
-            placed[job] = _take(free, wanted)
-    return placed
-
-
-def compact(slots: int, per_node: int) -> tuple[int, ...]:
-    """So many slots on as few nodes as there can be: all full but the last."""
-    full, rest = divmod(slots, per_node)
-    return (per_node,) * full + ((rest,) if rest else ())
+    return free, placed
 
 
 def _take(free: dict[str, int], wanted: int) -> Placement:

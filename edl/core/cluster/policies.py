@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edl.core.cluster.afs_l import AfsL
+from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa
@@ -29,6 +30,7 @@ POLICIES: dict[str, tuple[Policy, str]] = {
     "optimus": (Optimus(), "each slot to the job that gains most time by it"),
     "afs_l": (AfsL(), "each slot where it is worth most if nobody knows what comes"),
     "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
+    "edl": (EdlPolicy(), "least mean completion time: goodput, what is left, cost of a resize"),
     "jsa": (Jsa(), "batches and slots with the highest throughput of all jobs together"),
     "jsa_max": (Jsa(LARGEST), "as jsa, each job with its largest batch"),
     "jsa_min": (Jsa(SMALLEST), "as jsa, each job with its smallest batch"),

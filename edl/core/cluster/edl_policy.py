@@ -1,0 +1,234 @@
+"""Ours: slots by goodput and by what is left, at the measured cost of a resize.
+
+The aim is the least mean completion time, without starving anybody.
+
+1. **Goodput.** On k slots a job trains with the batch b of its range that makes most progress, R(k)
+   = max b * efficiency(b) / step_s(k, b), its efficiency being that of now (Pollux, OSDI 2021,
+   section 3). Batches are the smallest one, doubled up to the largest. Sizes up to a node are all
+   tried, beyond that whole nodes only: so jobs seldom lie on more nodes than they need. The speed
+   of a job is s(k) = k_min * R(k) / R(k_min), its size x the slot-seconds left on k_min slots.
+2. **Price.** With w_j the weight of job j and y_j = x_j / w_j, a slot-second of work on it is worth
+
+       v_j = W_j^p        W_j = sum over all jobs i, j too, of  w_i y_i / (y_i + y_j)
+
+   W_j is the weight that can be expected to be behind j: y_i / (y_i + y_j) would be the chance that
+   j ends first if lengths were exponentially distributed around x, and is 1/2 among equals. p says
+   how jobs scale as a rule, speed = k^p. The slots are those that make sum v_j s_j(k_j) largest,
+   exactly, by the program of :mod:`edl.core.cluster.jsa_program`.
+
+   If all lengths were certain, all jobs scaled as k^p and nobody else came, the least sum of
+   completion times would be sum v_j x_j / K^p, with v_j nearly proportional to the p-th power of
+   j's rank, 1 for the largest (heSRPT: Berg, Vesilo and Harchol-Balter, Performance Evaluation
+   2020). A rank makes much of small differences; the W_j that stands for it here is ours.
+3. **Resizes.** Of a job that has slots, any other number counts for less by the part resize_s /
+   min(horizon_s, what would be left then); a change has to repay within that time. To take all of
+   its slots costs as much, for it will have to begin again.
+4. **Starvation.** A job is due once it has been there for ``patience`` times what it takes alone on
+   the slots that it requested, by what was known when it was first seen. Due jobs come before all
+   others, in the order in which they became due, and have at least k_min until their ends. While
+   one of them waits, nobody starts who may not be preempted and is not due before it. So from then
+   on a job waits only for those due before it, which are all known by then and train at least at
+   their slowest, and for those that may not be preempted; its turn is seen at the next decision.
+
+The lengths of jobs are taken as the model says; where it is wrong, so is the order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edl.core.cluster.jsa_program import Values, best_sizes
+from edl.core.cluster.placing import compact, pack
+from edl.core.cluster.state import ClusterState, Decision, Job, size
+from edl.core.plural import counted
+from edl.core.settings import setting
+
+TINY = 1e-9  # slot-seconds; no job is shorter
+
+
+@dataclass(frozen=True)
+class EdlPolicy:
+    """Policy ``edl``. It notes when each job is due."""
+
+    exponent: float = setting(0.5, "p: as a rule k slots are k^p times as fast as one", least=0)
+    resize_s: float = setting(30.0, "what a change of slots costs")
+    horizon_s: float = setting(600.0, "within which a change has to repay")
+    patience: float = setting(0.25, "times what it takes alone, a job is there until it is due")
+
+    def __call__(self, cluster: ClusterState) -> Decision:
+        """See :class:`edl.core.cluster.state.Policy`."""
+        fixed = cluster.fixed
+        left = cluster.slots - sum(fixed.values())
+        curves = [
+            curve(job, size(cluster.present.get(job.name, ())), cluster.per_node, cluster.slots)
+            for job in cluster.jobs
+            if job.name not in fixed
+        ]
+        due_s = self._due(cluster, curves)
+        first, waiting = _first(curves, due_s, cluster.now_s, left)
+        prices = self._prices(curves)
+        values = []
+        for one in curves:
+            held = bool(waiting) and not one.job.preemptible and one.job.name not in first
+            of = self._values(one, prices.get(one.job.name, 1.0), held)
+            if one.job.name in first:
+                of[1] = -math.inf
+            values.append(of)
+        # The program gives each job at least one slot: here one more than it has, so 1 is none.
+        chosen = best_sizes(values, left + len(curves))
+        assert chosen is not None, "those that are due fit, and the others may have none"
+        sizes, batches = dict(fixed), {}
+        reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
+        for one, count in zip(curves, chosen, strict=True):
+            job, slots = one.job, count - 1
+            reasons[job.name] = one.reason(slots, prices.get(job.name, 1.0))
+            if job.name in first:
+                reasons[job.name] += f", due for {cluster.now_s - due_s[job.name]:.0f} s"
+            if slots:
+                sizes[job.name] = slots
+                if one.batches[slots] != job.batch:
+                    batches[job.name] = one.batches[slots]
+        return Decision(pack(sizes, cluster), reasons, {"due_s": due_s}, batches)
+
+    def _due(self, cluster: ClusterState, curves: Sequence[Curve]) -> dict[str, float]:
+        """When each job is due, as it was first seen."""
+        known: Mapping[str, float] = cluster.notes.get("due_s", {})
+        due_s = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
+        for one in curves:
+            if one.job.name not in due_s and one.least:
+                due_s[one.job.name] = one.job.arrival_s + self.patience * one.requested_s
+        return due_s
+
+    def _prices(self, curves: Sequence[Curve]) -> dict[str, float]:
+        """v of each job that can have slots."""
+        able = [one for one in curves if one.least]
+        weights = np.array([one.job.weight for one in able])
+        lengths = np.array([max(one.size_slot_s, TINY) for one in able]) / weights
+        behind = (lengths[None, :] / (lengths[None, :] + lengths[:, None])) @ weights
+        prices = behind**self.exponent
+        return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
+
+    def _values(self, one: Curve, price: float, held: bool) -> Values:
+        """What each number of slots is worth, shifted by one: 0 of them comes second."""
+        worth = price * one.speeds
+        if held:
+            worth[1:] = -math.inf
+        if one.had:
+            repay_s = np.minimum(self.horizon_s, one.left_s)
+            lost = np.minimum(1.0, self.resize_s / np.maximum(repay_s, self.resize_s))
+            lost[0] = lost[one.had]
+            paid = worth * (1 - lost)
+            paid[0] = -worth[one.had] * lost[0]
+            paid[one.had] = worth[one.had]
+            worth = paid
+        return np.concatenate(([-math.inf], worth))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What each number of slots is to a job, by that number from 0 on.
+
+    Attributes:
+        had: slots that it has now, if it may have as many again; else 0.
+        least: the fewest that it can have; 0: it cannot have any.
+        speeds: s(k); minus infinity: it cannot have so many, or they are not tried.
+        left_s: seconds until its end; infinite where it cannot be.
+        batches: the one that makes most progress.
+    """
+
+    job: Job
+    had: int
+    least: int
+    speeds: Values
+    left_s: Values
+    batches: Sequence[int]
+
+    @property
+    def size_slot_s(self) -> float:
+        """Slot-seconds that are left on the fewest slots; infinite if it can have none."""
+        return float(self.left_s[self.least]) * self.least
+
+    @property
+    def requested_s(self) -> float:
+        """What is left on the slots that it requested, or on the next fewer that are tried."""
+        known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
+        return float(known[np.isfinite(known)][-1])
+
+    def reason(self, slots: int, price: float) -> str:
+        """A sentence."""
+        worth = f"a slot-second of its work is worth {price:.2f}"
+        if not self.least:
+            needs = counted(self.job.min_slots, "slot")
+            return f"waits: it needs {needs}, and there are fewer"
+        if not slots:
+            return f"waits: {self.left_s[self.least]:.0f} s are left on its fewest slots, {worth}"
+        has = f"has {counted(slots, 'slot')} and a batch of {self.batches[slots]}"
+        return f"{has}: {self.left_s[slots]:.0f} s are left, {worth}"
+
+
+def curve(job: Job, had: int, slots_a_node: int, slots: int) -> Curve:
+    """The curve of one job.
+
+    Args:
+        had: slots that it has now.
+        slots: of all nodes.
+    """
+    most = min(job.max_slots, slots)
+    candidates = [(batch, batch * job.model.efficiency(batch)) for batch in _batches(job)]
+    fewest = job.local_batches[0] if job.local_batches else 0
+    rates, batches = np.full(max(most, 0) + 1, -math.inf), [job.batch] * (max(most, 0) + 1)
+    for count in _sizes(job.min_slots, most, had, slots_a_node):
+        placement = compact(count, slots_a_node)
+        for batch, worth in candidates:
+            if batch >= count * fewest:
+                rate = worth / job.model.step_s(placement, batch)
+                if rate > rates[count]:
+                    rates[count], batches[count] = rate, batch
+    possible = np.flatnonzero(rates > -math.inf)
+    left_s = np.full(len(rates), math.inf)
+    rates[0] = 0.0
+    if not len(possible):
+        return Curve(job, 0, 0, rates, left_s, batches)
+    least = int(possible[0])
+    placement, batch = compact(least, slots_a_node), batches[least]
+    longest_s = job.model.steps_left(batch) * job.model.step_s(placement, batch)
+    left_s[possible] = longest_s * rates[least] / rates[possible]
+    return Curve(
+        job,
+        had if had < len(rates) and rates[had] > 0 else 0,
+        least,
+        least * rates / rates[least],
+        left_s,
+        batches,
+    )
+
+
+def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
+    """All up to a node, and whole nodes; what the job has, and the most that it may have."""
+    sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
+    return sorted(size for size in sizes if least <= size <= most)
+
+
+def _batches(job: Job) -> list[int]:
+    """The smallest one, doubled, and the largest."""
+    smallest, largest = job.batches
+    doublings = (largest // smallest).bit_length()
+    return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
+
+
+def _first(
+    curves: Sequence[Curve], due_s: Mapping[str, float], now_s: float, slots: int
+) -> tuple[set[str], str]:
+    """Those that are due and have their fewest slots in any case, and the first that has not."""
+    due = [one for one in curves if one.least and due_s[one.job.name] <= now_s]
+    first: set[str] = set()
+    for one in sorted(due, key=lambda one: due_s[one.job.name]):
+        slots -= one.least
+        if slots < 0:
+            return first, one.job.name
+        first.add(one.job.name)
+    return first, ""

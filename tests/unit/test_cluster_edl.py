@@ -1,0 +1,155 @@
+"""Our own policy: prices, goodput, what a resize repays, and who is due, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from clusters import Steps, decide, job, nodes, sizes
+
+from edl.core.cluster.edl_policy import EdlPolicy, curve
+
+RULE = EdlPolicy(patience=1000.0)  # nobody is due
+PRICES = "a slot-second of its work is worth"
+
+
+def short(second_s: float = 0.5, **changes):
+    """100 slot-seconds; a step takes 1 s, on two slots ``second_s``."""
+    return job("short", max_slots=2, model=Steps(100, {1: 1.0, 2: second_s}), **changes)
+
+
+def long(left: float = 300, **changes):
+    return job("long", max_slots=1, model=Steps(left, {1: 1.0}), **changes)
+
+
+# W of short: 1/2 + 300 / 400 = 1.25, of long: 1/2 + 100 / 400 = 0.75; their roots: 1.118 and 0.866.
+# The second slot goes to short if (s(2) - 1) * 1.118 > 0.866, which is s(2) > 1.775.
+@pytest.mark.parametrize(
+    ("second_s", "expected"),
+    [
+        (0.5, {"short": 2}),  # s(2) = 2
+        (0.55, {"short": 2}),  # 1.818
+        (0.6, {"short": 1, "long": 1}),  # 1.667
+    ],
+)
+def test_the_shorter_one_has_more_if_it_can_use_it(second_s: float, expected) -> None:
+    assert sizes(decide(RULE, [short(second_s), long()], nodes(2))) == expected
+    assert sizes(decide(RULE, [long(), short(second_s)], nodes(2))) == expected
+    assert sizes(decide(RULE, [short(second_s), long()], nodes(1))) == {"short": 1}
+
+
+def test_with_an_exponent_of_0_only_throughput_counts() -> None:
+    by_throughput = replace(RULE, exponent=0.0)
+    both = decide(by_throughput, [short(0.55), long()], nodes(2))  # 1 + 1 > 1.818
+    assert sizes(both) == {"short": 1, "long": 1}
+
+
+def test_a_heavy_job_counts_as_several() -> None:
+    # One slot. Equal weights: see above. With weight 4 long has y = 75: W of long is
+    # 4 / 2 + 100 / 175 = 2.571, W of short 1/2 + 4 * 75 / 175 = 2.214.
+    decision = decide(RULE, [short(), long(weight=4.0)], nodes(1))
+    assert sizes(decision) == {"long": 1}
+    assert decision.reasons == {
+        "short": f"waits: 100 s are left on its fewest slots, {PRICES} 1.49",
+        "long": f"has 1 slot and a batch of 1: 300 s are left, {PRICES} 1.60",
+    }
+
+
+@pytest.mark.parametrize(
+    ("left", "resize_s", "slots"),
+    [
+        (100, 30.0, 1),  # with two 83 s would be left: 1.2 * (1 - 30 / 83) = 0.77 is below 1
+        (100, 5.0, 2),  # 1.2 * (1 - 5 / 83) = 1.13
+        (1000, 30.0, 2),  # 833 s, of which 600 count: 1.2 * (1 - 30 / 600) = 1.14
+        (1000, 120.0, 1),  # 1.2 * (1 - 120 / 600) = 0.96
+    ],
+)
+def test_a_change_has_to_repay(left: float, resize_s: float, slots: int) -> None:
+    one = job("one", max_slots=2, model=Steps(left, {1: 1.0, 2: 1 / 1.2}))
+    rule = replace(RULE, resize_s=resize_s)
+    assert sizes(decide(rule, [one], nodes(2), {"one": (("n0", 1),)})) == {"one": slots}
+    assert sizes(decide(rule, [one], nodes(2))) == {"one": 2}  # its start costs in any case
+
+
+@pytest.mark.parametrize(
+    ("left", "who"),
+    [
+        # Who runs has 300 s left: to stop it costs a tenth of its price, 30 s of 300.
+        (200, "new"),  # W = 1.1 and 0.9, prices 1.049 and 0.949: 1.049 - 0.095 > 0.949
+        (250, "long"),  # W = 1.045 and 0.955, prices 1.022 and 0.977: 1.022 - 0.098 < 0.977
+    ],
+)
+def test_who_runs_is_stopped_only_for_a_clearly_shorter_one(left: float, who: str) -> None:
+    new = job("new", max_slots=1, model=Steps(left, {1: 1.0}))
+    assert sizes(decide(RULE, [long(), new], nodes(1), {"long": (("n0", 1),)})) == {who: 1}
+
+
+def test_who_is_due_goes_first_and_keeps_its_minimum() -> None:
+    # long came at 0 and is due after a quarter of 300 s; short came at 90: at 90 + 25 = 115.
+    rule = EdlPolicy()
+    jobs = [long(), short(arrival_s=90.0)]
+    decision = decide(rule, jobs, nodes(1))
+    assert decision.notes == {"due_s": {"long": 75.0, "short": 115.0}}
+    assert sizes(decision) == {"long": 1}
+    assert decision.reasons["long"].endswith(", due for 25 s")
+    # At 120 s both are due: the order is that of the times. What is noted is not computed anew.
+    nearly_done = [long(left=1), short(arrival_s=90.0)]
+    later = decide(rule, nearly_done, nodes(1), decision.allocation, decision.notes, 120.0)
+    assert (sizes(later), later.notes) == ({"long": 1}, decision.notes)
+    assert sizes(decide(rule, jobs, nodes(3), notes=decision.notes)) == {"long": 1, "short": 2}
+
+
+def test_while_one_that_is_due_waits_nobody_starts_who_could_not_be_stopped() -> None:
+    # wide is due at 0 + 0.25 * 50 s, and of two slots one may not be taken.
+    wide = job("wide", 2, min_slots=2, max_slots=2, model=Steps(100))
+    firm = job("firm", max_slots=1, preemptible=False, model=Steps(1000))
+    present = {"firm": (("n0", 1),)}
+    rule = EdlPolicy()
+    other = job("other", max_slots=1, arrival_s=99.0)
+    assert sizes(decide(rule, [firm, wide, other], nodes(2), present)) == {"firm": 1, "other": 1}
+    held = replace(other, preemptible=False)
+    assert sizes(decide(rule, [firm, wide, held], nodes(2), present)) == {"firm": 1}
+
+
+def test_a_job_that_no_node_can_hold_waits() -> None:
+    large = job("large", 4, min_slots=4)
+    decision = decide(RULE, [large, short()], nodes(2))
+    assert sizes(decision) == {"short": 2}
+    assert decision.reasons["large"] == "waits: it needs 4 slots, and there are fewer"
+
+
+@dataclass(frozen=True)
+class Ranged:
+    """Batches of 8, 16, 32: a larger one is worth less, and each step has a second of its own."""
+
+    def step_s(self, slots: tuple[int, ...], batch: int) -> float:
+        return 1 + batch / (8 * sum(slots))
+
+    def efficiency(self, batch: int) -> float:
+        return {8: 1.0, 16: 0.9, 32: 0.5}[batch]
+
+    def steps_left(self, batch: int) -> float:
+        return 100.0
+
+
+def test_each_number_of_slots_has_the_batch_with_the_largest_goodput() -> None:
+    # Samples a second by what they are worth, with 8, 16 and 32:
+    #   1 slot   8 / 2 = 4        14.4 / 3 = 4.8     16 / 5 = 3.2
+    #   2 slots  8 / 1.5 = 5.33   14.4 / 2 = 7.2     16 / 3 = 5.33
+    #   4 slots, each at least 8 samples: 32 only, 16 / 2 = 8
+    one = job("one", max_slots=4, batch=8, batches=(8, 32), local_batches=(8, 64), model=Ranged())
+    found = curve(one, 0, 4, 4)
+    assert [found.batches[slots] for slots in (1, 2, 4)] == [16, 16, 32]
+    assert found.speeds[[1, 2, 4]] == pytest.approx([1, 1.5, 8 / 4.8])
+    assert found.left_s[[1, 2, 4]] == pytest.approx([300, 200, 180])  # 100 steps of 16, each 3 s
+    assert decide(RULE, [one], nodes(1)).batches == {"one": 16}
+    assert decide(RULE, [one], nodes(4)).batches == {"one": 32}
+
+
+def test_beyond_a_node_whole_nodes_are_tried() -> None:
+    one = job("one", max_slots=11)
+    tried = np.flatnonzero(np.isfinite(curve(one, 0, 4, 16).speeds))
+    assert tried.tolist() == [0, 1, 2, 3, 4, 8, 11]
+    tried = np.flatnonzero(np.isfinite(curve(one, 6, 4, 16).speeds))  # and what it has
+    assert tried.tolist() == [0, 1, 2, 3, 4, 6, 8, 11]
