@@ -87,7 +87,7 @@ def test_who_runs_is_stopped_only_for_a_clearly_shorter_one(left: float, who: st
 
 def test_who_is_due_goes_first_and_keeps_its_minimum() -> None:
     # long came at 0 and is due after a quarter of 300 s; short came at 90: at 90 + 25 = 115.
-    rule = EdlPolicy()
+    rule = EdlPolicy(patience=0.25)
     jobs = [long(), short(arrival_s=90.0)]
     decision = decide(rule, jobs, nodes(1))
     assert decision.notes == {"due_s": {"long": 75.0, "short": 115.0}}
@@ -105,7 +105,7 @@ def test_while_one_that_is_due_waits_nobody_starts_who_could_not_be_stopped() ->
     wide = job("wide", 2, min_slots=2, max_slots=2, model=Steps(100))
     firm = job("firm", max_slots=1, preemptible=False, model=Steps(1000))
     present = {"firm": (("n0", 1),)}
-    rule = EdlPolicy()
+    rule = EdlPolicy(patience=0.25)
     other = job("other", max_slots=1, arrival_s=99.0)
     assert sizes(decide(rule, [firm, wide, other], nodes(2), present)) == {"firm": 1, "other": 1}
     held = replace(other, preemptible=False)

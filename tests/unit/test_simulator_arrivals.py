@@ -71,6 +71,7 @@ def test_a_step_of_a_balanced_job() -> None:
     kind = jsa.KINDS[2]
     # 0.03 s, and 0.002 s for each of 64 samples: 0.158 s.
     assert kind.step_s(1, 64) == pytest.approx(0.158)
+    assert kind.step_s(1, 128) == pytest.approx(2 * 0.158)  # in two parts: 64 samples fit
     # On 2 slots all 28 million weights, 4 bytes each, pass once at 1.2 GB a second: 0.0933 s, and
     # a hop of 0.002 s. 127 samples take as long as 128.
     assert kind.step_s(2, 128) == pytest.approx(0.158 + 0.112 / 1.2 + 0.002)

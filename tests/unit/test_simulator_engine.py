@@ -207,6 +207,7 @@ def test_a_summary() -> None:
         "jct_s": 10,
         "slot_s": 10,
         "resizes": 0,
+        "finish_time_fairness": pytest.approx(10 / 15),  # alone for 5 s, one of two for 5 s
     }
 
 

@@ -57,7 +57,7 @@ class EdlPolicy:
     exponent: float = setting(0.5, "p: as a rule k slots are k^p times as fast as one", least=0)
     resize_s: float = setting(30.0, "what a change of slots costs")
     horizon_s: float = setting(600.0, "within which a change has to repay")
-    patience: float = setting(0.25, "times what it takes alone, a job is there until it is due")
+    patience: float = setting(0.1, "times what it takes alone, a job is there until it is due")
 
     def __call__(self, cluster: ClusterState) -> Decision:
         """See :class:`edl.core.cluster.state.Policy`."""
