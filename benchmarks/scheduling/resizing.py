@@ -11,7 +11,7 @@ from benchmarks.adapting import drawing
 from benchmarks.page import table
 from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.published import SEARCHED, listed_numbers, percent
-from benchmarks.scheduling.scope import Scope
+from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
 from edl.simulator import pollux
 from edl.simulator.runs import Run
@@ -52,7 +52,7 @@ def grids(scope: Scope) -> list[Series]:
     """Those in which all intervals meet all costs."""
     made = [
         Series(policy, load, workloads, scope.intervals_s)
-        for policy in (*scope.elastic, *scope.ours)
+        for policy in (*scope.elastic, OURS)
         for load, workloads in scope.grid.items()
     ]
     if scope.searched_grid:
@@ -66,7 +66,7 @@ def crosses(scope: Scope) -> list[Series]:
     return [
         Series(policy, load, workloads, scope.cross_intervals_s)
         for load, workloads in scope.cross.items()
-        for policy in (*scope.elastic, *scope.ours)
+        for policy in (*scope.elastic, OURS)
     ]
 
 

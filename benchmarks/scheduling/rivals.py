@@ -39,17 +39,17 @@ def traces(scope: Scope) -> dict[tuple[str, str], Trace]:
     for load, workloads in scope.compared.items():
         searched = scope.searched.get(load, ())
         if searched != workloads:
-            made |= _of_pollux(load, workloads, (*general, *scope.ours))
+            made |= _of_pollux(load, workloads, (*general, OURS))
         if searched:
-            made |= _of_pollux(load, searched, (*general, SEARCHED, *scope.ours))
+            made |= _of_pollux(load, searched, (*general, SEARCHED, OURS))
     for arrivals in scope.arrivals:
-        policies = (*general, "jsa", *scope.ours)
+        policies = (*general, "jsa", OURS)
         title = f"arrivals {arrivals}, seeds {listed_numbers(scope.seeds)}"
         made["JSA", title] = {
             name: [on_jsa(name, arrivals, seed, drop=False) for seed in scope.seeds]
             for name in policies
         }
-    policies = ("priority", *general, *scope.ours)
+    policies = ("priority", *general, OURS)
     made["VirtualFlow", "20 jobs"] = {name: [on_virtualflow(name)] for name in policies}
     return made
 
@@ -74,23 +74,20 @@ def runs(scope: Scope) -> Iterator[Run]:
 
 def blocks(scope: Scope, found: Found) -> dict[str, str]:
     """A table for all, and in words where edl's own policy is not ahead."""
-    rows, behind, cases, ours = [], list[str](), 0, bool(scope.ours)
+    rows, behind, cases = [], list[str](), 0
     for (whose, which), trace in traces(scope).items():
         standings = {name: standing(of, found) for name, of in trace.items()}
         for name, one in standings.items():
-            jobs, against = f"{whose}, {which}", ours and name != OURS
+            jobs, against = f"{whose}, {which}", name != OURS
             row = [jobs, name, f"{one.mean_jct_s:.0f}", f"{one.p99_jct_s:.0f}"]
             row.append(f"{one.worst_fairness:.2f}")
-            blank = ["", "", ""] if ours else []
-            rows.append(row + (beside(standings[OURS], one) if against else blank))
+            rows.append(row + (beside(standings[OURS], one) if against else ["", "", ""]))
             if against:
                 cases += 1
                 behind += [f"- {jobs}, {name}: {text}" for text in worse(standings[OURS], one)]
     head = ["jobs", "policy", "mean s", "p99 s", "worst fairness"]
-    head += [f"{OURS} beside it: mean", "p99", "worst fairness"] if ours else []
-    if not ours:
-        told = f"No policy `{OURS}` is registered, so nothing stands beside these."
-    elif behind:
+    head += [f"{OURS} beside it: mean", "p99", "worst fairness"]
+    if behind:
         listed = "\n".join(behind)
         told = f"`{OURS}` is behind in these of {cases} comparisons:\n\n{listed}"
     else:

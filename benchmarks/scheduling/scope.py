@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edl.core.cluster.policies import POLICIES
 from edl.simulator.pollux import WORKLOADS
 
-OURS = "edl"  # edl's own policy: it takes part as soon as it is registered
+OURS = "edl"  # edl's own policy
 ELASTIC = ("optimus", "afs_l", "elastic_tiresias", "max_min", "virtualflow")
 FIXED = ("fifo_backfill", "srtf", "tiresias")
 Workloads = Mapping[str, tuple[int, ...]]
@@ -45,11 +44,6 @@ class Scope:
     seeds: tuple[int, ...]
     elastic: tuple[str, ...] = ELASTIC
     fixed: tuple[str, ...] = FIXED
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        """edl's own policy, if it is registered."""
-        return tuple(name for name in (OURS,) if name in POLICIES)
 
 
 ALL = dict.fromkeys(("0.5", "1.0", "1.5", "2.0"), WORKLOADS)

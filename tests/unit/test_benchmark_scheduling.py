@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from clusters import nodes, result, submitted
+from clusters import submitted
 
 from benchmarks.page import fill
 from benchmarks.scheduling import __main__ as command
@@ -16,8 +16,7 @@ from benchmarks.scheduling.jobs import on_pollux, on_virtualflow
 from benchmarks.scheduling.rivals import Standing, beside, worse
 from benchmarks.scheduling.scope import FULL, QUICK, WHOLE
 from benchmarks.scheduling.store import collected, key
-from benchmarks.scheduling.summary import Summary, alone_s, fairness, summary
-from edl.core.cluster.policies import policy
+from benchmarks.scheduling.summary import Summary, summary
 from edl.simulator.results import JobResult, Result
 from edl.simulator.runs import Outcome, Run
 
@@ -27,24 +26,6 @@ OURS = [replace(EMPTY, completed=count, jcts_s={"a": s}) for count, s in ((90, 6
 THEIRS = [
     replace(EMPTY, completed=count, jcts_s={"a": s}) for count, s in ((45, 1800.0), (20, 1320.0))
 ]
-
-
-def test_fairness_is_beside_a_fair_share() -> None:
-    # 4 slots, first come first served. a needs all for 100 s, b for 50 s and waits from 10 to 100.
-    jobs = [submitted("a", 0, 100, 4), submitted("b", 10, 50, 4)]
-    done = result(policy("fifo"), jobs, nodes(4))
-    # Slots requested for each one: 1 for 10 s, 2 for 90 s, 1 for 50 s. In a's life 190 / 100, in
-    # b's 230 / 140.
-    assert fairness(jobs, done, 4, 4) == pytest.approx([100 / 190, 140 / (50 * 230 / 140)])
-    # With 16 slots for each of which less than one was requested, it is the time alone.
-    assert fairness(jobs, done, 16, 4) == pytest.approx([1, 140 / 50])
-
-
-def test_alone_a_job_has_what_its_user_requests() -> None:
-    # Two epochs of cifar10 would differ; a timed job is one piece: 100 s with its 4 slots.
-    assert alone_s(submitted("a", 7, 100, 4, parallel_fraction=0.5), 4) == pytest.approx(100)
-    jobs = {job.name: job for job in on_virtualflow("priority").jobs}
-    assert alone_s(jobs["0"], 8) == pytest.approx(578)
 
 
 def test_jobs_count_that_ended_within_eight_hours() -> None:
@@ -125,35 +106,29 @@ def test_each_part_has_the_runs_that_it_shows(size: scope.Scope) -> None:
         part.blocks(size, known)
 
 
+@pytest.mark.long  # tests/README.md, Time
 def test_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--quick", "--done", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert "tiresias | 0.5 | 3 | 80 | 1869.9 | 1869.9 | 0.0 % |  | 80 of 80 |" in captured.out
     assert "No job of Tiresias or Optimus ends in another second." in captured.out
-    assert "No policy `edl` is registered" in captured.out or "`edl` is" in captured.out
+    assert "`edl` is" in captured.out
     page = (ROOT / "docs" / "scheduling.md").read_text(encoding="utf-8")
     places = set(re.findall(r"<!-- ([\w-]+) -->", page)) - {"end"}
     assert places == set(re.findall(r"^([a-z-]+)$", captured.out, re.MULTILINE))
-    # Drawn of what is there now; edl's own policy stands beside others as soon as there is one.
-    found = collected([], 1, tmp_path, print)
-    assert found == {}
 
 
-def test_figures_and_the_place_of_our_own_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scope, "OURS", "max_min")
-    monkeypatch.setattr(rivals, "OURS", "max_min")
+def test_figures_and_the_place_of_our_own_policy(tmp_path: Path) -> None:
     small = replace(QUICK, elastic=("virtualflow",), fixed=())
     known = {key(run): OURS[0] for part in (resizing, rivals) for run in part.runs(small)}
     for run in rivals.runs(small):
-        if run.policy == "max_min":
+        if run.policy == scope.OURS:
             known[key(run)] = THEIRS[0]
     told = rivals.blocks(small, known)["rivals"]
-    assert "max_min beside it: mean" in told
+    assert "edl beside it: mean" in told
     assert "- VirtualFlow, 20 jobs, priority: mean +200.0 %" in told
     resizing.draw(small, known, tmp_path)
-    assert "max_min, load 0.5" in (tmp_path / resizing.FIGURE).read_text(encoding="utf-8")
+    assert "edl, load 0.5" in (tmp_path / resizing.FIGURE).read_text(encoding="utf-8")
     rivals.draw(tmp_path)
     assert "virtualflow, virtualflow" in (tmp_path / rivals.FIGURE).read_text(encoding="utf-8")
 
