@@ -132,16 +132,20 @@ def test_the_verbs_of_a_running_job(tmp_path: Path, zk_hosts: str) -> None:
     terminal = Terminal(zk_hosts, tmp_path)
     (run,) = blocks("running.md")[0]
     status, events = blocks("watching.md")[0]
-    scale, drain, _, stop = blocks("scaling.md")[0]
+    scale, lend, reclaim, drain, _, stop = blocks("scaling.md")[0]
     with terminal.running(run, tmp_path / "a") as job:
         terminal.wait("digits", trained_by(2), "two workers")
         with (
             terminal.running(status, tmp_path / "status"),
             terminal.running(events, tmp_path / "events"),
         ):
+            terminal.run(lend)
+            terminal.wait("digits", trained_by(4), "four workers on slots of which two are lent")
+            terminal.run(reclaim)
+            terminal.wait("digits", trained_by(2), "two workers again")
             terminal.run(scale)
             terminal.wait("digits", trained_by(4), "four workers")
-            terminal.run(drain)
+            terminal.run(drain.replace("w3", "w5"))  # the fourth: two have come and gone
             terminal.wait("digits", trained_by(3), "three workers")
         assert "joined" in (tmp_path / "events").read_text()
         terminal.run(stop)
