@@ -47,6 +47,13 @@ def job(name: str, slots: int = 1, **changes: Any) -> Job:
     return Job(name, values.pop("arrival_s", 0.0), slots, **values)
 
 
+def just_submitted(one: Submission) -> Job:
+    """As a policy first sees it."""
+    limits = one.requested_slots, one.min_slots, one.max_slots
+    model = one.work.model(0, 0.0)
+    return Job(one.name, one.arrival_s, *limits, 1, (1, 1), model, weight=one.weight)
+
+
 def nodes(*slots: int) -> list[Node]:
     """Nodes n0, n1, ... of so many slots."""
     return [Node(f"n{number}", count) for number, count in enumerate(slots)]

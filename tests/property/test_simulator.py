@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from clusters import Steps, decide, nodes, result, sizes, submitted
+from clusters import Steps, decide, just_submitted, nodes, result, sizes, submitted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,19 +160,7 @@ def test_by_edl_a_job_that_is_due_waits_only_for_those_due_before_it(cluster) ->
 @given(clusters(), st.integers(0, 300))
 def test_by_edl_nobody_takes_the_slots_of_one_that_is_due(cluster, now_s) -> None:
     machines, jobs = cluster
-    views = [
-        Job(
-            one.name,
-            one.arrival_s,
-            one.requested_slots,
-            one.min_slots,
-            one.max_slots,
-            1,
-            (1, 1),
-            one.work.model(0, 0.0),
-        )
-        for one in jobs
-    ]
+    views = [just_submitted(one) for one in jobs]
     decision = decide(EdlPolicy(), views, nodes(*machines), now_s=now_s)
     due = sorted(
         (view for view in views if decision.notes["due_s"][view.name] <= now_s),
@@ -204,21 +192,8 @@ def test_another_node_takes_no_slot_from_a_job_by_max_min(cluster, more) -> None
 def test_a_decision_is_a_function_of_what_it_is_given(name, cluster, data) -> None:
     machines, jobs = cluster
     decided = rule(name)
-    views = [
-        Job(
-            one.name,
-            one.arrival_s,
-            one.requested_slots,
-            one.min_slots,
-            one.max_slots,
-            1,
-            (1, 1),
-            one.work.model(0, 0.0),
-            data.draw(st.sampled_from([0.0, 57600.0])),
-            weight=one.weight,
-        )
-        for one in jobs
-    ]
+    attained = st.sampled_from([0.0, 57600.0])
+    views = [replace(just_submitted(one), attained_slot_s=data.draw(attained)) for one in jobs]
     first: Decision = decide(decided, views, nodes(*machines))
     again = decide(decided, views, nodes(*machines))
     assert first == again

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from clusters import decide, job, nodes, sizes
+from clusters import decide, job, just_submitted, nodes, sizes
 
 from edl.core.cluster.state import Job
 from edl.core.cluster.virtualflow import VirtualFlow, shares
 from edl.simulator import virtualflow
 
 RULE = VirtualFlow()
-VIEWS = {
-    one.name: Job(
-        one.name,
-        one.arrival_s,
-        one.requested_slots,
-        one.min_slots,
-        one.max_slots,
-        1,
-        (1, 1),
-        one.work.model(0, 0.0),
-        weight=one.weight,
-    )
-    for one in virtualflow.jobs()
-}
+VIEWS = {one.name: just_submitted(one) for one in virtualflow.jobs()}
 
 
 def named(names: str) -> list[Job]:
