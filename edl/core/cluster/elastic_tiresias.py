@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edl.core.cluster.placing import compact, place
+from edl.core.cluster.placing import compact, first_that_fit, place
 from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 from edl.core.settings import setting
@@ -56,7 +56,7 @@ class ElasticTiresias:
             cluster.jobs, key=lambda job: (job.name in second, started.get(job.name, math.inf))
         )
         fixed = cluster.fixed
-        sizes = _basic(order, fixed, cluster.slots)
+        sizes = first_that_fit(order, fixed, cluster.slots, lambda job: job.requested_slots)
         compacted = len(cluster.jobs) - len(sizes) > self.compaction
         if compacted:
             for job in cluster.jobs:
@@ -100,16 +100,6 @@ def speedup(job: Job, slots: int, slots_a_node: int) -> float:
         return float(slots)
     least_s = job.model.step_s(compact(job.min_slots, slots_a_node), job.batch)
     return job.min_slots * least_s / job.model.step_s(compact(slots, slots_a_node), job.batch)
-
-
-def _basic(order: Sequence[Job], fixed: Mapping[str, int], slots: int) -> dict[str, int]:
-    sizes = dict(fixed)
-    left = slots - sum(fixed.values())
-    for job in order:
-        if job.name not in fixed and job.requested_slots <= left:
-            sizes[job.name] = job.requested_slots
-            left -= job.requested_slots
-    return sizes
 
 
 def _expand(

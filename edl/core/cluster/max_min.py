@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import place
+from edl.core.cluster.placing import first_that_fit, place
 from edl.core.cluster.state import ClusterState, Decision, Job
 from edl.core.plural import counted
 
@@ -45,12 +45,8 @@ def shares(jobs: Sequence[Job], fixed: dict[str, int], slots: int) -> dict[str, 
     Args:
         fixed: of jobs whose number may not change.
     """
-    sizes = dict(fixed)
-    left = slots - sum(fixed.values())
-    for job in jobs:
-        if job.name not in sizes and job.min_slots <= left:
-            sizes[job.name] = job.min_slots
-            left -= job.min_slots
+    sizes = first_that_fit(jobs, fixed, slots, lambda job: job.min_slots)
+    left = slots - sum(sizes.values())
     most = [job.most_slots(job.batch) for job in jobs]
     growing = [
         (sizes[job.name], at)

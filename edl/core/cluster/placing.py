@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from edl.core.cluster.state import Allocation, ClusterState, Placement, size
+from edl.core.cluster.state import Allocation, ClusterState, Job, Placement, size
 
 
 def place(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
@@ -48,6 +48,26 @@ def pack(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
         if taken:
             placed[job] = tuple(taken)
     return placed
+
+
+def first_that_fit(
+    jobs: Iterable[Job], fixed: Mapping[str, int], slots: int, wanted: Callable[[Job], int]
+) -> dict[str, int]:
+    """The slots of each job that gets as many as ``wanted`` says, one after the other.
+
+    Who does not fit is passed over.
+
+    Args:
+        fixed: of jobs whose number may not change; they come before all others.
+        slots: of all nodes.
+    """
+    sizes = dict(fixed)
+    left = slots - sum(fixed.values())
+    for job in jobs:
+        if job.name not in sizes and wanted(job) <= left:
+            sizes[job.name] = wanted(job)
+            left -= wanted(job)
+    return sizes
 
 
 def compact(slots: int, per_node: int) -> tuple[int, ...]:
