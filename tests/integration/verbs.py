@@ -9,10 +9,11 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -20,7 +21,6 @@ from typing import TextIO
 # They ask a job and end. Those that start processes, or stay, are started as users do.
 SHORT = {"checkpoint", "delete", "drain", "events", "lend", "logs", "migrate", "policy", "profile"}
 SHORT |= {"reclaim", "scale", "status", "stop"}
-LOOK_S = 0.01
 
 
 class Verbs:
@@ -105,16 +105,13 @@ def _run(words: Sequence[str]) -> None:
 
 def _code(pid: int, timeout_s: float) -> int | None:
     """The exit code; None: it was killed for being late."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-            return None
-        time.sleep(LOOK_S)
+    file = os.pidfd_open(pid)
+    ended, _, _ = select.select([file], [], [], timeout_s)
+    os.close(file)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 if __name__ == "__main__":
