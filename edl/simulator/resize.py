@@ -42,6 +42,11 @@ class ResizeCost:
         seconds: float = getattr(self, change.value)
         return seconds
 
+    @property
+    def resize_s(self) -> float:
+        """What a policy counts with that weighs a change of size: a join or a leave, the mean."""
+        return (self.join + self.leave) / 2
+
 
 def constant(seconds: float) -> ResizeCost:
     """The same for all kinds."""

@@ -66,7 +66,8 @@ def do(run: Run, on_time: OnTime | None = None) -> Outcome:
     began_s = time.perf_counter()
     jobs = run.jobs or pollux.jobs(run.load, run.workload)
     nodes = pollux.nodes(run.nodes, run.slots)
-    result = simulate(jobs, nodes, policy(run.policy, run.seed), run.rules, on_time)
+    rule = policy(run.policy, run.seed, run.rules.resize.resize_s)
+    result = simulate(jobs, nodes, rule, run.rules, on_time)
     return Outcome(run, result, time.perf_counter() - began_s)
 
 

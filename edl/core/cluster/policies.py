@@ -42,11 +42,12 @@ POLICIES: dict[str, tuple[Policy, str]] = {
 """Name -> the policy with its published parameters, and what it does."""
 
 
-def policy(name: str, seed: int = 0) -> Policy:
+def policy(name: str, seed: int = 0, resize_s: float | None = None) -> Policy:
     """The policy of that name.
 
     Args:
         seed: of what it draws at random, if it does.
+        resize_s: what a change of a job's size costs, for who weighs that; None: as by default.
 
     Raises:
         UsageError: there is none.
@@ -54,4 +55,6 @@ def policy(name: str, seed: int = 0) -> Policy:
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}; use one of {', '.join(POLICIES)}")
     rule = POLICIES[name][0]
+    if resize_s is not None and isinstance(rule, EdlPolicy):
+        return replace(rule, resize_s=resize_s)
     return replace(rule, seed=seed) if seed and isinstance(rule, Pollux | Jsa) else rule
