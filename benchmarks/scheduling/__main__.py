@@ -9,7 +9,7 @@ from types import ModuleType
 
 from benchmarks.page import fill
 from benchmarks.scheduling import fidelity, jsa, published, resizing, rivals
-from benchmarks.scheduling.scope import FULL, QUICK, WHOLE
+from benchmarks.scheduling.scope import FULL, QUICK
 from benchmarks.scheduling.store import ROOT, collected
 from edl.errors import UsageError
 
@@ -24,9 +24,7 @@ PARTS: dict[str, ModuleType] = {
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks.scheduling", description=__doc__)
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="print a small part, write no page")
-    size.add_argument("--whole", action="store_true", help="all workloads by pollux, too: hours")
+    parser.add_argument("--quick", action="store_true", help="print a small part, write no page")
     parser.add_argument("--only", choices=PARTS, help="leave the page's other parts")
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate at once")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "scheduling.md")
@@ -35,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.jobs < 1:
         parser.error("--jobs must be at least 1")
-    scope = QUICK if given.quick else WHOLE if given.whole else FULL
+    scope = QUICK if given.quick else FULL
     parts = [PARTS[given.only]] if given.only else list(PARTS.values())
     runs = [run for part in parts for run in part.runs(scope)]
     try:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from benchmarks.page import table
 from benchmarks.scheduling.jobs import on_jsa
-from benchmarks.scheduling.scope import Scope
+from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
 from benchmarks.scheduling.summary import Summary
 from edl.simulator.runs import Run
@@ -26,6 +26,8 @@ def runs(scope: Scope) -> Iterator[Run]:
         for arrivals in scope.arrivals:
             for seed in scope.seeds:
                 yield from (on_jsa(name, arrivals, seed, drop) for name in (JSA, *OTHERS))
+                if drop:
+                    yield on_jsa(OURS, arrivals, seed, drop)
 
 
 def blocks(scope: Scope, found: Found) -> dict[str, str]:
@@ -49,9 +51,14 @@ def _mode(scope: Scope, found: Found, drop: bool) -> str:
         )
         better = {name: ratios(drop, ours, by_name[name]) for name in OTHERS}
         offered = f"{fmean(one.offered for one in ours):.0f}"
-        rows.append([arrivals, offered, value, *(said(better[name], 2) for name in OTHERS)])
+        row = [arrivals, offered, value, *(said(better[name], 2) for name in OTHERS)]
+        if drop:
+            own = [found[key(on_jsa(OURS, arrivals, seed, drop))] for seed in scope.seeds]
+            row.append(said([one.completed for one in own], 0))
+        rows.append(row)
         cases += [(fmean(better[name]), f"beside `{name}` at {arrivals}") for name in OTHERS]
     head = ["arrivals", "jobs", what, *(f"to `{name}`" for name in OTHERS)]
+    head += [f"completed by `{OURS}`"] if drop else []
     reached = sum(1 for ratio, _ in cases if ratio >= CLAIMS[drop])
     (least, there), (most, where) = min(cases), max(cases)
     claim = (

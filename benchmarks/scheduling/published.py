@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 
@@ -9,7 +10,11 @@ from benchmarks.page import table
 from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.scope import Scope, Workloads
 from benchmarks.scheduling.store import Found, key
+from edl.simulator import pollux
+from edl.simulator.built_in import POLLUX, SETS
+from edl.simulator.fairness import with_isolated
 from edl.simulator.published import Comparison, answers, compare_times
+from edl.simulator.results import JobResult, Result
 from edl.simulator.runs import Run
 
 TO_THE_SECOND = ("tiresias", "optimus")
@@ -19,7 +24,7 @@ MOST_DIFFERING = 5  # jobs that are named
 
 def chosen(scope: Scope) -> dict[str, Workloads]:
     """Policy -> load -> workloads."""
-    found = dict.fromkeys(TO_THE_SECOND, scope.answers)
+    found = dict.fromkeys(TO_THE_SECOND, scope.workloads)
     return found | ({SEARCHED: scope.searched} if scope.searched else {})
 
 
@@ -51,6 +56,17 @@ def blocks(scope: Scope, found: Found) -> dict[str, str]:
     more = len(differing) - MOST_DIFFERING
     named = differing[:MOST_DIFFERING] + ([f"- and {more} more"] if more > 0 else [])
     return {"published": "\n".join([text, "", "In another second end:", "", *named])}
+
+
+def as_published(policy: str, load: str, workload: int) -> Result:
+    """A published run, as far as it follows from when each job ended."""
+    jobs, of = pollux.jobs(load, workload), SETS[POLLUX]
+    times = answers(policy, load, workload)
+    ended = [
+        JobResult(job.name, job.kind, job.arrival_s, math.nan, job.arrival_s + times[job.name], 0.0)
+        for job in jobs
+    ]
+    return Result(with_isolated(jobs, ended, pollux.nodes(of.nodes, of.slots)), decisions=0)
 
 
 def _beside(policy: str, load: str, workload: int, found: Found) -> Comparison:

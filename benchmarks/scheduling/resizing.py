@@ -11,14 +11,13 @@ from benchmarks.adapting import drawing
 from benchmarks.page import table
 from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.published import SEARCHED, listed_numbers, percent
-from benchmarks.scheduling.scope import OURS, Scope
+from benchmarks.scheduling.scope import OURS, Scope, Workloads
 from benchmarks.scheduling.store import Found, key
 from edl.simulator import pollux
 from edl.simulator.runs import Run
 
 USUAL_S = pollux.INTERVAL_S  # between two decisions
 STOP_S, LIVE_S = pollux.RESIZE.join, 0.3  # a restart from a checkpoint; what edl takes
-SEARCHED_LOAD = "1.0"
 FIGURE = "resize-cost.svg"
 STYLES = [(colour, style) for style in ("-", "--") for colour in drawing.COLOURS]
 
@@ -50,24 +49,22 @@ class Series:
 
 def grids(scope: Scope) -> list[Series]:
     """Those in which all intervals meet all costs."""
-    made = [
-        Series(policy, load, workloads, scope.intervals_s)
-        for policy in (*scope.elastic, OURS)
-        for load, workloads in scope.grid.items()
-    ]
-    if scope.searched_grid:
-        few = scope.searched_intervals_s
-        made.append(Series(SEARCHED, SEARCHED_LOAD, scope.searched_grid, few))
-    return made
+    return _series(scope, scope.grid, scope.intervals_s)
 
 
 def crosses(scope: Scope) -> list[Series]:
     """Those in which either the interval or the cost is as published, or a resize is cheap."""
-    return [
-        Series(policy, load, workloads, scope.cross_intervals_s)
-        for load, workloads in scope.cross.items()
-        for policy in (*scope.elastic, OURS)
-    ]
+    return _series(scope, scope.cross, scope.cross_intervals_s)
+
+
+def _series(scope: Scope, loads: Workloads, intervals_s: tuple[float, ...]) -> list[Series]:
+    few = scope.searched_intervals_s
+    made = []
+    for load, workloads in loads.items():
+        made += [Series(policy, load, workloads, intervals_s) for policy in scope.elastic]
+        made += [Series(SEARCHED, load, workloads, few)] if few else []
+        made.append(Series(OURS, load, workloads, intervals_s))
+    return made
 
 
 def runs(scope: Scope) -> Iterator[Run]:
@@ -143,8 +140,11 @@ def _by_interval(scope: Scope, found: Found) -> str:
     rows = []
     for one in crosses(scope):
         for cost_s in (LIVE_S, STOP_S):
-            at = [(every_s, cost_s) for every_s in one.intervals_s]
-            rows.append([*one.cells, f"{cost_s:g} s", *_numbers(one, found, at)])
+            numbers = [
+                f"{one.mean_s(found, every_s, cost_s):.0f}" if every_s in one.intervals_s else ""
+                for every_s in scope.cross_intervals_s
+            ]
+            rows.append([*one.cells, f"{cost_s:g} s", *numbers])
     head = ["policy", "load", "workloads", "a resize", *_seconds(scope.cross_intervals_s)]
     return table(head, rows)
 

@@ -10,14 +10,18 @@ from typing import NamedTuple
 from benchmarks.adapting import drawing
 from benchmarks.page import table
 from benchmarks.scheduling.jobs import on_jsa, on_pollux, on_virtualflow
-from benchmarks.scheduling.published import SEARCHED, listed_numbers, percent
+from benchmarks.scheduling.jsa import JSA
+from benchmarks.scheduling.published import SEARCHED, as_published, listed_numbers, percent
 from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
+from benchmarks.scheduling.summary import Summary
 from edl.cli.simulation_figure import figure_of
 from edl.simulator.runs import Run, do
 
 FIGURE = "virtualflow-jobs.svg"
 DRAWN = ("priority", "virtualflow")
+JOBS = {"Pollux": "load", "JSA": "arrivals", "VirtualFlow": "jobs"}
+"""What tells the rows of a paper's jobs apart."""
 
 
 class Standing(NamedTuple):
@@ -36,33 +40,24 @@ def traces(scope: Scope) -> dict[tuple[str, str], Trace]:
     """By whose jobs they are, and which."""
     made: dict[tuple[str, str], Trace] = {}
     general = (*scope.fixed, *scope.elastic)
-    for load, workloads in scope.compared.items():
-        searched = scope.searched.get(load, ())
-        if searched != workloads:
-            made |= _of_pollux(load, workloads, (*general, OURS))
-        if searched:
-            made |= _of_pollux(load, searched, (*general, SEARCHED, OURS))
-    for arrivals in scope.arrivals:
-        policies = (*general, "jsa", OURS)
-        title = f"arrivals {arrivals}, seeds {listed_numbers(scope.seeds)}"
-        made["JSA", title] = {
-            name: [on_jsa(name, arrivals, seed, drop=False) for seed in scope.seeds]
-            for name in policies
+    for load, workloads in scope.workloads.items():
+        known = (*general, OURS)
+        if scope.searched.get(load) == workloads:
+            known = (*general, SEARCHED, OURS)
+        made["Pollux", load] = {
+            name: [on_pollux(name, load, number) for number in workloads] for name in known
         }
+    for seeds, known in (
+        (scope.seeds, (*general, JSA, OURS)),
+        (scope.held_out, (JSA, OURS)),
+    ):
+        for arrivals in scope.arrivals:
+            made["JSA", f"{arrivals}, seeds {listed_numbers(seeds)}"] = {
+                name: [on_jsa(name, arrivals, seed, drop=False) for seed in seeds] for name in known
+            }
     policies = ("priority", *general, OURS)
-    made["VirtualFlow", "20 jobs"] = {name: [on_virtualflow(name)] for name in policies}
+    made["VirtualFlow", "20"] = {name: [on_virtualflow(name)] for name in policies}
     return made
-
-
-def _of_pollux(
-    load: str, workloads: tuple[int, ...], policies: Sequence[str]
-) -> dict[tuple[str, str], Trace]:
-    which = f"load {load}, workload{'s'[: len(workloads) - 1]} {listed_numbers(workloads)}"
-    return {
-        ("Pollux", which): {
-            name: [on_pollux(name, load, number) for number in workloads] for name in policies
-        }
-    }
 
 
 def runs(scope: Scope) -> Iterator[Run]:
@@ -73,35 +68,48 @@ def runs(scope: Scope) -> Iterator[Run]:
 
 
 def blocks(scope: Scope, found: Found) -> dict[str, str]:
-    """A table for all, and in words where edl's own policy is not ahead."""
-    rows, behind, cases = [], list[str](), 0
-    for (whose, which), trace in traces(scope).items():
-        standings = {name: standing(of, found) for name, of in trace.items()}
-        for name, one in standings.items():
-            jobs, against = f"{whose}, {which}", name != OURS
+    """A table for each paper's jobs, and in words where edl's own policy is not ahead."""
+    rows, behind, cases = dict[str, list[list[str]]](), list[str](), 0
+    for (whose, jobs), trace in traces(scope).items():
+        standings = {name: standing([found[key(run)] for run in of]) for name, of in trace.items()}
+        if whose == "Pollux":
+            standings[f"{SEARCHED}, as published"] = as_it_was(jobs, scope.workloads[jobs])
+        ours = standings.pop(OURS)
+        for name, one in [*standings.items(), (OURS, ours)]:
             row = [jobs, name, f"{one.mean_jct_s:.0f}", f"{one.p99_jct_s:.0f}"]
             row.append(f"{one.worst_fairness:.2f}")
-            rows.append(row + (beside(standings[OURS], one) if against else ["", "", ""]))
-            if against:
-                cases += 1
-                behind += [f"- {jobs}, {name}: {text}" for text in worse(standings[OURS], one)]
-    head = ["jobs", "policy", "mean s", "p99 s", "worst fairness"]
+            rest = ["", "", ""] if one is ours else beside(ours, one)
+            rows.setdefault(whose, []).append(row + rest)
+        cases += len(standings)
+        for name, one in standings.items():
+            behind += [f"- {whose}, {jobs}, {name}: {text}" for text in worse(ours, one)]
+    head = ["policy", "mean s", "p99 s", "worst fairness"]
     head += [f"{OURS} beside it: mean", "p99", "worst fairness"]
     if behind:
         listed = "\n".join(behind)
         told = f"`{OURS}` is behind in these of {cases} comparisons:\n\n{listed}"
     else:
         told = f"`{OURS}` is ahead in each of {cases} comparisons, and nowhere worse."
-    return {"rivals": f"{table(head, rows)}\n\n{told}"}
+    tables = {f"rivals-{whose.lower()}": table([JOBS[whose], *head], rows[whose]) for whose in rows}
+    return tables | {"rivals-behind": told}
 
 
-def standing(of: list[Run], found: Found) -> Standing:
+def standing(of: Sequence[Summary]) -> Standing:
     """A policy's numbers."""
-    summaries = [found[key(run)] for run in of]
     return Standing(
-        fmean(one.mean_jct_s for one in summaries),
-        fmean(one.p99_jct_s for one in summaries),
-        max(one.worst_fairness for one in summaries),
+        fmean(one.mean_jct_s for one in of),
+        fmean(one.p99_jct_s for one in of),
+        max(one.worst_fairness for one in of),
+    )
+
+
+def as_it_was(load: str, workloads: Sequence[int]) -> Standing:
+    """Those of the published runs of Pollux."""
+    of = [as_published(SEARCHED, load, number) for number in workloads]
+    return Standing(
+        fmean(one.mean_jct_s for one in of),
+        fmean(one.jct_percentile_s(99) for one in of),
+        max(one.worst_finish_time_fairness for one in of),
     )
 
 

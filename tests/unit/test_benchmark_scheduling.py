@@ -14,7 +14,7 @@ from benchmarks.scheduling import __main__ as command
 from benchmarks.scheduling import jsa, published, resizing, rivals, scope
 from benchmarks.scheduling.jobs import on_pollux, on_virtualflow
 from benchmarks.scheduling.rivals import Standing, beside, worse
-from benchmarks.scheduling.scope import FULL, QUICK, WHOLE
+from benchmarks.scheduling.scope import FULL, QUICK
 from benchmarks.scheduling.store import collected, key
 from benchmarks.scheduling.summary import Summary, summary
 from edl.simulator.results import JobResult, Result
@@ -93,7 +93,7 @@ def test_a_run_at_the_published_cost_is_the_published_run() -> None:
     assert key(on_pollux("optimus", "1.0", 6)) != key(on_pollux("optimus", "1.0", 6, 60.0, 0.3))
 
 
-@pytest.mark.parametrize("size", [QUICK, FULL, WHOLE])
+@pytest.mark.parametrize("size", [QUICK, FULL])
 def test_each_part_has_the_runs_that_it_shows(size: scope.Scope) -> None:
     class Recorded(dict[str, Summary]):
         def __missing__(self, name: str) -> Summary:
@@ -124,16 +124,16 @@ def test_figures_and_the_place_of_our_own_policy(tmp_path: Path) -> None:
     for run in rivals.runs(small):
         if run.policy == scope.OURS:
             known[key(run)] = THEIRS[0]
-    told = rivals.blocks(small, known)["rivals"]
-    assert "edl beside it: mean" in told
-    assert "- VirtualFlow, 20 jobs, priority: mean +200.0 %" in told
+    told = rivals.blocks(small, known)
+    assert "edl beside it: mean" in told["rivals-virtualflow"]
+    assert "- VirtualFlow, 20, priority: mean +200.0 %" in told["rivals-behind"]
     resizing.draw(small, known, tmp_path)
     assert "edl, load 0.5" in (tmp_path / resizing.FIGURE).read_text(encoding="utf-8")
     rivals.draw(tmp_path)
     assert "virtualflow, virtualflow" in (tmp_path / rivals.FIGURE).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("words", [["--jobs", "0"], ["--only", "none"], ["--quick", "--whole"]])
+@pytest.mark.parametrize("words", [["--jobs", "0"], ["--only", "none"]])
 def test_what_cannot_be_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(words)
