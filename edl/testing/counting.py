@@ -315,6 +315,7 @@ class Counting:
         exchanged: dict[int, list[list[float]]] = {}
         sizes: dict[int, int] = {}
         batches = largest = 0  # of the step so far; samples of a step of all workers
+        ring = 1  # workers of the largest
         split = 0  # steps whose samples are not of one global batch
         rounds: dict[int, int] = {}  # of the loop, by step
         round_ = 0
@@ -333,6 +334,7 @@ class Counting:
                     worker.loader.accumulate()
                     continue
                 before, epoch, w = worker.loader.progress.trained, worker.loader.epoch, model.w
+                ring = max(ring, worker.size)
                 completed = train_step(worker, one.member, model, gradient, noise)
                 in_step, round_ = round_, 0
                 batches, largest = 0, max(largest, worker.loader.progress.trained - before)
@@ -352,6 +354,7 @@ class Counting:
             sizes,
             progress.noise.scale,
             largest,
+            ring,
             split,
             progress.batches,
             rounds,
@@ -413,11 +416,13 @@ class Counting:
         return len({*numbers.tolist()}) > 1
 
     def _prove_largest(self, worker: int, result: Counted) -> None:
-        """No step has had more samples than it may; what is read ahead is as large as it was."""
+        """No step has had more samples than it may; what is read ahead is as large as it was.
+
+        Each worker of a ring has at least one.
+        """
         limit = self.batch_range[1] or (0 if self.prefetch_batches else self.max_global_batch)
         if limit and self.accumulated == 1:
-            size = max([1, *result.sizes.values()])
-            most = max(limit, size)
+            most = max(limit, result.ring)
             assert result.largest <= most, f"w{worker} has seen a step of {result.largest} samples"
 
 
@@ -439,7 +444,8 @@ class Counted:
 
     ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
     workers were in the ring that completed a step, 0 where this one has missed it; ``noise``: what
-    was measured of the gradient noise scale; ``largest``: the most samples of a step;
+    was measured of the gradient noise scale; ``largest``: the most samples of a step; ``ring``: the
+    most workers of a ring in which it began a step, whether or not it completed that;
     ``split``: steps whose samples are not of one global batch, where that is fixed; ``batches``:
     the changes of the global batch, as learning rates follow it; ``rounds``: those of the loop, by
     step.
@@ -451,6 +457,7 @@ class Counted:
     sizes: Mapping[int, int]
     noise: NoiseScale = UNKNOWN
     largest: int = 0
+    ring: int = 1
     split: int = 0
     batches: tuple[tuple[int, int], ...] = ()
     rounds: Mapping[int, int] = field(default_factory=dict)
