@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,7 @@ class Phase(Enum):
     DONE = "done"  # it has its result
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """A member is at a point of a collective, or of the init of a generation's ring."""
 
     worker: int

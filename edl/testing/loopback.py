@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl import failpoints
 from edl.config import Config
@@ -74,8 +74,7 @@ class LoopbackWorker:
         return self.worker.loader.progress.has_state
 
 
-@dataclass(frozen=True)
-class Passed:
+class Passed(NamedTuple):
     """A worker has passed a point: a failpoint, or a moment of a collective."""
 
     worker: int
@@ -133,6 +132,7 @@ class LoopbackJob:
         record = Job("loopback", spec)
         self.memory = MemoryJob(record, {"a": np}, self.schedule, self.network)
         self.workers: list[LoopbackWorker] = []
+        self._of: dict[Task, LoopbackWorker] = {}
         self.passed: list[Passed] = []
         self._orders = _Orders()
         self.state_lost = False  # all who held the job's state died
@@ -322,6 +322,7 @@ class LoopbackJob:
         self.workers.append(one)
         self.memory.changed()
         one.task = self.schedule.start(f"w{number}", lambda: self._live(one))
+        self._of[one.task] = one
 
     def _live(self, one: LoopbackWorker) -> None:
         """The life of a process."""
@@ -373,7 +374,7 @@ class LoopbackJob:
         task = self.schedule.current
         if task is None:
             return
-        one = next(each for each in self.workers if each.task is task)
+        one = self._of[task]
         one.points += 1
         self.passed.append(Passed(one.id, one.points, name))
         orders = self._orders

@@ -55,22 +55,22 @@ class Chance:
         """A number from 0 to ``limit`` - 1."""
         return 0 if self._random is None or limit < 2 else int(self._random.random() * limit)
 
-    def pick(self, names: Sequence[str]) -> int:
+    def pick(self, ones: Sequence[Actor | Task]) -> int:
         """The index of the one who runs next."""
         chance = self._random
-        if chance is None or len(names) < 2:
+        if chance is None or len(ones) < 2:
             return 0
         weights = []
-        for name in names:
-            if name not in self._weights:
-                self._weights[name] = 2.0 ** -chance.randrange(6)
-            weights.append(self._weights[name])
+        for one in ones:
+            if one.name not in self._weights:
+                self._weights[one.name] = 2.0 ** -chance.randrange(6)
+            weights.append(self._weights[one.name])
         left = chance.random() * sum(weights)
         for index, weight in enumerate(weights):
             left -= weight
             if left < 0:
                 return index
-        return len(names) - 1
+        return len(ones) - 1
 
 
 @dataclass
@@ -147,6 +147,8 @@ class Schedule:
     def __init__(self, chance: Chance, most_decisions: int = MOST_DECISIONS) -> None:
         self.chance = chance
         self.tasks: list[Task] = []
+        self._left: list[Task] = []  # those that are not done
+        self._unwinding: list[Task] = []  # those that are killed, and not done
         self.actors: list[Actor] = []
         self.current: Task | None = None
         self.decisions = 0
@@ -194,6 +196,7 @@ class Schedule:
             target=self._live, args=(task, function), name=name, daemon=True
         )
         self.tasks.append(task)
+        self._left.append(task)
         task.thread.start()
         return task
 
@@ -207,6 +210,9 @@ class Schedule:
 
     def kill(self, task: Task) -> None:
         """Raise :class:`Killed` in ``task``, now or where it waits; all of its waits raise it."""
+        if not (task.killed or task.done):
+            self._unwinding.append(task)
+            self._unwinding.sort(key=self.tasks.index)
         task.killed = True
         task.frozen = False
         if task is self.current:
@@ -252,6 +258,9 @@ class Schedule:
         task.done = True
         if self._closing:
             return
+        self._left.remove(task)
+        if task.killed:
+            self._unwinding.remove(task)
         try:
             following = self._decide(None)
         except BaseException as error:  # noqa: BLE001 - raised by run()
@@ -288,24 +297,23 @@ class Schedule:
             self.current = None
             if self._failure is not None:
                 raise self._failure
-            unwinding = next((t for t in self.tasks if t.killed and not t.done), None)
-            if unwinding is not None:
-                return unwinding
+            if self._unwinding:
+                return self._unwinding[0]
             self.decisions += 1
             if self.decisions > self._most_decisions:
                 raise ScheduleError(f"no end after {self.decisions} decisions: {self.table()}")
             now_s = self._now_s
             actors = [actor for actor in self.actors if actor.ready()]
-            tasks = [task for task in self.tasks if task.ready(now_s)]
+            tasks = [task for task in self._left if task.ready(now_s)]
             if running in tasks[1:]:  # whom nobody interrupts
                 tasks.remove(running)
                 tasks.insert(0, running)
             if not actors and not tasks:
-                if all(task.done for task in self.tasks) and not self._will_start():
+                if not self._left and not self._will_start():
                     return None
                 self._pass_time()
                 continue
-            picked = self.chance.pick([*(a.name for a in actors), *(t.name for t in tasks)])
+            picked = self.chance.pick([*actors, *tasks])
             if picked >= len(actors):
                 return tasks[picked - len(actors)]
             actors[picked].act()
@@ -315,7 +323,7 @@ class Schedule:
 
     def _pass_time(self) -> None:
         """Nobody can run: on to the next deadline."""
-        waking = [t.wake_at for t in self.tasks if not (t.done or t.frozen)]
+        waking = [t.wake_at for t in self._left if not t.frozen]
         due = [at for at in (*waking, *(a.due() for a in self.actors)) if at is not None]
         later = [at for at in due if at > self._now_s]
         if not later:
