@@ -148,6 +148,17 @@ def test_of_a_newcomer_on_its_way_in_no_step_is_asked() -> None:
     assert proof(2, HERE, silent, replace(now, members=(A, B)), SHORT) is None, "an old member"
 
 
+def test_who_leaves_in_a_switch_may_have_closed_its_port() -> None:
+    """A packet of the answer was lost, and the others take seconds to close the ring."""
+    smaller = Generation(8, 1, seats(A, B), 0, (), (2,), "", previous=seats(A, B, C))
+    now, silent = facts(A, B, generation=smaller), ProbeResult(SILENT)
+    assert proof(2, HERE, silent, now, RingIdle(2.7, 0.1)) is None
+    assert proof(2, HERE, silent, now, RingIdle(6.1, 0.1)) is not None, "it froze before it left"
+    assert proof(1, HERE, silent, replace(now, members=(A,)), RingIdle(2.7, 0.1)) is not None
+    reported = replace(now, members=(A, replace(B, broken=RingFailure(7, 40))))
+    assert proof(2, HERE, silent, reported, RingIdle(2.7, 0.1)) is not None, "nobody closes it now"
+
+
 @pytest.mark.parametrize(
     ("quiet_s", "usual_s", "stands"),
     [

@@ -9,7 +9,9 @@ worker counts as dead on proof alone:
   order.
 
 Of a newcomer on its way into its first ring no third proof is asked: steps do not need it before
-that, the others wait for it meanwhile, and it holds no state. A worker that answers is never dead;
+that, the others wait for it meanwhile, and it holds no state. Of one that leaves in a switch the
+ring has to stand still for longer than a session lasts: it may have taken back its own node and
+closed its port, and that it is silent may be a lost packet. A worker that answers is never dead;
 one that lets the others wait for too long is given up for that (:mod:`edl.core.job.membership`).
 """
 
@@ -37,6 +39,7 @@ class LivenessLimits:
         answer_s: for a worker's port to answer.
         silence_s: for this long after it did not, a worker counts as silent without being asked.
         newcomer_s: of the leader's time, for each newcomer that is ready: so often all are asked.
+        session_s: of ZooKeeper: who freezes leaves it so much later.
     """
 
     switch_s: float = 0.5
@@ -45,6 +48,7 @@ class LivenessLimits:
     answer_s: float = 0.5
     silence_s: float = 1.0
     newcomer_s: float = 0.01
+    session_s: float = 6.0
 
 
 USUAL = LivenessLimits()
@@ -133,7 +137,10 @@ def proof(
             f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
             f"first ring, and {place} does not answer"
         )
-    if not idle.stands and not (_broken(now) and idle.quiet_s > idle.limits.frozen_s):
+    broken = _broken(now)
+    if not idle.stands and not (broken and idle.quiet_s > idle.limits.frozen_s):
+        return None
+    if _leaves(worker, now) and not broken and idle.quiet_s <= idle.limits.session_s:
         return None
     return (
         f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper, {place} does not "
@@ -162,6 +169,12 @@ def _enters(worker: int, now: Snapshot) -> bool:
         return False
     members = set(current.members)
     return not any(m.id in members and m.generation >= current.number for m in now.members)
+
+
+def _leaves(worker: int, now: Snapshot) -> bool:
+    """Whether the planned generation is one without it."""
+    current = now.generation
+    return current is not None and bool(current.previous) and worker in current.left
 
 
 def _broken(now: Snapshot) -> bool:
