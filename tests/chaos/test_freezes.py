@@ -45,6 +45,23 @@ def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
     assert stall_s < job.session_s + SLACK_S
 
 
+def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
+    """It leaves in a switch, and the other one waits for it to close their ring."""
+    faults = [[fault("agreed", "plain", signal="STOP")]]
+    with ordeal(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:
+        job.wait_for_step(5)
+        job.scale(1)
+        job.wait_for_strikes()
+        job.until(lambda: job.events("evicted"), "that it is given up", 60.0)
+        (given_up,) = job.events("evicted")
+        assert "it is frozen or cut off: w1 (without a rank" in given_up["reason"], given_up
+        job.wait_for_size(1)
+        reports = job.prove(workers=1)
+    stall_s = longest_stall(reports)
+    print(f"frozen on its way out: {stall_s:.2f} s, session {job.session_s:g} s")
+    assert stall_s < job.session_s + SLACK_S
+
+
 @pytest.mark.parametrize("dies", ["leader", "plain"])
 @pytest.mark.parametrize("point", ["broken", "reported", "build"])
 def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> None:
