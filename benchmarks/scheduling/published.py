@@ -24,8 +24,8 @@ MOST_DIFFERING = 5  # jobs that are named
 
 def chosen(scope: Scope) -> dict[str, Workloads]:
     """Policy -> load -> workloads."""
-    found = dict.fromkeys(TO_THE_SECOND, scope.workloads)
-    return found | ({SEARCHED: scope.searched} if scope.searched else {})
+    names = (*TO_THE_SECOND, SEARCHED) if scope.searched else TO_THE_SECOND
+    return dict.fromkeys(names, scope.workloads)
 
 
 def runs(scope: Scope) -> Iterator[Run]:

@@ -40,10 +40,8 @@ def traces(scope: Scope) -> dict[tuple[str, str], Trace]:
     """By whose jobs they are, and which."""
     made: dict[tuple[str, str], Trace] = {}
     general = (*scope.fixed, *scope.elastic)
+    known: tuple[str, ...] = (*general, SEARCHED, OURS) if scope.searched else (*general, OURS)
     for load, workloads in scope.workloads.items():
-        known = (*general, OURS)
-        if scope.searched.get(load) == workloads:
-            known = (*general, SEARCHED, OURS)
         made["Pollux", load] = {
             name: [on_pollux(name, load, number) for number in workloads] for name in known
         }

@@ -21,7 +21,7 @@ class Scope:
     Attributes:
         workloads: of Pollux, on which all policies stand beside each other and beside what was
             published.
-        searched: those that policy ``pollux`` does, too: it takes a minute of each.
+        searched: policy ``pollux`` does them, too: it takes a minute of each.
         grid: those on which all intervals meet all costs of a resize; ``cross``: on which each is
             varied alone.
         cross_intervals_s: of the latter: one of 5 s takes minutes of the larger loads.
@@ -32,7 +32,7 @@ class Scope:
     """
 
     workloads: Workloads
-    searched: Workloads
+    searched: bool
     grid: Workloads
     cross: Workloads
     cross_intervals_s: tuple[float, ...]
@@ -49,7 +49,7 @@ class Scope:
 ALL = dict.fromkeys(("0.5", "1.0", "1.5", "2.0"), WORKLOADS)
 FULL = Scope(
     workloads=ALL,
-    searched=ALL,
+    searched=True,
     grid={"1.0": (6,)},
     cross={"0.5": (6,), "1.5": (6,), "2.0": (6,)},
     cross_intervals_s=(15.0, 60.0, 120.0, 240.0, 480.0),
@@ -63,7 +63,7 @@ FULL = Scope(
 """What docs/scheduling.md has: two hours of one processor, most of them of ``pollux``."""
 QUICK = Scope(
     workloads={"0.5": (3,)},
-    searched={},
+    searched=False,
     grid={"0.5": (3,)},
     cross={},
     cross_intervals_s=(60.0,),
