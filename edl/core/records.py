@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 from edl.core.job_spec import JobSpec
@@ -189,6 +190,10 @@ class RingFailure(Record):
     def progress(self) -> tuple[int, int]:
         """How far it is: all workers make the same steps and exchanges in the same order."""
         return self.step, self.exchanges
+
+    def had_state_in(self, generation: int) -> bool:
+        """Whether it held the job's state in the ring of ``generation``."""
+        return self.generation == generation and self.step >= 0
 
 
 @dataclass(frozen=True)
@@ -446,15 +451,25 @@ class Snapshot:
             f"are waited for, at most {limit_s:g} s"
         )
 
-    @property
+    @cached_property
     def switched(self) -> bool:
-        """Whether a member adopted the generation: then its ring was built, with all members."""
+        """Whether the ring of the generation was built, with all its members.
+
+        One of them has adopted it. Or it is a newcomer of a planned one, has the job's state from
+        its ring, and reports that this broke.
+        """
         new = self.generation
-        return new is not None and any(
-            m.generation >= new.number for m in self.members if m.id in new.members
+        if new is None:
+            return False
+        seated = frozenset(new.members)
+        joined = frozenset(new.joined if new.previous else ())
+        return any(
+            (m.generation >= new.number and m.id in seated)
+            or (m.id in joined and m.broken is not None and m.broken.had_state_in(new.number))
+            for m in self.members
         )
 
-    @property
+    @cached_property
     def ring(self) -> tuple[Seat, ...]:
         """The ring that holds the job's state: the one before, until somebody has switched."""
         new = self.generation

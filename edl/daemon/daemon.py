@@ -334,6 +334,7 @@ class Daemon:
             self._wake.set()
         self._mailbox.leads(leader)
         self._mailbox.policy_is(policy)
+        self._mailbox.given_up = frozenset(evicted)
         member = self._unwritten.member
         if member is not None and member.id in evicted:
             self._mailbox.evict(evicted[member.id])
@@ -347,7 +348,7 @@ class Daemon:
             self._ending.generation_is(generation)
         self._mailbox.job_is(job.state, job.reason)
         self._config = replace(self._config, sizes=job.sizes)  # as edl-discover may say later
-        self._break_ring_of(frozenset(evicted))
+        self._break_ring_of(self._mailbox.given_up)
         if member is not None and self._candidacy.depose_dead(
             member, generation, evicted, self._ring.is_building
         ):

@@ -28,6 +28,7 @@ class Mailbox:
     policy: Policy | None = None
     written: Policy | None = None
     ring: RingReport = NO_REPORT
+    given_up: frozenset[int] = frozenset()  # all workers that the leader has evicted
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0

@@ -184,12 +184,14 @@ class Switching:
                 self.exit("the job ended before this worker joined")
             if newest is None:
                 continue
-            if newest.rank_of(self.worker) is None:
-                # The others go on without it; it is a newcomer like any other again.
+            seated = newest.rank_of(self.worker) is not None
+            if seated and (newest.repairs or self._ring.heard_go(newest)):
+                return newest
+            if not seated or newest.sync_root in self._mailbox.given_up:
+                # The others go on without it, or nobody will say go to it: it is a newcomer like
+                # any other again.
                 after = newest.number
                 self._coordinator.set_stage(Stage.READY, 0, newest_generation=after)
-            elif newest.repairs or self._ring.heard_go(newest):
-                return newest
 
     # --- between two steps ---
 

@@ -363,6 +363,7 @@ class MemoryCoordinator:
         job, worker = self._job, self._member.id
         self._seen = job.news
         self._mailbox.leads(job.leader)
+        self._mailbox.given_up = frozenset(job.evicted)
         if worker in job.evicted:
             self._mailbox.evict(job.evicted[worker])
             job.resign(worker)

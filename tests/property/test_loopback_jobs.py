@@ -261,3 +261,12 @@ def test_a_step_of_a_full_ring_that_a_survivor_missed() -> None:
     job = Trial(85587, 4, script=script, faults=deaths).run()
     assert 0 in job.results[0].sizes.values()
     assert job.results[0].largest == 4
+
+
+@pytest.mark.parametrize("seed", [4, 8])
+def test_newcomers_have_the_state_and_nobody_could_say_so(seed: int) -> None:
+    """ZooKeeper is away when they switch; when it is back, the only old worker is dead."""
+    short = Counting(12, batch_size=2, prefetch_batches=1)
+    changes = (Change(3, b=2), Change(4, zookeeper_s=20.0))
+    for point in points(40, 90, step=2, turn=1):
+        Trial(seed, 1, script=short, changes=changes, faults=(Fault(0, point, "kill"),)).run()

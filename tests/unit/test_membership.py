@@ -254,6 +254,57 @@ def test_a_newcomer_that_may_have_the_state_is_waited_for() -> None:
     assert made(decided(now, dead=(0, 1))).members == (2,)
 
 
+def of_one_and_two_newcomers(*newcomers: Member) -> Snapshot:
+    """w0 was alone and is dead; generation 7 was planned with two others. It is proven."""
+    planned = ring(A, *newcomers, joined=(1, 2), previous=(seat(A),))
+    return job_of(A, generation=planned, members=newcomers, evicted={0: "it is dead"})
+
+
+def test_nobody_starts_while_a_newcomer_may_have_the_state() -> None:
+    """They may have switched, and not have said so yet: ZooKeeper was away."""
+    one, two = newcomer(1, newest_generation=6), newcomer(2, newest_generation=6)
+    waits(
+        decided(of_one_and_two_newcomers(one, two)),
+        "w0, the last worker of generation 7 died; w1, w2 may hold the state: no change until it "
+        "is known",
+    )
+    waits(
+        decided(of_one_and_two_newcomers(newcomer(1), two)),
+        "w0, the last worker of generation 7 died; w2 may hold the state: no change until it is "
+        "known",
+    )
+
+
+def test_newcomers_that_were_never_in_the_ring_start_again() -> None:
+    """Each has taken note that it never came to be, or has seen it fail without a state."""
+    new = made(decided(of_one_and_two_newcomers(newcomer(1), broke(newcomer(2), -1))))
+    assert (new.members, new.sync_root, new.joined) == ((1, 2), 1, (1, 2))
+    assert "their state is lost" in new.reason
+
+
+def test_newcomers_with_the_state_go_on_from_it() -> None:
+    one, two = broke(newcomer(1), 40), broke(newcomer(2, newest_generation=6), 41)
+    new = made(decided(of_one_and_two_newcomers(one, two)))
+    assert (new.members, new.sync_root, new.joined, new.left) == ((1, 2), 2, (1,), (0,))
+    assert new.reason == "generation 7 broke and w0 went; 2 of 3 go on from step 41 of w2"
+    silent = newcomer(1, newest_generation=6)
+    waits(
+        decided(of_one_and_two_newcomers(silent, two)),
+        "generation 7 is broken; w1 did not report yet",
+    )
+
+
+def test_a_newcomer_that_does_not_say_whether_it_has_the_state_is_given_up() -> None:
+    now = of_one_and_two_newcomers(newcomer(1), newcomer(2, newest_generation=6))
+    assert not decided(now, replace(ages(), lost_s=LIMITS.report_s - 1)).acts
+    decision = decided(now, replace(ages(), lost_s=LIMITS.report_s))
+    assert decision.evict == {
+        2: "w0, the last worker of generation 7 died, and it did not say within 600 s whether it "
+        "holds the state"
+    }
+    assert decision.generation is None
+
+
 # --- 3. a broken ring ---
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.core.job.ring_failure import broke
-from edl.core.records import Snapshot, Stage
+from edl.core.records import Generation, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Ages:
     stage_s: Mapping[int, float] = field(default_factory=dict)  # worker -> time in its stage
     generation_s: float = 0.0  # since the present generation was first seen
     broken_s: float = 0.0  # since its ring was first seen to be broken
+    lost_s: float = 0.0  # since the last worker of the ring was given up
 
 
 class AgeTracker:
@@ -30,6 +31,7 @@ class AgeTracker:
         self._stages: dict[int, tuple[Stage, float]] = {}
         self._announced = (0, now_s)  # the newest generation
         self._broken: float | None = None
+        self._lost: float | None = None
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
         """The ages of what ``now`` says, which was read at ``now_s``."""
@@ -45,9 +47,19 @@ class AgeTracker:
             self._broken = None
         if generation is not None and any(broke(m, generation) for m in now.members):
             self._broken = now_s if self._broken is None else self._broken
+        if generation is None or not _is_lost(now, generation):
+            self._lost = None
+        elif self._lost is None:
+            self._lost = now_s
         return Ages(
             now_s - self._since,
             {worker: now_s - at for worker, (_, at) in self._stages.items()},
             now_s - self._announced[1],
             0.0 if self._broken is None else now_s - self._broken,
+            0.0 if self._lost is None else now_s - self._lost,
         )
+
+
+def _is_lost(now: Snapshot, generation: Generation) -> bool:
+    """Whether nobody is left of those in the ring that were to stay."""
+    return all(seat.id in now.evicted for seat in now.ring if seat.id not in generation.left)

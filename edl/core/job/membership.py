@@ -5,7 +5,8 @@ applies decides:
 
 1. A stopping job gets a generation without seats: everybody leaves after the same step.
 2. A job without a ring starts with ``np`` ready workers, or with ``min_np`` after a time limit.
-   So does a job whose last ring is proven dead to the last worker.
+   So does a job whose last ring is proven dead to the last worker, once no newcomer may have the
+   state from it.
 3. A broken ring: all its members report or are dead, then the survivors go on from one that has
    made the most progress, by steps and then by exchanges between steps. Who left ZooKeeper is not
    dead for that: its session is opened again, and then it reports. Whoever lets the others wait
@@ -178,31 +179,40 @@ def _restart(
     ages: Ages,
     limits: Limits,
 ) -> Decision:
-    """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead."""
+    """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead.
+
+    The newcomers of a planned generation may be in its ring, and hold the state. A newcomer that
+    is not takes note that the generation will not come to be; one that is adopts it, or reports
+    that it broke. Nobody starts before all of them have done either.
+    """
     if absent:
         gone = sorted({*absent, *(seat.id for seat in ring)})
         return Decision(
             f"all of {names(gone)} left ZooKeeper and {names(absent)} may be training; no change "
             "until they come back or are proven dead"
         )
+    who = f"all {len(ring)} workers" if len(ring) > 1 else f"w{ring[0].id}, the last worker"
+    lost = f"{who} of generation {current.number} died"
+    unheard = [w for w in current.joined if w in alive and not _heard(alive[w], current)]
+    if unheard:
+        late = ages.lost_s >= limits.report_s
+        why = f"{lost}, and it did not say within {limits.report_s:g} s whether it holds the state"
+        return Decision(
+            f"{lost}; {names(unheard)} may hold the state: no change until it is known",
+            evict=dict.fromkeys(unheard if late else (), why),
+        )
     wanted, hostless = _wanted_after_death(now, ages, limits)
     hosts = [seat.host for seat in ring]
     start = _start(now, wanted, alive, term, ages, limits, before=hosts)
-    who = f"all {len(ring)} workers" if len(ring) > 1 else f"w{ring[0].id}, the last worker"
-    lost = f"{who} of generation {current.number} died"
     unawaited = f"; nobody waits for {', '.join(hostless)}, where no agent is" if hostless else ""
     if start.generation is None:
         return replace(start, reason=f"{lost}; {start.reason}{unawaited}")
     saved = now.job.saved_step
     kept = f"the checkpoint of step {saved} is left" if saved >= 0 else "their state is lost"
     reason = f"{lost}, {kept}; {start.generation.reason}{unawaited}"
-    # A newcomer that had a seat may just have received the state: let it be the root.
-    before = set(current.members)
-    seated = [w for w in start.generation.members if w in before]
     generation = replace(
         start.generation,
         number=current.number + 1,
-        sync_root=(seated or start.generation.members)[0],
         left=tuple(sorted(seat.id for seat in ring)),
         reason=reason,
     )
@@ -235,18 +245,12 @@ def _recover(
 ) -> Decision:
     """Close the roll-call of a broken ring once nobody is left to be heard.
 
-    Newcomers of a generation that was never adopted are not waited for: they hold no state, and
-    may not even know that the others tried to build its ring. Who is ``absent`` from ZooKeeper may
+    Newcomers of a generation whose ring was never built are not of ``ring``: they hold no state,
+    and may not even know that the others tried to build it. Who is ``absent`` from ZooKeeper may
     live, and hold the newest state. After ``limits.report_s`` the others go on without those who
     have not reported, unless nobody else has the state.
     """
-    silent = [
-        s.id
-        for s in ring
-        if s.id in training
-        and not broke(training[s.id], current)
-        and not (current.previous and training[s.id].generation == 0)
-    ]
+    silent = [s.id for s in ring if s.id in training and not broke(training[s.id], current)]
     reports = [m.broken for m in training.values() if m.broken is not None and broke(m, current)]
     has_state = any(report.step >= 0 for report in reports)
     if silent or absent:
@@ -314,6 +318,11 @@ def _replace_newcomers(
             current.number + 1, term, seats, root, joined, left, reason, previous=current.previous
         ),
     )
+
+
+def _heard(newcomer: Member, planned: Generation) -> bool:
+    """Whether it has said what became of its seat in a ring that had its old members."""
+    return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 
 
 def _adopted(member: Member, generation: Generation) -> bool:

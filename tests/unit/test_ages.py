@@ -1,0 +1,60 @@
+"""How long a leader has known what it decides by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from made import make_job
+
+from edl.core.job.ages import AgeTracker
+from edl.core.records import Generation, Member, RingFailure, Seat, Snapshot, Stage
+
+LEADER_SINCE = 100.0
+
+
+def member(number: int, stage: Stage = Stage.ACTIVE) -> Member:
+    generation = 7 if stage is Stage.ACTIVE else 0
+    return Member(number, "a", number, "::1", 9000, 1, "l", stage, generation)
+
+
+def seats(*numbers: int) -> tuple[Seat, ...]:
+    return tuple(Seat(n, "a", n, "::1", 9000) for n in numbers)
+
+
+RING = Generation(7, 1, seats(0, 1), 0, (), (), "so it began")
+NOW = Snapshot(make_job(), members=(member(0), member(1)), generation=RING)
+
+
+def test_a_stage_is_as_old_as_it_was_seen() -> None:
+    tracker = AgeTracker(LEADER_SINCE)
+    ready = replace(NOW, members=(member(0), member(2, Stage.READY)))
+    tracker.look(ready, 110.0)
+    assert tracker.look(ready, 115.0).stage_s == {0: 5.0, 2: 5.0}
+    assert tracker.look(NOW, 120.0).stage_s == {0: 10.0, 1: 0.0}
+
+
+def test_a_ring_is_broken_since_the_first_report() -> None:
+    tracker = AgeTracker(LEADER_SINCE)
+    assert tracker.look(NOW, 110.0).broken_s == 0.0
+    reported = replace(member(0), broken=RingFailure(7, 40))
+    broken = replace(NOW, members=(reported, member(1)))
+    tracker.look(broken, 120.0)
+    ages = tracker.look(broken, 123.0)
+    assert (ages.leading_s, ages.generation_s, ages.broken_s) == (23.0, 13.0, 3.0)
+    repaired = replace(broken, generation=replace(RING, number=8))
+    ages = tracker.look(repaired, 124.0)
+    assert (ages.generation_s, ages.broken_s) == (0.0, 0.0)
+
+
+def test_a_ring_is_lost_since_all_that_were_to_stay_are_given_up() -> None:
+    """Until a planned ring is built it is the one before; who leaves is not waited for."""
+    tracker = AgeTracker(LEADER_SINCE)
+    planned = replace(RING, number=8, seats=seats(0, 2), previous=RING.seats, left=(1,))
+    planned = replace(planned, joined=(2,))
+    now = replace(NOW, generation=planned, members=(member(2, Stage.READY),))
+    assert tracker.look(now, 110.0).lost_s == 0.0
+    dead = replace(now, evicted={0: "it is dead"})
+    assert tracker.look(dead, 120.0).lost_s == 0.0
+    assert tracker.look(dead, 123.0).lost_s == 3.0
+    switched = replace(dead, members=(replace(member(2), generation=8),))
+    assert tracker.look(switched, 124.0).lost_s == 0.0
