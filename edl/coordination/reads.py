@@ -33,6 +33,10 @@ class Read:
     path: str
     wake: Waker = None
 
+    def __hash__(self) -> int:
+        """Of the path only: a leader looks up thousands of reads in each turn."""
+        return hash(self.path)
+
     @property
     def watches_absent(self) -> bool:
         """Whether ZooKeeper watches for a node that is not there."""

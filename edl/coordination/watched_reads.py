@@ -22,14 +22,16 @@ from kazoo.protocol.states import Callback
 
 from edl.coordination.reads import Issue, Read
 
+UNKNOWN = object()  # no answer is kept
+
 
 class WatchedReads:
     """The answers of one session. From any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[Read, Any] = {}
-        self._asked: dict[Read, object] = {}  # who has asked last, and still waits
+        self._kept: dict[Issue, Any] = {}  # reads with a watch
+        self._asked: dict[Issue, object] = {}  # who has asked last, and still waits
 
     def answers(
         self, issues: Sequence[Issue], ask: Callable[[Sequence[Issue]], list[Any]]
@@ -37,17 +39,17 @@ class WatchedReads:
         """The answers to ``issues``; ``ask`` gets those that are not kept, and may raise."""
         me = object()
         with self._lock:
-            watched = {one for one in issues if isinstance(one, Read) and one.wake is not None}
-            kept = {read: self._kept[read] for read in watched if read in self._kept}
-            new = [read for read in watched if read not in kept]
+            answers = [self._kept.get(one, UNKNOWN) for one in issues]
+            places = [place for place, answer in enumerate(answers) if answer is UNKNOWN]
+            rest = [issues[place] for place in places]
+            new = [one for one in rest if _is_watched(one)]
             self._asked.update(dict.fromkeys(new, me))
-        rest = [issue for issue in issues if issue not in kept]
         try:
-            found = dict(zip(rest, ask([self._watching(one) for one in rest]), strict=True))
+            asked = ask([self._watching(one) for one in rest])
             with self._lock:
-                for read in new:
-                    answer = found[read]
-                    holds = answer is not None or read.watches_absent
+                for place, read, answer in zip(places, rest, asked, strict=True):
+                    answers[place] = answer
+                    holds = answer is not None or (isinstance(read, Read) and read.watches_absent)
                     if holds and self._asked.get(read) is me:
                         self._kept[read] = answer
         finally:
@@ -55,7 +57,7 @@ class WatchedReads:
                 for read in new:
                     if self._asked.get(read) is me:
                         del self._asked[read]
-        return [kept[issue] if issue in kept else found[issue] for issue in issues]
+        return answers
 
     def fired(self, read: Read) -> None:
         """What was read has changed, or the connection is lost."""
@@ -69,6 +71,10 @@ class WatchedReads:
         if isinstance(issue, Read) and issue.wake is not None:
             return partial(issue, watch=Watch(self, issue))
         return issue
+
+
+def _is_watched(issue: Issue) -> bool:
+    return isinstance(issue, Read) and issue.wake is not None
 
 
 @dataclass(frozen=True)
