@@ -191,10 +191,6 @@ class RingFailure(Record):
         """How far it is: all workers make the same steps and exchanges in the same order."""
         return self.step, self.exchanges
 
-    def had_state_in(self, generation: int) -> bool:
-        """Whether it held the job's state in the ring of ``generation``."""
-        return self.generation == generation and self.step >= 0
-
 
 @dataclass(frozen=True)
 class Member(Record):
@@ -453,21 +449,12 @@ class Snapshot:
 
     @cached_property
     def switched(self) -> bool:
-        """Whether the ring of the generation was built, with all its members.
-
-        One of them has adopted it. Or it is a newcomer of a planned one, has the job's state from
-        its ring, and reports that this broke.
-        """
+        """Whether a member adopted the generation: then its ring was built, with all members."""
         new = self.generation
         if new is None:
             return False
         seated = frozenset(new.members)
-        joined = frozenset(new.joined if new.previous else ())
-        return any(
-            (m.generation >= new.number and m.id in seated)
-            or (m.id in joined and m.broken is not None and m.broken.had_state_in(new.number))
-            for m in self.members
-        )
+        return any(m.generation >= new.number and m.id in seated for m in self.members)
 
     @cached_property
     def ring(self) -> tuple[Seat, ...]:

@@ -25,7 +25,7 @@ from edl.config import Config
 from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.policy.file import Policy
 from edl.core.policy.stragglers import Stragglers
-from edl.core.records import Asked, Job, JobState, Member
+from edl.core.records import Asked, Generation, Job, JobState, Member
 from edl.core.sizes import Sizes
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
@@ -131,6 +131,7 @@ class LoopbackJob:
         )
         record = Job("loopback", spec)
         self.memory = MemoryJob(record, {"a": np}, self.schedule, self.network)
+        self.memory.on_generation = self._check_state
         self.workers: list[LoopbackWorker] = []
         self._of: dict[Task, LoopbackWorker] = {}
         self.passed: list[Passed] = []
@@ -357,6 +358,15 @@ class LoopbackJob:
         self.memory.changed()
         if not left and self.memory.job.state is JobState.STOPPING:
             self.memory.set_state(JobState.STOPPED, self.memory.job.reason)  # as its agents do
+
+    def _check_state(self, new: Generation) -> None:
+        """A job does not begin anew while somebody works who holds its state."""
+        if new.number == 1 or not new.seats or {*new.joined} != {*new.members}:
+            return
+        out = self.memory.evicted.keys() | self.memory.frozen.keys()
+        working = (one for one in self.workers if not one.ended and one.id not in out)
+        holders = [one.id for one in working if one.holds_state]
+        assert not holders, f"{holders} hold the state, and generation {new.number} begins anew"
 
     # --- points
 

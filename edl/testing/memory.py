@@ -8,7 +8,7 @@ is the schedule's choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from edl.core.events import Event
@@ -63,6 +63,7 @@ class MemoryJob:
         self.generation: Generation | None = None
         self.generations: list[Generation] = []
         self.evicted: dict[int, str] = {}
+        self.on_generation: Callable[[Generation], None] = lambda _: None  # one was written
         self.requests: dict[int, Request] = {}
         self.answered: list[Request] = []
         self.events: list[Event] = []
@@ -205,6 +206,7 @@ class MemoryJob:
                 decision.generation, scope=f"g{decision.generation.number}-00"
             )
             self.generations.append(self.generation)
+            self.on_generation(self.generation)
         if decision.change:
             self.hosts = dict(decision.change.desired.hosts)
         self.evicted |= decision.evict

@@ -6,6 +6,8 @@ model. See `ordeals.py` for how to replay a failure.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -270,3 +272,23 @@ def test_newcomers_have_the_state_and_nobody_could_say_so(seed: int) -> None:
     changes = (Change(3, b=2), Change(4, zookeeper_s=20.0))
     for point in points(40, 90, step=2, turn=1):
         Trial(seed, 1, script=short, changes=changes, faults=(Fault(0, point, "kill"),)).run()
+
+
+@dataclass(frozen=True)
+class InThePlanAfter(Fault):
+    """Kills w0 once generation 2 was replaced by another that has it as its only old member."""
+
+    def __call__(self, job: LoopbackJob) -> None:
+        planned = job.memory.generation
+        if planned is not None and planned.number == 3 and planned.sync_root == 0:
+            job.kill(0)
+
+
+@pytest.mark.parametrize("dies", [1, 2])
+def test_a_newcomer_has_the_state_of_a_ring_that_was_replaced(dies: int) -> None:
+    """The other newcomer dies in it before anybody says that it switched; then the old worker."""
+    short = Counting(12, batch_size=2, prefetch_batches=1)
+    waiting = tuple(InThePlanAfter(3 - dies, point, "kill") for point in range(17, 26))
+    for seed in range(5000, 5100):
+        faults = (Fault(dies, 17 + seed % 5, "kill"), *waiting)
+        Trial(seed, 1, script=short, changes=(Change(3, b=2),), faults=faults).run()

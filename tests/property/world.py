@@ -250,11 +250,11 @@ class World:
                 w.member = replace(w.member, newest_generation=generation.number)
         elif w.sleeps and generation.previous and w.step < 0:
             return
-        elif w.step < 0 and generation.previous and generation.sync_root in self.evicted:
-            w.failed = generation.number  # it never comes to be
-            w.member = replace(w.member, newest_generation=generation.number)
         elif w.step >= 0 or not generation.previous or self._called(generation):
             w.ring, w.target, w.entered = 0, generation.number, True
+        elif generation.sync_root in self.evicted:
+            w.failed = generation.number  # it never comes to be
+            w.member = replace(w.member, newest_generation=generation.number)
 
     def _called(self, generation: Generation) -> bool:
         """Newcomers come to a rendezvous when the sync root has said that it goes there."""

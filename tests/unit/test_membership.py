@@ -283,7 +283,7 @@ def test_newcomers_that_were_never_in_the_ring_start_again() -> None:
 
 
 def test_newcomers_with_the_state_go_on_from_it() -> None:
-    one, two = broke(newcomer(1), 40), broke(newcomer(2, newest_generation=6), 41)
+    one, two = broke(worker(1), 40), broke(worker(2), 41)
     new = made(decided(of_one_and_two_newcomers(one, two)))
     assert (new.members, new.sync_root, new.joined, new.left) == ((1, 2), 2, (1,), (0,))
     assert new.reason == "generation 7 broke and w0 went; 2 of 3 go on from step 41 of w2"
@@ -292,6 +292,14 @@ def test_newcomers_with_the_state_go_on_from_it() -> None:
         decided(of_one_and_two_newcomers(silent, two)),
         "generation 7 is broken; w1 did not report yet",
     )
+
+
+def test_a_newcomer_has_the_state_from_a_ring_that_was_replaced() -> None:
+    """It entered generation 6, whose other newcomer died, so 7 was written; then w0 died."""
+    with_state = broke(worker(2, generation=6), 40, generation=6)
+    new = made(decided(of_one_and_two_newcomers(newcomer(1), with_state)))
+    assert (new.members, new.sync_root, new.left) == ((2,), 2, (0,))
+    assert "go on from step 40 of w2" in new.reason
 
 
 def test_a_newcomer_that_does_not_say_whether_it_has_the_state_is_given_up() -> None:

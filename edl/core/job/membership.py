@@ -181,9 +181,10 @@ def _restart(
 ) -> Decision:
     """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead.
 
-    The newcomers of a planned generation may be in its ring, and hold the state. A newcomer that
-    is not takes note that the generation will not come to be; one that is adopts it, or reports
-    that it broke. Nobody starts before all of them have done either.
+    The newcomers of a planned generation may hold the state, from its ring or from one that it has
+    replaced. A newcomer that is in no ring takes note that the generation will not come to be; one
+    that is adopts it, or reports that it broke. Nobody starts before all of them have done either,
+    and those with the state go on.
     """
     if absent:
         gone = sorted({*absent, *(seat.id for seat in ring)})
@@ -201,6 +202,9 @@ def _restart(
             f"{lost}; {names(unheard)} may hold the state: no change until it is known",
             evict=dict.fromkeys(unheard if late else (), why),
         )
+    told = (alive[w].broken for w in current.joined if w in alive and broke(alive[w], current))
+    if any(report is not None and report.step >= 0 for report in told):
+        return _recover(current, ring, alive, absent, term, ages, limits)
     wanted, hostless = _wanted_after_death(now, ages, limits)
     hosts = [seat.host for seat in ring]
     start = _start(now, wanted, alive, term, ages, limits, before=hosts)
