@@ -131,7 +131,7 @@ class LoopbackJob:
         )
         record = Job("loopback", spec)
         self.memory = MemoryJob(record, {"a": np}, self.schedule, self.network)
-        self.memory.on_generation = self._check_state
+        self.memory.on_generation = lambda new: _check_state(self, new)
         self.workers: list[LoopbackWorker] = []
         self._of: dict[Task, LoopbackWorker] = {}
         self.passed: list[Passed] = []
@@ -359,15 +359,6 @@ class LoopbackJob:
         if not left and self.memory.job.state is JobState.STOPPING:
             self.memory.set_state(JobState.STOPPED, self.memory.job.reason)  # as its agents do
 
-    def _check_state(self, new: Generation) -> None:
-        """A job does not begin anew while somebody works who holds its state."""
-        if new.number == 1 or not new.seats or {*new.joined} != {*new.members}:
-            return
-        out = self.memory.evicted.keys() | self.memory.frozen.keys()
-        working = (one for one in self.workers if not one.ended and one.id not in out)
-        holders = [one.id for one in working if one.holds_state]
-        assert not holders, f"{holders} hold the state, and generation {new.number} begins anew"
-
     # --- points
 
     def _moment(self, moment: Moment) -> None:
@@ -393,3 +384,13 @@ class LoopbackJob:
         for act in orders.at_points.pop((one.id, one.points), ()):
             act(self)
         self.schedule.pause()
+
+
+def _check_state(job: LoopbackJob, new: Generation) -> None:
+    """A job does not begin anew while somebody works who holds its state."""
+    if new.number == 1 or not new.seats or {*new.joined} != {*new.members}:
+        return
+    out = job.memory.evicted.keys() | job.memory.frozen.keys()
+    working = (one for one in job.workers if not one.ended and one.id not in out)
+    holders = [one.id for one in working if one.holds_state]
+    assert not holders, f"{holders} hold the state, and generation {new.number} begins anew"
