@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import Callback
@@ -49,7 +49,7 @@ class WatchedReads:
             with self._lock:
                 for place, read, answer in zip(places, rest, asked, strict=True):
                     answers[place] = answer
-                    holds = answer is not None or (isinstance(read, Read) and read.watches_absent)
+                    holds = _is_watched(read) and (answer is not None or read.watches_absent)
                     if holds and self._asked.get(read) is me:
                         self._kept[read] = answer
         finally:
@@ -68,12 +68,12 @@ class WatchedReads:
             read.wake()
 
     def _watching(self, issue: Issue) -> Issue:
-        if isinstance(issue, Read) and issue.wake is not None:
+        if _is_watched(issue):
             return partial(issue, watch=Watch(self, issue))
         return issue
 
 
-def _is_watched(issue: Issue) -> bool:
+def _is_watched(issue: Issue) -> TypeGuard[Read]:
     return isinstance(issue, Read) and issue.wake is not None
 
 

@@ -299,7 +299,7 @@ def test_a_newcomer_has_the_state_from_a_ring_that_was_replaced() -> None:
     with_state = broke(worker(2, generation=6), 40, generation=6)
     new = made(decided(of_one_and_two_newcomers(newcomer(1), with_state)))
     assert (new.members, new.sync_root, new.left) == ((2,), 2, (0,))
-    assert "go on from step 40 of w2" in new.reason
+    assert new.reason == "generation 7 broke and w0 went; 1 of 2 go on from step 40 of w2"
 
 
 def test_a_newcomer_that_does_not_say_whether_it_has_the_state_is_given_up() -> None:

@@ -38,7 +38,7 @@ with the next switch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -202,8 +202,7 @@ def _restart(
             f"{lost}; {names(unheard)} may hold the state: no change until it is known",
             evict=dict.fromkeys(unheard if late else (), why),
         )
-    told = (alive[w].broken for w in current.joined if w in alive and broke(alive[w], current))
-    if any(report is not None and report.step >= 0 for report in told):
+    if _have_state((alive[w] for w in current.joined if w in alive), current):
         return _recover(current, ring, alive, absent, term, ages, limits)
     wanted, hostless = _wanted_after_death(now, ages, limits)
     hosts = [seat.host for seat in ring]
@@ -255,8 +254,7 @@ def _recover(
     have not reported, unless nobody else has the state.
     """
     silent = [s.id for s in ring if s.id in training and not broke(training[s.id], current)]
-    reports = [m.broken for m in training.values() if m.broken is not None and broke(m, current)]
-    has_state = any(report.step >= 0 for report in reports)
+    has_state = _have_state(training.values(), current)
     if silent or absent:
         broken = f"generation {current.number} is broken"
         if has_state and ages.broken_s >= limits.report_s:
@@ -283,9 +281,9 @@ def _recover(
         root = next(seat.id for seat in survivors if progress[seat.id] == most)
         behind = tuple(worker for worker, (step, _) in progress.items() if step < newest)
     lost = f"{names(gone)} went" if gone else "nobody died"
-    reason = f"generation {current.number} broke and {lost}; {len(survivors)} of {len(ring)} " + (
-        f"go on from step {newest} of w{root}" if newest >= 0 else "begin"
-    )
+    go_on = f"go on from step {newest} of w{root}" if newest >= 0 else "begin"
+    counted = f"{len(survivors)} of {len(survivors) + len(gone)}"
+    reason = f"generation {current.number} broke and {lost}; {counted} {go_on}"
     return Decision(
         reason,
         Generation(current.number + 1, term, tuple(survivors), root, behind, gone, reason),
@@ -322,6 +320,11 @@ def _replace_newcomers(
             current.number + 1, term, seats, root, joined, left, reason, previous=current.previous
         ),
     )
+
+
+def _have_state(members: Iterable[Member], current: Generation) -> bool:
+    """Whether one of those whose ring broke holds the job's state."""
+    return any(m.broken is not None and m.broken.step >= 0 and broke(m, current) for m in members)
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
