@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from made import make_job
 
-from edl.core.job.ages import AgeTracker
+from edl.core.job.ages import AWAY_S, AgeTracker
 from edl.core.records import Generation, Member, RingFailure, Seat, Snapshot, Stage
 
 LEADER_SINCE = 100.0
@@ -58,3 +58,14 @@ def test_a_ring_is_lost_since_all_that_were_to_stay_are_given_up() -> None:
     assert tracker.look(dead, 123.0).lost_s == 3.0
     switched = replace(dead, members=(replace(member(2), generation=8),))
     assert tracker.look(switched, 124.0).lost_s == 0.0
+
+
+def test_no_time_passes_while_the_leader_cannot_read() -> None:
+    """Its first look after an outage of ZooKeeper gives nobody up who could not write, either."""
+    tracker = AgeTracker(LEADER_SINCE)
+    broken = replace(NOW, members=(replace(member(0), broken=RingFailure(7, 40)), member(1)))
+    tracker.look(broken, 101.0)
+    back = tracker.look(broken, 500.0)
+    assert (back.broken_s, back.leading_s) == (AWAY_S, AWAY_S + 1.0)
+    assert back.stage_s == {0: AWAY_S, 1: AWAY_S}
+    assert tracker.look(broken, 502.0).broken_s == AWAY_S + 2.0

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from edl.core.job.ring_failure import broke
 from edl.core.records import Generation, Snapshot, Stage
 
+AWAY_S = 10.0  # a look that comes later than this: the leader could not read meanwhile
+
 
 @dataclass(frozen=True)
 class Ages:
     """In seconds, by the leader's own clock.
 
-    A new leader starts to count afresh, so limits may stretch but never shrink.
+    A new leader starts to count afresh, and no time passes while a leader cannot read, for a worker
+    may not be able to write then, either. So limits may stretch but never shrink.
     """
 
     leading_s: float = 0.0
@@ -28,6 +31,8 @@ class AgeTracker:
 
     def __init__(self, now_s: float) -> None:
         self._since = now_s
+        self._looked_s = now_s
+        self._away_s = 0.0
         self._stages: dict[int, tuple[Stage, float]] = {}
         self._announced = (0, now_s)  # the newest generation
         self._broken: float | None = None
@@ -35,6 +40,9 @@ class AgeTracker:
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
         """The ages of what ``now`` says, which was read at ``now_s``."""
+        self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
+        self._looked_s = now_s
+        now_s -= self._away_s
         before = self._stages
         self._stages = {
             m.id: before[m.id] if before.get(m.id, (None,))[0] is m.stage else (m.stage, now_s)
