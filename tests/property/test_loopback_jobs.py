@@ -16,6 +16,7 @@ from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, scripts
 from edl.core.records import JobState
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob
+from edl.testing.memory import LIMITS
 
 EXCHANGING = Counting(24, exchange_every=1)
 ACCUMULATING = {
@@ -292,3 +293,30 @@ def test_a_newcomer_has_the_state_of_a_ring_that_was_replaced(dies: int) -> None
     for seed in range(5000, 5100):
         faults = (Fault(dies, 17 + seed % 5, "kill"), *waiting)
         Trial(seed, 1, script=short, changes=(Change(3, b=2),), faults=faults).run()
+
+
+AWAY_S = LIMITS.report_s + 5.0
+
+
+@dataclass(frozen=True)
+class AwayBeforeAllReport(Fault):
+    """Takes ZooKeeper away once the leader has read that a ring broke, and not yet from all."""
+
+    def __call__(self, job: LoopbackJob) -> None:
+        read = job.memory.reasons[-1:]
+        if job.schedule.now_s() < AWAY_S and "did not report yet" in "".join(r for _, r in read):
+            job.disconnect(AWAY_S)
+
+
+def test_who_could_not_report_while_zookeeper_was_away_is_not_given_up() -> None:
+    """It is away for longer than the leader waits for a report."""
+    short = Counting(24, batch_size=2, prefetch_batches=1)
+    evicted, outages = [], 0
+    for seed in range(1, 101):
+        dies = Fault(2, 10 + seed % 40, "kill")
+        away = tuple(AwayBeforeAllReport(w, p, "") for w in (0, 1) for p in range(10, 80))
+        job = Trial(seed, 3, script=short, faults=(dies, *away)).run()
+        outages += job.schedule.now_s() > AWAY_S
+        evicted += [reason for w, reason in job.memory.evicted.items() if w != dies.worker]
+    assert outages >= 20
+    assert not evicted
