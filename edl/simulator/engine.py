@@ -13,6 +13,8 @@ Time moves by these rules, those of Pollux' simulator where a fixed interval is 
 5. A node that fails takes the slots of all jobs on it at once; they keep the work done, have none
    until the next decision, and then pay for a restart.
 6. With ``drop``, a job that the first decision after its arrival gives no slots is turned away.
+7. Time begins shortly before the first submission (:func:`_begin_s`), nodes can fail from then on,
+   and it never goes back.
 
 Nothing is random but the failures, and these by seed: the same arguments give the same result.
 """
@@ -31,11 +33,13 @@ from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.simulator.failures import Failures
 from edl.simulator.fairness import with_isolated
-from edl.simulator.progress import SAME_S, Progress
+from edl.simulator.progress import Progress, same_s
 from edl.simulator.resize import ResizeCost
 from edl.simulator.results import Result
 from edl.simulator.work import Submission
 
+DAY_S = 86_400.0
+MOST_FAILURES = 1e7  # that are drawn before the last submission: some ten seconds of computing
 PATIENCE = 1000  # decisions in a row that start nothing, while nothing else can happen
 OnTime = Callable[[float, int], None]
 
@@ -86,19 +90,55 @@ def simulate(
             not measured, or the policy lets jobs wait for ever.
     """
     check(jobs, nodes)
+    begin_s = _begin_s(jobs, rules.interval_s)
+    jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
+    _check_span(jobs, nodes, rules.failures)
     still = rules.interval_s == 0 and not rules.interference and rules.failures is None
     if still and isinstance(policy, QueuePolicy):
-        run: _Run = _QueueRun(jobs, nodes, policy, rules)
+        run: _Run = _QueueRun(jobs, nodes, policy, rules, begin_s)
     else:
-        run = _Run(jobs, nodes, policy, rules)
+        run = _Run(jobs, nodes, policy, rules, begin_s)
     while run.unfinished:
+        before_s = run.now_s
         run.move()
+        assert run.now_s >= before_s, f"virtual time went back from {before_s} to {run.now_s} s"
         if run.due:
             run.decide()
             if on_time is not None:
-                on_time(run.now_s, len(jobs) - run.unfinished)
-    results = [job.result() for job in run.jobs]
-    return Result(with_isolated(jobs, results, nodes), run.decisions)
+                on_time(begin_s + run.now_s, len(jobs) - run.unfinished)
+    results = with_isolated(jobs, [job.result() for job in run.jobs], nodes)
+    return Result(tuple(job.later(begin_s) for job in results), run.decisions)
+
+
+def _begin_s(jobs: Sequence[Submission], interval_s: float) -> float:
+    """Return the time of the trace at which the simulated clock is 0.
+
+    A trace may have the clock of a computer, in which seconds since 1970 leave a float no room for
+    what is shorter than a microsecond. The begin is at least one interval before the first
+    submission, and a multiple of the interval, so decisions come when they came without it.
+    """
+    first_s = min((job.arrival_s for job in jobs), default=0.0)
+    unit_s = interval_s or DAY_S
+    return max(0.0, first_s // unit_s - 1) * unit_s
+
+
+def _check_span(
+    jobs: Sequence[Submission], nodes: Sequence[Node], failures: Failures | None
+) -> None:
+    """Refuse a trace during which nodes would fail more often than can be computed.
+
+    Raises:
+        UsageError: see above.
+    """
+    if failures is None:
+        return
+    span_s = max((job.arrival_s for job in jobs), default=0.0)
+    expected = len(nodes) * span_s / (failures.mean_up_s + failures.mean_down_s)
+    if expected > MOST_FAILURES:
+        raise UsageError(
+            f"between the first and the last submission, {span_s:.3g} s, {len(nodes)} nodes would "
+            f"fail {expected:.2g} times; submissions are in seconds: give such, or a longer --mtbf"
+        )
 
 
 def check(jobs: Sequence[Submission], nodes: Sequence[Node]) -> None:
@@ -123,9 +163,15 @@ class _Run:
     """One run: what :func:`simulate` holds between two moves."""
 
     def __init__(
-        self, jobs: Sequence[Submission], nodes: Sequence[Node], policy: Policy, rules: Rules
+        self,
+        jobs: Sequence[Submission],
+        nodes: Sequence[Node],
+        policy: Policy,
+        rules: Rules,
+        begin_s: float = 0.0,
     ) -> None:
-        self.policy, self.rules, self.nodes = policy, rules, nodes
+        """Prepare a run at virtual time 0, which is ``begin_s`` in the clock of the trace."""
+        self.policy, self.rules, self.nodes, self.begin_s = policy, rules, nodes, begin_s
         self.kinds = {node.name: node.kind for node in nodes}
         whole = rules.whole_seconds and rules.interval_s > 0
         self.jobs = [Progress(job, whole) for job in jobs]
@@ -166,8 +212,9 @@ class _Run:
         for job in self.active:
             job.advance(self.now_s, then_s - self.now_s)
         self.now_s = then_s
-        if self.due and self.rules.interval_s:
-            self.ticks = round(then_s / self.rules.interval_s)
+        if interval_s := self.rules.interval_s:
+            # A node may fail long after the last decision, on an idle cluster.
+            self.ticks = round(then_s / interval_s) if self.due else int(then_s // interval_s)
         while self.next_trouble is not None and self.next_trouble[0] <= then_s:
             self._fail_or_repair(*self.next_trouble[1:])
             self.next_trouble = next(self.trouble, None)
@@ -221,7 +268,8 @@ class _Run:
             if not self.active:  # nothing to decide before somebody arrives
                 ticks = max(ticks, math.ceil(arrival_s / interval_s))
             return ticks * interval_s
-        ends_s = (self.now_s + max(SAME_S, job.ends_after_s()) for job in self.active)
+        least_s = same_s(self.now_s)
+        ends_s = (self.now_s + max(least_s, job.ends_after_s()) for job in self.active)
         return min(arrival_s, min(ends_s, default=math.inf))
 
     def _sort_out(self) -> None:
@@ -260,7 +308,7 @@ class _Run:
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
         waiting = counted(len(names), "job")
         raise UsageError(
-            f"at {self.now_s:g} s the policy lets {waiting} wait for ever, with all "
+            f"at {self.begin_s + self.now_s:g} s the policy lets {waiting} wait for ever, with all "
             f"{total(self.nodes)} slots free{why}; use another policy, or more nodes"
         )
 
@@ -274,9 +322,14 @@ class _QueueRun(_Run):
     """
 
     def __init__(
-        self, jobs: Sequence[Submission], nodes: Sequence[Node], policy: QueuePolicy, rules: Rules
+        self,
+        jobs: Sequence[Submission],
+        nodes: Sequence[Node],
+        policy: QueuePolicy,
+        rules: Rules,
+        begin_s: float = 0.0,
     ) -> None:
-        super().__init__(jobs, nodes, policy, rules)
+        super().__init__(jobs, nodes, policy, rules, begin_s)
         self.in_order = policy.in_order
         self.free = {node.name: node for node in nodes}  # each with the slots that are free
         self.running: list[tuple[float, int, float, Progress]] = []  # end, tie, start: a heap
@@ -294,7 +347,7 @@ class _QueueRun(_Run):
         if then_s == math.inf:
             self._refuse_to_wait()
         self.now_s, self.due = then_s, True
-        while self.running and self.running[0][0] <= then_s + SAME_S:
+        while self.running and self.running[0][0] <= then_s + same_s(then_s):
             _, _, start_s, job = heapq.heappop(self.running)
             job.advance(start_s, then_s - start_s)
             assert job.end_s is not None, f"{job.submission.name} did not end when it had to"
@@ -330,7 +383,7 @@ class _QueueRun(_Run):
             for job in started:
                 self._place(job, decision)
                 self._take(job, 1)
-                end_s = self.now_s + max(SAME_S, job.ends_after_s())
+                end_s = self.now_s + max(same_s(self.now_s), job.ends_after_s())
                 tie = self.order[id(job)]
                 heapq.heappush(self.running, (end_s, tie, self.now_s, job))
             waiting = [job for job in asked if not job.placement]

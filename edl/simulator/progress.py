@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 from edl.core.cluster.state import Job, Placement, size
 from edl.core.policy.step_time import Measured
 from edl.simulator.resize import Change, ResizeCost, change_of
 from edl.simulator.results import JobResult, Moment, Retuning
 from edl.simulator.work import Submission
 
-SAME_S = 1e-6  # two times so close are one: sums of floats differ
+
+def same_s(at_s: float) -> float:
+    """Return how close two times around ``at_s`` are that count as one, for sums of floats differ.
+
+    A microsecond, or at late times what a float can tell apart there: to add less changes nothing.
+    """
+    return max(1e-6, 4 * math.ulp(at_s))
 
 
 class Progress:
@@ -106,7 +114,7 @@ class Progress:
         while seconds > 0 and self.end_s is None:
             rate, goal = self._rate_now(), self.submission.work.end_of(self.epoch)
             took_s = (goal - self.progress) / rate
-            if took_s > seconds + SAME_S:
+            if took_s > seconds + same_s(now_s):
                 self.progress += rate * seconds
                 self.attained_slot_s += seconds * self._size
                 return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -57,7 +57,7 @@ class Retuning:
 
 @dataclass(frozen=True)
 class JobResult:
-    """A job that has ended; its times are virtual, in seconds since the run began.
+    """A job that has ended; its times are virtual, in seconds on the clock of the trace.
 
     Attributes:
         start_s: when it first had slots.
@@ -84,6 +84,19 @@ class JobResult:
     def jct_s(self) -> float:
         """Job completion time: from its submission to its end."""
         return self.end_s - self.arrival_s
+
+    def later(self, seconds: float) -> JobResult:
+        """Return the same result on a clock that shows ``seconds`` more."""
+        if not seconds:
+            return self
+        return replace(
+            self,
+            arrival_s=self.arrival_s + seconds,
+            start_s=self.start_s + seconds,
+            end_s=self.end_s + seconds,
+            history=tuple(replace(one, at_s=one.at_s + seconds) for one in self.history),
+            batches=tuple(replace(one, at_s=one.at_s + seconds) for one in self.batches),
+        )
 
     @property
     def finish_time_fairness(self) -> float:

@@ -34,8 +34,8 @@ def rule(name: str) -> Policy:
 
 
 @st.composite
-def clusters(draw, most_jobs: int = 8) -> tuple[list[int], list[Submission]]:
-    """Slots of the nodes, and jobs that could each run there alone."""
+def clusters(draw, most_jobs: int = 8, last_s: int = 500) -> tuple[list[int], list[Submission]]:
+    """Slots of the nodes, and jobs that could each run there alone, submitted until ``last_s``."""
     machines = draw(MACHINES)
     jobs = []
     for number in range(draw(st.integers(1, most_jobs))):
@@ -44,7 +44,7 @@ def clusters(draw, most_jobs: int = 8) -> tuple[list[int], list[Submission]]:
         jobs.append(
             submitted(
                 f"j{number}",
-                draw(st.integers(0, 500)),
+                draw(st.integers(0, last_s)),
                 draw(st.integers(1, 300)),
                 slots,
                 min_slots=least,
@@ -106,6 +106,26 @@ def test_the_same_seed_gives_the_same_answer(name, cluster, seed) -> None:
         return json.dumps(done.figures(history=True))
 
     assert figures() == figures()
+
+
+@given(
+    clusters(most_jobs=4, last_s=20_000),
+    st.sampled_from([0.0, 7.0, 60.0]),
+    st.integers(0, 3),
+    st.sampled_from([0, 1_764_000_000, 1_764_000_000_123]),
+)
+def test_time_never_goes_back(cluster, interval_s, seed, clock) -> None:
+    # Nodes fail while the cluster is idle, too; and a trace may have a computer's clock.
+    machines, jobs = cluster
+    jobs = [replace(job, arrival_s=job.arrival_s + clock) for job in jobs]
+    failures = Failures(300.0, 60.0, seed)
+    done = result(
+        policy("max_min"), jobs, nodes(*machines), interval_s=interval_s, failures=failures
+    )
+    for job in done.jobs:
+        times = [job.arrival_s, *(moment.at_s for moment in job.history), job.end_s]
+        assert times == sorted(times)
+        assert job.end_s > job.start_s >= clock
 
 
 @given(clusters())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -288,3 +288,31 @@ def test_with_a_policy_that_only_starts_jobs_few_are_looked_at() -> None:
     assert starts_s == pytest.approx([100 + number for number in range(10)])
     assert done.makespan_s == pytest.approx(109 + 149)
     assert done.decisions == 50
+
+
+def test_a_node_that_fails_on_an_idle_cluster_turns_no_clock_back() -> None:
+    # Between the ends of a and the submission of b nodes fail; b is seen at 10020.
+    jobs = [submitted("a", 0, 10), submitted("b", 10_001, 10)]
+    done = run(Fifo(), jobs, nodes(1, 1, 1, 1), interval_s=60, failures=Failures(300.0, 60.0, 2))
+    assert (done["b"].start_s, done["b"].jct_s) == (10_020, 29)
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 60.0])
+def test_a_trace_with_the_clock_of_a_computer_ends_as_one_from_zero(interval_s) -> None:
+    clock = 1_728_000_000_000  # milliseconds since 1970, a multiple of 60
+    jobs = [submitted("a", 600, 10.3), submitted("b", 605, 25.7)]
+    late = [replace(job, arrival_s=job.arrival_s + clock) for job in jobs]
+    early, done = (run(Fifo(), each, nodes(1), interval_s=interval_s) for each in (jobs, late))
+    for name in ("a", "b"):
+        assert done[name].arrival_s == clock + early[name].arrival_s
+        assert done[name].jct_s == pytest.approx(early[name].jct_s, abs=1e-3)
+        assert done[name].slot_s == pytest.approx(early[name].slot_s, abs=1e-9)
+    # Far apart, a float cannot tell microseconds from each other any more.
+    done = run(Fifo(), [jobs[0], late[1]], nodes(1), interval_s=interval_s)
+    assert done["b"].jct_s == pytest.approx(25.7, abs=61)
+
+
+def test_more_failures_than_can_be_drawn_are_refused() -> None:
+    jobs = [submitted("a", 0, 10), submitted("b", 1_764_000_000_000, 10)]
+    with pytest.raises(UsageError, match=r"1.76e\+12 s, 1 nodes would fail .* are in seconds"):
+        run(Fifo(), jobs, nodes(1), interval_s=60, failures=Failures(300.0, 60.0, 2))
