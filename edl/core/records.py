@@ -257,6 +257,10 @@ class Generation(Record):
     ``previous`` is the ring that trains until the switch, in rank order. It is empty where there
     is none, at the start and after a crash; so a worker whose ring broke knows that a generation
     with ``previous`` was planned without its report, and waits for the next one.
+
+    ``began_with`` is how many workers the first generation of this start of the job had. Each later
+    generation repeats it, so that newcomers know it when all first workers are gone. 0: written by
+    an older edl.
     """
 
     number: int
@@ -268,6 +272,7 @@ class Generation(Record):
     reason: str
     scope: str = ""  # unguessable prefix in the rendezvous store of rank 0's daemon
     previous: tuple[Seat, ...] = ()
+    began_with: int = 0
 
     @property
     def repairs(self) -> bool:
@@ -282,6 +287,11 @@ class Generation(Record):
     def rank_of(self, worker: int) -> int | None:
         """Rank of a worker, None when it has no seat."""
         return self.members.index(worker) if worker in self.members else None
+
+    def after(self, before: Generation | None) -> Generation:
+        """This generation, with the job's first size as ``before``, the newest one, knows it."""
+        size = len(self.seats) if before is None else before.began_with or len(before.seats)
+        return replace(self, began_with=size)
 
     def as_end(self, reason: str) -> Generation:
         """The end of the job after this ring, as its workers call it."""

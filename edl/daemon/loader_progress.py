@@ -69,6 +69,7 @@ class LoaderProgress(TrainingProgress):
         self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
         self.pieces = 1  # in which each worker trains its next batch
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
+        self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
 
     def attach(self, source: Source, worker: int, reader: Reader | None = None) -> None:
@@ -177,7 +178,7 @@ class LoaderProgress(TrainingProgress):
         self.step_batches = max(self.step_batches, int(records.column("batches").max()))
         self.open_step.trained(self.sampler)
         self.close_step()
-        self.step += 1
+        self.step, self.has_stepped = self.step + 1, True
         size, before = len(records), self.source.batching
         wished = wished_batch(records) if before.is_chosen else 0
         if wished and before.choosing(wished).of_all(size) != before.of_all(size):
@@ -190,6 +191,19 @@ class LoaderProgress(TrainingProgress):
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
             self.sampler.use(self._source, self.members, self.open_step.untrained)
+
+    def rounds_of_epoch(self, began_with: int) -> int:
+        """Return how often the script's loop goes round in an epoch, rounded up.
+
+        Before this worker's first step in the ring, that is while its script is set up and while it
+        warms up, the number is that of a job as it began: with ``began_with`` workers, and the
+        global batch that such a job begins with. So a newcomer gets what the first workers have
+        got. From then on the number is that of the present workers and batch.
+        """
+        batching, size = self.source.batching, len(self.members)
+        if not self.has_stepped:
+            batching, size = replace(batching, chosen=0), began_with
+        return batching.rounds(self.source.total, size)
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
         """The newest changes of the global batch, that of the open step included.
@@ -327,6 +341,7 @@ class LoaderProgress(TrainingProgress):
             assert self.open_step.is_open
             assert int(header["step"]) == self.step + 1
             self.open_step.miss(int(header["updated"]), self.sampler)
+            self.has_stepped = True
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
                 over = replace(self.source.start(self.ledger.epoch), free=())

@@ -109,6 +109,14 @@ class LoaderSteps(Steps):
         """The job's current epoch."""
         return self.ledger.epoch
 
+    @property
+    def rounds_of_epoch(self) -> int:
+        """How often the script's loop goes round in an epoch, rounded up; not of a stream.
+
+        See :meth:`edl.daemon.loader_progress.LoaderProgress.rounds_of_epoch`.
+        """
+        return self._progress.rounds_of_epoch(self._switching.began_with)
+
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
         self.leave()

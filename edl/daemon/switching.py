@@ -93,6 +93,7 @@ class Switching:
         self._warmed_up = False  # the model has trained a batch for nothing
         self.replica: Shared | None = None
         self.generation: Generation | None = None
+        self.began_with = 1  # workers of the job's first ring
         self.times = SwitchTimes()
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
@@ -110,6 +111,7 @@ class Switching:
         self._seat = Seat(member.id, member.host, member.slot, member.address, member.port)
         if generation is None:
             generation = self._wait_for_start()
+        self.began_with = max(1, generation.began_with or len(generation.seats))
         if generation.rank_of(self.worker) is None:
             self._coordinator.set_stage(Stage.PREPARING)
             self.warming_up, self._expected_rank = True, max(1, len(generation.seats))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -41,6 +42,33 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         if tf.inside_function():
             _check_outside()
         return super()._variant_tensor
+
+    def __len__(self) -> int:
+        """Return how many batches this worker takes in an epoch, rounded up.
+
+        Before this worker's first step in the job's ring: with as many workers as the job began
+        with, so that a schedule over ``epochs * len(dataset)`` steps is the same on newcomers. From
+        then on: with the present workers.
+
+        Raises:
+            TypeError: it is a stream, whose length nobody knows.
+        """
+        loader = training.current().worker.loader
+        if not loader.progress.source.known_total:
+            raise TypeError("an edl.Dataset of a stream has no length: it shows at its end")
+        return loader.rounds_of_epoch
+
+    def cardinality(self) -> Any:
+        """Return ``len(dataset)`` as a tensor, or ``tf.data.UNKNOWN_CARDINALITY`` for a stream.
+
+        Keras' ``fit`` is always told that it is unknown: it would end each epoch after so many
+        batches, and their number changes with the workers.
+        """
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        stream = not training.current().worker.loader.progress.source.known_total
+        if stream or caller.startswith("keras."):
+            return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
+        return tf.constant(len(self), tf.int64)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.

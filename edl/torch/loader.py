@@ -181,16 +181,18 @@ class DataLoader:
         return self._worker.loader.progress.schedule.batch
 
     def __len__(self) -> int:
-        """Rounds of the loop in an epoch with the present number of workers, rounded up.
+        """Return how often the loop goes round in an epoch, rounded up.
+
+        Before this worker's first step in the job's ring: with as many workers as the job began
+        with, so that a schedule over ``epochs * len(loader)`` steps is the same on newcomers. From
+        then on: with the present workers.
 
         Raises:
             TypeError: it is a stream, whose length nobody knows.
         """
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
-        source = self._worker.loader.progress.source  # the job may have chosen another batch
-        batching, size = source.batching, self._worker.size
-        return -(-source.total // batching.of_all(size)) * batching.pieces(size)
+        return self._worker.loader.rounds_of_epoch
 
 
 def _unfinished() -> str:

@@ -80,6 +80,8 @@ def decide(
     if others & {member.id for member in now.members}:
         dead = {**overdue, **dead}
     decision = _decide(now, term, ages, limits, frozenset(dead), silent)
+    if decision.generation is not None:
+        decision = replace(decision, generation=decision.generation.after(now.generation))
     current = None if now.job.state.over else now.generation
     seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
     agreed = set(current.left) - {member.id for member in now.members} if current else set()

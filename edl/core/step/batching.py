@@ -65,6 +65,13 @@ class Batching(Record):
         """
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
+    def rounds(self, total: int, size: int) -> int:
+        """Return how often the loop of each of ``size`` workers goes round in ``total`` samples.
+
+        Rounded up: the last batch may be short.
+        """
+        return -(-total // self.of_all(size)) * self.pieces(size)
+
     def split(self, samples: int, size: int) -> list[int]:
         """A batch of one of ``size`` workers, at least one sample, in pieces of like length."""
         if not self.micro_batch:
