@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -58,7 +58,7 @@ class Job:
             took_s = every * BATCH * self.np / mean
             self.now_s, self.left = self.now_s + took_s, self.left - mean * took_s
             self.worker_s += self.np * took_s
-            one = Seen(mean, every, float(BATCH))
+            one = Seen(mean, every, float(BATCH), at_s=self.now_s)
             self.seen[self.np] = self.seen[self.np].and_then(one) if self.np in self.seen else one
             self.steps += every
             self.ask()
@@ -150,6 +150,31 @@ def test_near_its_threshold_it_does_not_flap(seed: int) -> None:
     job = Job(rule, Sizes(1, 8), 4, step_s * (1 - serial), step_s * serial, chance)
     job.train(2 * HOUR)
     assert sum(at_s > HOUR for at_s in job.changes) <= MOST_CHANGES, job.changes
+
+
+class Disturbed(Job):
+    """A job whose workers hold each other up from second 12 to 60, and scale well else."""
+
+    def rate(self, np: int) -> float:
+        return 800.0 / np if 12 <= self.now_s < 60 else super().rate(np)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "rule", [Throughput(), Cost(price=1.0, deadline_s=2 * HOUR)], ids=["throughput", "cost"]
+)
+def test_a_disturbance_is_not_remembered_for_ever(rule: Rule, seed: int) -> None:
+    job = Disturbed(rule, Sizes(1, 8), 4, 0.001, 0.0, random.Random(seed))
+    job.left = 1e7 if isinstance(rule, Cost) else 1e9  # 8 workers train 8,000 a second
+    job.train(HOUR)
+    assert job.np >= 2 if isinstance(rule, Cost) else job.np == 8, job.changes
+    assert len(job.changes) < 40
+
+
+def test_a_measurement_ages() -> None:
+    slow, fast = Seen(10.0, 200, 64.0, at_s=30.0), Seen(100.0, 10, 64.0, at_s=700.0)
+    assert slow.and_then(fast) == fast
+    assert slow.and_then(replace(fast, at_s=630.0)).samples_per_s == pytest.approx(3000 / 210)
 
 
 @settings(max_examples=20, deadline=None)

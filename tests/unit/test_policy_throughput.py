@@ -85,7 +85,27 @@ def test_what_was_found_stands_for_a_while() -> None:
     assert suggestion.state["found_s"] == 50.0
     changed = replace(found, steps=500, seen=seen(n1=100.0, n2=200.0, n3=300.0))
     assert RULE(changed, suggestion.state, 50.0 + RULE.settled_s - 1.0).np == 2
-    assert RULE(changed, suggestion.state, 50.0 + RULE.settled_s).np == 4
+    # Then 3 workers are measured again, for what was measured before is old.
+    again = RULE(changed, suggestion.state, 50.0 + RULE.settled_s)
+    assert (again.np, again.state["since_s"]) == (3, 650.0)
+    new = {**changed.seen, 3: Seen(300.0, ENOUGH, at_s=660.0)}
+    assert RULE(replace(changed, np=3, steps=10, seen=new), again.state, 660.0).np == 4
+
+
+def test_the_next_smaller_size_is_measured_again_before_a_size_stands_again() -> None:
+    state = {"np": 3, "steps": 0, "since_s": 650.0, "searches": 1}
+    newer = {3: Seen(300.0, ENOUGH, at_s=700.0), 4: Seen(301.0, ENOUGH, at_s=690.0)}
+    now = replace(at(3), seen={**seen(n1=100.0, n2=200.0), **newer})
+    asks = RULE(now, state, 700.0)
+    assert asks.np == 2
+    assert asks.reason.startswith("tries 2 again, which was measured long ago; else stays at 3: ")
+    known = replace(now, seen={**now.seen, 2: Seen(200.0, ENOUGH, at_s=720.0)})
+    assert RULE(replace(known, np=2), asks.state, 720.0).np == 3
+    found = RULE(known, {**state, "np": 2}, 730.0)
+    assert (found.np, found.state["searches"]) == (3, 2)
+    # It stands for twice as long as the first one.
+    assert RULE(known, found.state, 730.0 + 2 * RULE.settled_s - 1.0).reason == found.reason
+    assert RULE(replace(known, steps=500), found.state, 730.0 + 2 * RULE.settled_s).np == 4
 
 
 def test_only_sizes_that_the_job_may_have_are_tried() -> None:

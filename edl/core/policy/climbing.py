@@ -5,17 +5,24 @@ that were measured, each next larger one either *pays* or does not. While all do
 tried; while none of the smallest few does, a smaller one; else the answer is the last size that is
 worth its workers, once the next one is known well enough to say so. What pays is the rule's:
 throughput (:mod:`edl.core.policy.throughput`) or cost (:mod:`edl.core.policy.cost`).
+
+Measurements age. When a size has stood for ``settled_s``, the search begins again: larger sizes are
+measured anew as far as they pay, and so is the next smaller one before a size stands again. It
+stands for twice as long after each search, up to LONGEST times ``settled_s``: a search costs some
+changes of the ring, and measurements are noisy.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from edl.core.plural import counted, workers
 from edl.core.policy.observation import Observation, State, Suggestion
 from edl.core.settings import setting
+
+LONGEST = 8  # times ``settled_s``, that a size stands before the search begins again
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,11 @@ class Climbing:
     staying_steps: int = setting(
         100, "steps of the next larger size before it is found not worth it", least=1
     )
-    settled_s: float = setting(600.0, "once a size is found, until others are tried again")
+    settled_s: float = setting(
+        600.0,
+        "once a size is found, until those beside it are measured again; twice as long each "
+        "time, up to 8 times as long",
+    )
 
     @abstractmethod
     def verdict(self, now: Observation, fewer: int, more: int) -> Verdict:
@@ -49,29 +60,55 @@ class Climbing:
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """See :class:`edl.core.policy.observation.Rule`.
 
-        Notes the step of its last decision, and when it found the size.
+        Notes the step of its last decision, when it found the size, when the present search began
+        (``since_s``), and how many ``searches`` have ended.
         """
         asked_at = int(state.get("steps", 0)) if state.get("np") == now.np else 0
         if now.awaits:
             return Suggestion(now.np, "the last change is under way", state)
+        kept = {name: state[name] for name in ("since_s", "searches") if name in state}
         found_s = state.get("found_s")
-        if found_s is not None and now_s - found_s < self.settled_s and state.get("np") == now.np:
-            return Suggestion(now.np, str(state["why"]), state)
+        if found_s is not None and state.get("np") == now.np:
+            if now_s - float(found_s) < self.stands_s(int(state.get("searches", 1))):
+                return Suggestion(now.np, str(state["why"]), state)
+            kept["since_s"] = now_s
         if now.steps < asked_at + self.every_steps or now.np not in now.seen:
             left = asked_at + self.every_steps - now.steps
             why = f"{workers(now.np)}: the next decision in {counted(max(1, left), 'step')}"
             return Suggestion(now.np, why, state)
-        np, why, found = self._choice(now)
+        np, why, found = self._choice(now, float(kept.get("since_s", 0.0)))
+        noted = {**kept, "np": now.np, "steps": now.steps}
         if found and np == now.np:
-            return Suggestion(np, why, {"np": np, "steps": now.steps, "found_s": now_s, "why": why})
-        return Suggestion(np, why, {"np": now.np, "steps": now.steps})
+            searches = int(kept.get("searches", 0)) + 1
+            noted |= {"found_s": now_s, "why": why, "searches": searches}
+        return Suggestion(np, why, noted)
+
+    def stands_s(self, searches: int) -> float:
+        """Return for how many seconds the size stands that the last of so many searches found."""
+        return self.settled_s * min(LONGEST, 1 << (searches - 1))
 
     def table(self, now: Observation) -> list[Verdict]:
         """What it decides from: each size that was measured, and the next larger one."""
         return [self.verdict(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
 
-    def _choice(self, now: Observation) -> tuple[int, str, bool]:
-        """The size, why, and whether it is found: nothing is left to be tried."""
+    def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
+        """Choose the next size from what was measured.
+
+        Larger sizes that were measured before ``since_s``, the begin of this search, do not count.
+
+        Returns:
+            The size, the reason, and whether it is found: nothing is left to be tried.
+        """
+        old = {np for np, one in now.seen.items() if one.at_s < since_s and np != now.np}
+        newer = {np: one for np, one in now.seen.items() if np < now.np or np not in old}
+        np, why, found = self._search(replace(now, seen=newer))
+        smaller = self._below(now, np)
+        if found and smaller in old:
+            return smaller, f"tries {smaller} again, which was measured long ago; else {why}", False
+        return np, why, found
+
+    def _search(self, now: Observation) -> tuple[int, str, bool]:
+        """Choose the next size as AutoScaling does; see :meth:`_choice`."""
         verdicts, known = self.table(now), sorted(now.seen)
         if not verdicts:
             return self._first(now, known[0])

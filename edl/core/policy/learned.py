@@ -79,7 +79,9 @@ class Learned(Record):
             return learned
         samples = now.samples - before.samples
         work = samples or steps * now.size  # a script that keeps its own place counts no samples
-        return learned._with(now.size, Seen(work / seconds, steps, work / steps / now.size, hosts))
+        each = work / steps / now.size
+        seen = Seen(work / seconds, steps, each, hosts, learned.elapsed_s)
+        return learned._with(now.size, seen)
 
     def for_rule(self, text: str) -> Learned:
         """For the rule in ``text``."""
@@ -91,7 +93,7 @@ class Learned(Record):
         for point in curve.points:
             if point.unit == SAMPLES and point.np not in known:
                 batch = point.throughput * point.step_s / point.np
-                seen = Seen(point.throughput, point.steps, batch)
+                seen = Seen(point.throughput, point.steps, batch, at_s=self.elapsed_s)
                 learned = learned._with(point.np, seen)
         return learned
 

@@ -13,6 +13,8 @@ from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
 
+AGED_S = 600.0  # a measurement that is so much older than the next one of its size is dropped
+
 CHANGE_S = 1.0  # what a change costs until one was measured
 
 ALIKE = 1.25  # batches that differ by less are the same
@@ -28,20 +30,28 @@ class Seen(Record):
     Attributes:
         batch: samples of one worker in a step, on average; 0: nobody knows.
         hosts: that the workers were on.
+        at_s: when the last of these steps was made, in seconds since training began.
     """
 
     samples_per_s: float
     steps: int
     batch: float = 0.0
     hosts: int = 1
+    at_s: float = 0.0
 
     def and_then(self, more: Seen) -> Seen:
-        """Both, as one measurement, which forgets what is older than KEPT_STEPS, bit by bit."""
+        """Return this measurement and a newer one of the same size as one.
+
+        What is older than KEPT_STEPS steps is forgotten bit by bit, and all of it at once where
+        more than AGED_S seconds lie between the two: the job may have become slower, or faster.
+        """
+        if more.at_s - self.at_s > AGED_S:
+            return more
         before = min(self.steps, KEPT_STEPS)
         both = before + more.steps
         rate = (self.samples_per_s * before + more.samples_per_s * more.steps) / both
         batch = (self.batch * before + more.batch * more.steps) / both
-        return Seen(rate, self.steps + more.steps, batch, more.hosts)
+        return Seen(rate, self.steps + more.steps, batch, more.hosts, more.at_s)
 
 
 def alike(batch: float, other: float) -> bool:
