@@ -53,6 +53,12 @@ class JobSettings(Record):
     leave_grace_s: float = setting(
         30.0, "how long a worker that got SIGTERM and is needed waits for its replacement"
     )
+    exit_timeout_s: float = setting(
+        30.0,
+        "once the script has ended, how long exit handlers (`atexit`) may take that were "
+        "registered before edl was imported; then the process is killed, and what the script "
+        "returned counts",
+    )
     stall_s: float = setting(
         10.0,
         "after this long without a step, and 20 usual steps, the leader says who holds the job up; "

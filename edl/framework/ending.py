@@ -1,16 +1,21 @@
 """The end of a worker's process: when its script has ended, the process is gone soon after.
 
-What the script still does counts as the script: its threads that are no daemons, what it has
-registered with :mod:`atexit` since it imported edl, processes that Python waits for. What comes
-then is the interpreter's own end. With PyTorch or TensorFlow in it that takes a second of
-computing, all of it to free memory that the operating system takes back anyway; and it may hang, in
-a library's threads or destructors. So it is made short, and the launcher is told that it has begun:
-it ends the process when that does not end itself (:data:`edl.core.host.process.EXIT_S`).
+1. What the script still does counts as the script: its threads that are no daemons, what it has
+   registered with :mod:`atexit` since it imported edl, processes that Python waits for.
+2. Then come the exit handlers that libraries (comet_ml, mlflow, wandb) have registered before edl
+   was imported. The launcher is told that the script has ended, and with which code, and allows
+   them ``exit_timeout_s`` (:class:`edl.core.job_spec.JobSettings`).
+3. What is left is the interpreter's own end. With PyTorch or TensorFlow in it that takes a second
+   of computing, all of it to free memory that the operating system takes back anyway; and it may
+   hang, in a library's threads or destructors. So it is made short, and the launcher is told that
+   it has begun: it ends a process that does not end by itself within ``exit_s``
+   (:class:`edl.core.host.supervision.SupervisorLimits`).
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import gc
 import io
 import os
@@ -19,8 +24,9 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
-from edl.core.host.process import ENDED
+from edl.core.host.process import ENDED, EXITING
 
 BREAK_S = 2.0  # for the others to close the ring, too
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written
@@ -41,14 +47,62 @@ def fails() -> None:
     _code = 1
 
 
-def say_ended() -> None:
-    """Tell the launcher that the script has ended: it finds this as the process's name.
+class ScriptExit(SystemExit):
+    """What ``sys.exit()`` and ``exit()`` raise here: the interpreter forgets what code it has.
+
+    When no ``except`` has caught it, Python drops it after the last frame of the script has gone,
+    and then its code is that of the process.
+    """
+
+    def __del__(self) -> None:
+        global _code
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and sys._getframe().f_back is None:
+            _code = self._status()
+
+    def _status(self) -> int:
+        """The exit code of a process that ends by it, as Python has it."""
+        code = self.code
+        if code is None:
+            return 0
+        return code & 0xFF if isinstance(code, int) else 1
+
+
+def _see_exits() -> None:
+    """Let the ways to end a script, but for ``raise SystemExit``, be seen."""
+
+    def leave(status: Any = None, /) -> NoReturn:
+        raise ScriptExit(status)
+
+    leave.__doc__ = sys.exit.__doc__
+    sys.exit = leave
+    quitter: Any = type(getattr(builtins, "exit", None))
+    if quitter.__module__ != "_sitebuiltins":  # Python without site
+        return
+    plain = quitter.__call__
+
+    def call(self: Any, code: Any = None) -> NoReturn:
+        try:
+            plain(self, code)
+        except SystemExit as error:
+            raise ScriptExit(error.code) from None
+        raise ScriptExit(code)
+
+    quitter.__call__ = call
+
+
+def say_ended(word: str = ENDED) -> None:
+    """Tell the launcher how far the end of the process is: it finds this as the process's name.
 
     That needs no connection and no file, and is true of no other process: not of a wrapper around
     this one, which may have more to do.
+
+    Args:
+        word: :data:`~edl.core.host.process.EXITING` while exit handlers may still run,
+            :data:`~edl.core.host.process.ENDED` once only the interpreter is left.
     """
     _flush_files()
-    Path(f"/proc/self/task/{os.getpid()}/comm").write_text(f"{ENDED}:{_code}")
+    Path(f"/proc/self/task/{os.getpid()}/comm").write_text(f"{word}:{_code}")
 
 
 class Closing:
@@ -81,11 +135,21 @@ class Closing:
             say_ended()
 
 
+class _AfterHandlers:
+    """An object that the interpreter drops right after the last exit handler."""
+
+    def __del__(self) -> None:
+        say_ended()
+
+
 def _last() -> None:
-    """Registered first, so that it comes last."""
-    if not _armed or _waits_for_processes():
+    """Registered at the import of edl: what was registered before runs after this."""
+    if not _armed:
         return
-    say_ended()
+    if not _waits_for_processes():
+        say_ended(EXITING)
+    # Python's end begins with a few attributes of sys, this one among them: only its prompt has it.
+    sys.ps2 = _AfterHandlers()
     # The collections at the end find nothing to free now. What is left is freed module by module.
     gc.freeze()
 
@@ -111,4 +175,5 @@ def _flush_files() -> None:
             continue  # it is no file of the system, or cannot be written any more
 
 
+_see_exits()
 atexit.register(_last)

@@ -24,7 +24,7 @@ from typing import Generic
 from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import LaunchersLostJob
 from edl.core.events import Event
-from edl.core.host.process import Process, exited, unstarted
+from edl.core.host.process import Process, exited, script_ended, unstarted
 from edl.core.host.supervision import (
     Decision,
     Ending,
@@ -37,7 +37,7 @@ from edl.core.host.supervision import (
     without_zookeeper,
 )
 from edl.core.job.lending import overdue_on
-from edl.core.records import JobState, Snapshot
+from edl.core.records import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
 from edl.launch.frozen import ASK_TIMEOUT_S, Frozen
@@ -174,14 +174,11 @@ class Supervisor(ABC, Generic[State]):
         return None
 
     def _reap(self, now: float) -> None:
-        for launch, code in self._workers.ended_scripts().items():
-            process = self._own.process(launch)
-            if process.ended is None:
-                self._own = self._own.having(replace(process, ended=now, ended_code=code))
-        finished = self._own.state is JobState.FINISHED
+        for launch, said in self._workers.ended_scripts().items():
+            self._own = self._own.having(script_ended(self._own.process(launch), said, now))
         for launch, code in self._workers.reap().items():
             process, last_line = self._own.process(launch), self._last_line(launch)
-            ended = exited(process, code, now, last_line, finished)
+            ended = exited(process, code, now, last_line)
             self._own = self._own.having(ended)
             self._changed.set()  # judge it by what ZooKeeper says now
             if ended.worker is not None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edl.core.host.process import ENDED, FORMER_LOG
+from edl.core.host.process import FORMER_LOG, ScriptEnd
 from edl.launch.adoption import Found, find, identity
 
 logger = logging.getLogger(__name__)
@@ -125,10 +125,10 @@ class Workers:
                 self._record_of(launch).unlink(missing_ok=True)
         return codes
 
-    def ended_scripts(self) -> dict[str, int]:
-        """The launches whose script has ended, though the process has not; and its exit code."""
-        codes = {launch: ended_code(one.pid) for launch, one in self._running.items()}
-        return {launch: code for launch, code in codes.items() if code is not None}
+    def ended_scripts(self) -> dict[str, ScriptEnd]:
+        """The launches whose script has ended, though the process has not; and what they say."""
+        ends = {launch: script_end(one.pid) for launch, one in self._running.items()}
+        return {launch: end for launch, end in ends.items() if end is not None}
 
     def end(self, launch: str, kill: bool) -> None:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
@@ -217,8 +217,8 @@ def exit_code(child: subprocess.Popen[bytes]) -> int | None:
     return child.wait()
 
 
-def ended_code(pid: int) -> int | None:
-    """The exit code that the script of a process said when it had ended; None: it runs.
+def script_end(pid: int) -> ScriptEnd | None:
+    """What a process has said of the end of its script; None: the script runs.
 
     See :func:`edl.framework.ending.say_ended`.
     """
@@ -226,8 +226,7 @@ def ended_code(pid: int) -> int | None:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return None
-    word, _, code = name.partition(":")
-    return int(code) if word == ENDED and code.isdigit() else None
+    return ScriptEnd.read(name)
 
 
 def _lives(orphan: Found) -> bool:

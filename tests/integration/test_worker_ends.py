@@ -73,7 +73,10 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
 def test_edl_run_returns_soon_after_the_last_script(
     tmp_path: Path, zk_hosts: str, model: str
 ) -> None:
-    """One process hangs when all is done; the other one evaluates, and has the time for that."""
+    """One process hangs when all is done; the other one evaluates, and has the time for that.
+
+    So has the exit handler of a library that was imported before edl.
+    """
     ended = tmp_path / "ended"
     ended.mkdir()
     with trial(
@@ -85,7 +88,12 @@ def test_edl_run_returns_soon_after_the_last_script(
         model=model,
         samples=96,
         epochs=2,
-        environment={"HANGS_IN_SLOT": "1", "EVALUATES_S": "5", "ENDED": str(ended)},
+        environment={
+            "HANGS_IN_SLOT": "1",
+            "EVALUATES_S": "2",
+            "FLUSHES_S": "4",
+            "ENDED": str(ended),
+        },
     ) as job:
         job.wait_for_size(2, 240.0)
         job.hurry()

@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 # What is registered before edl's own comes after: it sees what a launcher sees then. So does the
-# wait for processes, where a framework has imported multiprocessing first.
+# wait for processes, where a framework has imported multiprocessing first. Python drops this
+# attribute of sys after the last exit handler, soon after the one that edl uses.
 LAST = """
 import atexit, multiprocessing.util, os, sys, time
 def marker():
     return open(f"/proc/{os.getpid()}/comm").read().strip()
 atexit.register(lambda: print(marker(), flush=True))
+class After:
+    def __del__(self):
+        os.write(1, (marker() + chr(10)).encode())
+sys.__interactivehook__ = After()
 from edl.framework import ending
 """
 
@@ -30,16 +35,29 @@ def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("last", "said", "code"), [("", "edl-ended:0", 0), ("1/0", "edl-ended:1", 1)]
+    ("last", "code"), [("", 0), ("raise ValueError", 1), ("sys.exit(3)", 3), ("exit(4)", 4)]
 )
-def test_the_end_of_a_script_is_reported(tmp_path: Path, last: str, said: str, code: int) -> None:
-    hook = "import edl.framework.process\nending.arm()\n"
-    done = run(tmp_path, hook + last)
-    assert (done.stdout.strip(), done.returncode) == (said, code)
+def test_the_end_of_a_script_is_reported(tmp_path: Path, last: str, code: int) -> None:
+    """While a library's exit handler runs that was registered before edl's, and after the last."""
+    done = run(tmp_path, "import edl.framework.process\nending.arm()\n" + last)
+    said = [f"edl-exiting:{code}", f"edl-ended:{code}"]
+    assert (done.stdout.split(), done.returncode) == (said, code)
+
+
+def test_an_exit_that_the_script_has_caught_is_no_end(tmp_path: Path) -> None:
+    script = """
+import edl.framework.process
+ending.arm()
+try:
+    sys.exit(3)
+except SystemExit as error:
+    print(error.code)
+"""
+    assert run(tmp_path, script).stdout.split() == ["3", "edl-exiting:0", "edl-ended:0"]
 
 
 def test_without_a_launcher_nothing_is_reported(tmp_path: Path) -> None:
-    assert not run(tmp_path, "").stdout.startswith("edl-ended")
+    assert "edl-e" not in run(tmp_path, "").stdout
 
 
 def test_what_the_script_wrote_is_written_though_it_closes_nothing(tmp_path: Path) -> None:
@@ -55,7 +73,7 @@ del log
 import gc
 gc.disable()
 """
-    assert run(tmp_path, script).stdout.strip() == "edl-ended:0"
+    assert run(tmp_path, script).stdout.split() == ["edl-exiting:0", "edl-ended:0"]
     assert (tmp_path / "log.txt").read_text() == "the last line"
 
 
@@ -64,7 +82,9 @@ def test_a_process_that_the_script_waits_for_is_part_of_it(tmp_path: Path) -> No
 ending.arm()
 multiprocessing.get_context("fork").Process(target=time.sleep, args=(1.0,)).start()
 """
-    assert not run(tmp_path, script).stdout.strip().startswith("edl-ended:0")
+    said = run(tmp_path, script).stdout.split()
+    assert not said[0].startswith("edl-e")
+    assert said[1] == "edl-ended:0"
 
 
 def test_a_close_that_hangs_is_unblocked_and_then_reported(tmp_path: Path) -> None:
@@ -73,9 +93,10 @@ ending.BREAK_S, ending.CLOSE_S = 0.1, 0.1
 ending.arm()
 def close():
     deadline = time.monotonic() + 30.0
-    while not marker().startswith("edl-ended") and time.monotonic() < deadline:
+    while not marker().startswith("edl-ended:") and time.monotonic() < deadline:
         time.sleep(0.02)
     print("closed", flush=True)
 ending.Closing(close, lambda: print("unblocked", flush=True), lambda: 0.0).start()
 """
-    assert run(tmp_path, script).stdout.split() == ["unblocked", "closed", "edl-ended:0"]
+    said = ["unblocked", "closed", "edl-exiting:0", "edl-ended:0"]
+    assert run(tmp_path, script).stdout.split() == said

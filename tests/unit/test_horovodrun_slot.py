@@ -321,7 +321,7 @@ def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -
 
 def test_a_process_whose_script_has_ended_is_killed_when_it_stays() -> None:
     over = with_job(state=JobState.FINISHED)
-    own = replace(OWN, processes=(replace(LIVES, ended=100.0),), state_since=100.0)
+    own = replace(OWN, processes=(replace(LIVES, ended=90.0, handled=100.0),), state_since=100.0)
     assert decide(over, own, 100.0 + LIMITS.exit_s - 0.1).endings == ()
     assert end_signal(over, own, 100.0 + LIMITS.exit_s) == "SIGKILL"
 

@@ -653,9 +653,22 @@ def test_who_ends_by_itself_is_not_asked_to_and_is_killed_when_it_does_not() -> 
 @pytest.mark.parametrize("job", [JOB, state(JobState.FINISHED), state(JobState.FAILED)])
 def test_a_process_whose_script_has_ended_has_a_moment_to_be_gone(job: Job) -> None:
     facts = snapshot(1, generation(0), job=job)
-    lingers = trainer(0, ended=NOW)
+    lingers = trainer(0, ended=NOW - 20, handled=NOW)
     assert ended(decide(facts, own(lingers), NOW + LIMITS.exit_s - 0.1)) == []
     assert ended(decide(facts, own(lingers), NOW + LIMITS.exit_s)) == [("t-0", True)]
+
+
+@pytest.mark.parametrize("job", [JOB, state(JobState.FINISHED), state(JobState.FAILED)])
+def test_exit_handlers_of_libraries_have_more_time_and_their_bound_is_said(job: Job) -> None:
+    facts, exits = snapshot(1, generation(0), job=job), trainer(0, ended=NOW)
+    before = decide(facts, own(exits), NOW + LIMITS.exit_timeout_s - 0.1)
+    assert (ended(before), before.warnings) == ([], ())
+    after = decide(facts, own(exits), NOW + LIMITS.exit_timeout_s)
+    assert ended(after) == [("t-0", True)]
+    assert (
+        "w0 is killed: its script has ended (with code 0), and the exit handlers (atexit) that "
+        "other libraries have registered did not end within 30 s (EDL_EXIT_TIMEOUT_S)"
+    ) in after.warnings
 
 
 # --- stopping

@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 from made import make_job
 
-from edl.core.host.process import TRAINED_S, UNKNOWN_EXIT, Process, exit_status, exited, how, seen
+from edl.core.host.process import (
+    TRAINED_S,
+    UNKNOWN_EXIT,
+    Process,
+    ScriptEnd,
+    exit_status,
+    exited,
+    how,
+    script_ended,
+    seen,
+)
 from edl.core.records import Generation, JobState, Member, Seat, Snapshot, Stage
 
 NOW = 1000.0
@@ -90,21 +100,29 @@ def test_failures_in_a_row_use_a_slot_up() -> None:
     assert replace(tenth, exit_code=0).failures_now == 0
 
 
-@pytest.mark.parametrize(
-    ("said", "departing", "finished", "counts_as"),
-    [(0, None, True, 0), (0, NOW - 5, False, 0), (0, None, False, -9), (1, NOW - 5, True, 1)],
-)
+@pytest.mark.parametrize(("said", "departing"), [(0, None), (0, NOW - 5), (1, NOW - 5), (3, None)])
 def test_who_had_to_be_killed_after_its_script_counts_as_what_that_came_to(
-    said: int, departing: float | None, finished: bool, counts_as: int
+    said: int, departing: float | None
 ) -> None:
     lingers = replace(
         TRAINS, ended=NOW - 3, ended_code=said, ending_since=NOW - 1, departing=departing
     )
-    one = exited(lingers, -9, NOW, "", finished)
-    assert (one.exit_code, one.failed) == (counts_as, counts_as != 0)
-    assert exited(lingers, 3, NOW, "", finished).exit_code == 3, "it ended by itself"
+    one = exited(lingers, -9, NOW, "")
+    assert (one.exit_code, one.failed) == (said, said != 0)
+    assert exited(lingers, 3, NOW, "").exit_code == 3, "it ended by itself"
     killed = replace(lingers, ended=None)
-    assert exited(killed, -9, NOW, "", finished).exit_code == -9
+    assert exited(killed, -9, NOW, "").exit_code == -9
+
+
+def test_the_name_of_a_process_says_how_far_its_end_is() -> None:
+    assert ScriptEnd.read("python3") is None
+    assert ScriptEnd.read("edl-exiting:3") == ScriptEnd(3, handled=False)
+    assert ScriptEnd.read("edl-ended:255") == ScriptEnd(255, handled=True)
+    exiting = script_ended(TRAINS, ScriptEnd(0, handled=False), NOW)
+    assert (exiting.ended, exiting.handled) == (NOW, None)
+    done = script_ended(exiting, ScriptEnd(0, handled=True), NOW + 4)
+    assert (done.ended, done.handled) == (NOW, NOW + 4)
+    assert script_ended(done, ScriptEnd(0, handled=True), NOW + 5) == done
 
 
 def test_a_process_is_found_by_its_launch() -> None:

@@ -14,6 +14,7 @@ from made import make_job, wanted
 from edl.coordination.lost_job import LOST
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
+from edl.core.host.process import ScriptEnd
 from edl.core.host.supervision import Decision
 from edl.core.records import Generation, JobState, Leader, Seat, Snapshot
 from edl.errors import CoordinationError, UnknownJob
@@ -84,7 +85,7 @@ class Workers:
         self.running = {one: slot for one, slot in self.running.items() if one not in codes}
         return codes
 
-    def ended_scripts(self) -> dict[str, int]:
+    def ended_scripts(self) -> dict[str, ScriptEnd]:
         return {}
 
     def end(self, launch: str, kill: bool) -> None:

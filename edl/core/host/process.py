@@ -24,7 +24,11 @@ UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not st
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
-ENDED = "edl-ended"  # the name of a process whose script has ended, before ":" and its exit code
+# The name of a process whose script has ended, before ":" and its exit code: first while exit
+# handlers of libraries may still run, then when only the interpreter is left. Linux keeps 15
+# characters of a name.
+EXITING = "edl-exiting"
+ENDED = "edl-ended"
 BACKOFF_MAX_S = 30.0
 TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
 
@@ -50,8 +54,9 @@ class Process:
     gone: float | None = None  # since when the leader has proof that it is gone
     ending_since: float | None = None  # by its launcher
     why: str = ""  # it is
-    ended: float | None = None  # since when its script has ended: only the interpreter is left
+    ended: float | None = None  # since when its script has ended
     ended_code: int = 0  # what it then said that its exit code would be
+    handled: float | None = None  # since when its exit handlers have ended, too
     exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
     last_line: str = ""  # of its output, that is not noise; known when it has exited
@@ -140,18 +145,39 @@ def unstarted(process: Process, command: Sequence[str], error: OSError) -> Proce
     return replace(process, exit_code=UNSTARTED_EXIT, exited=process.started, last_line=line)
 
 
-def exited(process: Process, code: int, now: float, last_line: str, job_finished: bool) -> Process:
+@dataclass(frozen=True)
+class ScriptEnd:
+    """What a process says of its own end: the exit code, and whether its exit handlers are done."""
+
+    code: int
+    handled: bool
+
+    @classmethod
+    def read(cls, name: str) -> ScriptEnd | None:
+        """What the name of a process says; None: its script runs."""
+        word, _, code = name.partition(":")
+        said = word in (EXITING, ENDED) and code.isdigit()
+        return cls(int(code), word == ENDED) if said else None
+
+
+def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
+    """``process`` when it has said that its script has ended."""
+    ended = process.ended if process.ended is not None else now
+    handled = process.handled if process.handled is not None or not said.handled else now
+    return replace(process, ended=ended, ended_code=said.code, handled=handled)
+
+
+def exited(process: Process, code: int, now: float, last_line: str) -> Process:
     """``process`` when it has ended with ``code``.
 
-    One that its launcher had to kill because the interpreter did not end counts as what its script
-    came to: an error if it said so, and success if it was about to end.
+    One that its launcher had to kill because it did not end by itself counts as what its script
+    came to: as the code that it said when the script had ended.
     """
     lingered = (
         process.ended is not None and process.ending_since is not None and not process._asked_before
     )
     if code == -signal.SIGKILL and lingered:
-        ends_well = job_finished or process.departing is not None
-        code = process.ended_code or (0 if ends_well else code)
+        code = process.ended_code
     return replace(process, exit_code=code, exited=now, last_line=last_line)
 
 

@@ -26,7 +26,8 @@ class SupervisorLimits:
     frozen_s: float = 10.0  # for a worker that is not frozen to answer
     settle_s: float = 1.0  # a place left by a worker stays free before somebody else gets it
     kill_s: float = 5.0  # from SIGTERM to SIGKILL
-    exit_s: float = 2.0  # for a process to be gone once its script, and its exit handlers, ended
+    exit_timeout_s: float = 30.0  # for the exit handlers of libraries once a script has ended
+    exit_s: float = 2.0  # for a process to be gone once these have ended, too
     gone_s: float = 10.0  # the same once the leader has proof that it is gone: its port is closed
     stop_s: float = 30.0  # for a ring to end after `edl stop`
     stuck_s: float = 5.0  # the same while it completes no step, and for `stuck_steps` usual steps;
@@ -166,7 +167,8 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
         own = replace(own, step=step, stepped=now)
     if snapshot.job.state is not own.state:
         own = replace(own, state=snapshot.job.state, state_since=now)
-    own = replace(own, processes=relevant(own.processes, snapshot))
+    limits = replace(own.limits, exit_timeout_s=snapshot.job.spec.settings.exit_timeout_s)
+    own = replace(own, processes=relevant(own.processes, snapshot), limits=limits)
     return replace(own, ring_deaths=ring_deaths(own, snapshot, now))
 
 

@@ -42,7 +42,14 @@ def with_lingering(
     endings = tuple(one for one in decision.endings if one.launch not in killed) + overdue
     named = {ending.launch for ending in endings}
     lingering = [p for p in own.living if p.launch not in named and lingers(p)]
-    return replace(decision, endings=endings + end(lingering, own.limits, now, ""))
+    endings += end(lingering, own.limits, now, "")
+    late = {one.launch: one.reason for one in endings if one.kill}
+    warnings = tuple(
+        f"{p.name} is killed: {late[p.launch]}"
+        for p in own.living
+        if p.ended is not None and p.handled is None and p.launch in late
+    )
+    return replace(decision, endings=endings, warnings=(*decision.warnings, *warnings))
 
 
 def lingers(process: Process) -> bool:
@@ -80,8 +87,13 @@ def _ending_of(
     Who ends by itself gets no SIGTERM: it would hide how it has ended.
     """
     if process.ended is not None:
-        why = f"its script has ended, and the process has not within {limits.exit_s:g} s"
-        late = now - process.ended >= limits.exit_s
+        why = why_killed(process, limits)
+        handled = process.handled
+        late = (
+            now - process.ended >= limits.exit_timeout_s
+            if handled is None
+            else now - handled >= limits.exit_s
+        )
         return Ending(process.launch, True, why) if late else None
     if process.gone is not None:
         why = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
@@ -92,6 +104,16 @@ def _ending_of(
     if now - process.ending_since >= patience_s:
         return Ending(process.launch, True, f"{reason}; SIGTERM did not help")
     return None
+
+
+def why_killed(process: Process, limits: SupervisorLimits) -> str:
+    """Why a process is killed whose script has ended; it counts as what the script has returned."""
+    said = f"its script has ended (with code {process.ended_code}), and"
+    if process.handled is None:
+        handlers = "the exit handlers (atexit) that other libraries have registered"
+        limit = f"{limits.exit_timeout_s:g} s (EDL_EXIT_TIMEOUT_S)"
+        return f"{said} {handlers} did not end within {limit}"
+    return f"{said} the process has not within {limits.exit_s:g} s"
 
 
 def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Process, str]:

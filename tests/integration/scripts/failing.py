@@ -5,7 +5,8 @@ FAILS_IN_SLOT=N    there each process fails in its third step: first by an error
 FAILED=DIRECTORY   where is written how often
 HANGS_IN_SLOT=N    there the process, when all is done, does not end by itself
 EVALUATES_S=S      what the others do after training takes that long
-ENDED=DIRECTORY    where each process writes when its script has ended
+FLUSHES_S=S        and then an exit handler of a library that was imported before edl
+ENDED=DIRECTORY    where each process writes when its script has ended, and then its exit handler
 """
 
 import atexit
@@ -20,9 +21,27 @@ def here(name):
     return os.environ.get(name) == os.environ["EDL_SLOT"]
 
 
+class Hanging:
+    """Part of a library that hangs when Python frees it, after all exit handlers."""
+
+    def __del__(self, sleep=time.sleep):
+        sleep(300.0)
+
+
+def ended():
+    if "ENDED" in os.environ:
+        (Path(os.environ["ENDED"]) / os.environ["EDL_SLOT"]).write_text(str(time.time()))
+
+
+def flush():
+    time.sleep(float(os.environ["FLUSHES_S"]))
+    ended()
+
+
 if here("HANGS_IN_SLOT"):
-    # Registered before edl's own, as by a library, it comes when the script has ended.
-    atexit.register(lambda: time.sleep(300.0))
+    hanging = Hanging()
+elif "FLUSHES_S" in os.environ:
+    atexit.register(flush)
 
 from edl import failpoints  # noqa: E402
 from edl.framework import process as edl  # noqa: E402
@@ -52,5 +71,4 @@ sys.path.insert(0, str(Path(sys.argv[0]).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")
 if not here("HANGS_IN_SLOT"):
     time.sleep(float(os.environ.get("EVALUATES_S", "0")))
-if "ENDED" in os.environ:
-    (Path(os.environ["ENDED"]) / os.environ["EDL_SLOT"]).write_text(str(time.time()))
+ended()
