@@ -24,8 +24,8 @@ def here(name):
 class Hanging:
     """Part of a library that hangs when Python frees it, after all exit handlers."""
 
-    def __del__(self, sleep=time.sleep):
-        sleep(300.0)
+    def __del__(self):
+        time.sleep(300.0)
 
 
 def ended():
@@ -39,7 +39,7 @@ def flush():
 
 
 if here("HANGS_IN_SLOT"):
-    hanging = Hanging()
+    sys.__interactivehook__ = Hanging()  # among what Python frees first
 elif "FLUSHES_S" in os.environ:
     atexit.register(flush)
 
