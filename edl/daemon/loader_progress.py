@@ -200,10 +200,14 @@ class LoaderProgress(TrainingProgress):
         global batch that such a job begins with. So a newcomer gets what the first workers have
         got. From then on the number is that of the present workers and batch.
         """
-        batching, size = self.source.batching, len(self.members)
-        if not self.has_stepped:
-            batching, size = replace(batching, chosen=0), began_with
-        return batching.rounds(self.source.total, size)
+        if self.has_stepped:
+            return self.rounds_now
+        return replace(self.source.batching, chosen=0).rounds(self.source.total, began_with)
+
+    @property
+    def rounds_now(self) -> int:
+        """How often the script's loop goes round in an epoch of the present workers, rounded up."""
+        return self.source.batching.rounds(self.source.total, len(self.members))
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
         """The newest changes of the global batch, that of the open step included.

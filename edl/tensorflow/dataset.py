@@ -43,6 +43,12 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
             _check_outside()
         return super()._variant_tensor
 
+    @property
+    def batch_index(self) -> int:
+        """The index of the present batch in its epoch, from 0; the same on all workers."""
+        now = training.current()
+        return now.batch if now.fitting else now.worker.loader.progress.schedule.batch
+
     def __len__(self) -> int:
         """Return how many batches this worker takes in an epoch, rounded up.
 

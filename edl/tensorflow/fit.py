@@ -17,7 +17,8 @@ what the loop of :mod:`edl.framework.steps` does elsewhere. What it cannot know 
                                                             replaces what the others have set up
   ``on_epoch_begin``     the job's next epoch               a newcomer in the midst of an epoch
                                                             takes back what the others did again
-  ``on_batch_begin``     hands out the batch
+  ``on_batch_begin``     (the list itself hands out the
+                         batch before, for its number)
   ``on_batch_end``       the ledger moves                   takes a wish to stop into the job
   ``on_epoch_end``       metrics become the job's           all agree whether to stop
   ``on_train_end``       the job has finished
@@ -78,6 +79,7 @@ class KerasCallback(keras.callbacks.Callback):
         self._training = training.current()
         self._samples = 0  # trained here in this epoch
         self._last: _Last | None = None
+        self._params: dict[str, Any] = {}  # of all callbacks
         watch_lists(KerasCallback, KerasCallback._arranged)
 
     @property
@@ -128,10 +130,33 @@ class KerasCallback(keras.callbacks.Callback):
         self._samples = 0
         self.last.before_epoch(epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if not self._training.begin_step():
+    @property
+    def batch(self) -> int:
+        """The index in the epoch of the batch that was handed out last; the same on all workers."""
+        return self._training.batch
+
+    def begin_batch(self) -> int:
+        """Hand out the next batch, before any callback hears of it; return its index."""
+        now = self._training
+        if not now.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
-        self._samples += self._training.worker.loader.open_step.samples
+        progress = now.worker.loader.progress
+        self._samples += now.worker.loader.open_step.samples
+        now.batch = progress.schedule.batch
+        if progress.source.known_total:  # a ring of another size may stand now
+            self._params["steps"] = progress.rounds_now
+        return now.batch
+
+    def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return ``params`` with the job's number of steps of an epoch, in place of Keras' None.
+
+        The number is that of ``len(dataset)`` until the first batch of this worker, and then that
+        of the present workers. Of a stream nobody knows it.
+        """
+        loader = self._training.worker.loader
+        total = loader.progress.source.known_total
+        self._params = {**params, "steps": loader.rounds_of_epoch if total else None}
+        return self._params
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         now = self._training

@@ -76,6 +76,7 @@ class Training:
         self.graph: tf.Graph | None = None  # of the session that knows the job
         self.epochs = 0  # of elastic_shard_generator
         self.newest_dataset: Any = None  # the last one derived from edl.Dataset
+        self.batch = 0  # in fit: the index in its epoch of the batch that was handed out last
         self.fitting = False  # Keras' fit takes the batches
         self.callback_states: CallbackStates | None = None  # of that fit
         self.tuner: Any = None  # the edl.LRTuner of the only optimizer

@@ -423,6 +423,24 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "callbacks of a worker that has joined after seven batches": (
+        """
+from edl.core.step.turns import Schedule
+from edl.tensorflow import training
+seen = []
+class Look(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None): assert self.params["steps"] == 2, self.params
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 0:  # as a newcomer gets it with the job's state
+            training.current().worker.loader.progress.schedule = Schedule(batch=7)
+    def on_train_batch_begin(self, batch, logs=None): seen.append((batch, ds.batch_index))
+    def on_batch_end(self, batch, logs=None): seen.append((batch, ds.batch_index))
+edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
+model.fit(ds, epochs=2, callbacks=[Look(), edl.KerasCallback()], shuffle=False, verbose=0)
+assert seen == [(number, number) for number in (7, 7, 8, 8, 0, 0, 1, 1)], seen
+""",
+        "",
+    ),
     "a model that build() leaves without variables, an optimizer by its name": (
         """
 class Half(keras.Model):

@@ -3,13 +3,17 @@
 Keras makes that list inside of ``fit``, and hands it to nobody. So its class is changed once, for
 the process: a list that has a ``KerasCallback`` is put in order before its callbacks hear of the
 model. Other lists are left alone.
+
+Keras numbers the batches that this process has taken in the epoch. A worker that joins in the midst
+of an epoch would begin at 0, and a callback that computes a learning rate from the number would set
+another rate there than on the others. So the callbacks get the job's number of the batch.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 from keras.src.callbacks.progbar_logger import ProgbarLogger
@@ -30,8 +34,21 @@ _REFUSED: dict[type, str] = {
 Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the others, model)
 
 
+class Numbering(Protocol):
+    """The job's numbers, in place of those that Keras counts in this process."""
+
+    batch: int
+    """The index in the epoch of the batch that was handed out last."""
+
+    def begin_batch(self) -> int:
+        """Hand out the next batch; return its index in the epoch."""
+
+    def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return ``params`` of a ``fit`` with the job's number of steps of an epoch."""
+
+
 @functools.cache
-def watch_lists(kind: type, arrange: Arrange) -> None:
+def watch_lists(kind: type[Any], arrange: Arrange) -> None:
     """From now on every list with a callback of ``kind`` consists of what ``arrange`` returns.
 
     Raises, as the list is made:
@@ -47,10 +64,23 @@ def watch_lists(kind: type, arrange: Arrange) -> None:
             others = [callback for callback in self.callbacks if callback is not ours[0]]
             _check(others)
             self.callbacks = arrange(ours[0], others, model)
+            _number_batches(self, ours[0])
             self._async_train = False  # steps are begun and ended in the thread that trains
         plain(self, model)
 
     keras.callbacks.CallbackList.set_model = set_model
+
+
+def _number_batches(callbacks: Any, job: Numbering) -> None:
+    """Let the list hand the job's numbers to its callbacks, in place of Keras'."""
+    begin, end, params = (
+        callbacks.on_train_batch_begin,
+        callbacks.on_train_batch_end,
+        callbacks.set_params,
+    )
+    callbacks.on_train_batch_begin = lambda _, logs=None: begin(job.begin_batch(), logs)
+    callbacks.on_train_batch_end = lambda _, logs=None: end(job.batch, logs)
+    callbacks.set_params = lambda given: params(job.with_steps(given) if given else given)
 
 
 def with_progress(others: list[Any]) -> list[Any]:

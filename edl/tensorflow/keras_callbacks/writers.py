@@ -169,6 +169,9 @@ class GatedProgress(Gated):
         super().__init__(callback, worker)
         self._generation = 0
 
+    def set_params(self, params: Any) -> None:
+        super().set_params({**params, "steps": None})
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._generation != self._worker.generation:
             self._generation, self.callback.target = self._worker.generation, None
