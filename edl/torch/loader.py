@@ -31,7 +31,7 @@ from edl.framework.source import (
     stream_of,
 )
 from edl.framework.steps import Steps
-from edl.torch.api import has_optimizer, settle_step, track
+from edl.torch.api import begin_loop, has_optimizer, settle_step, track
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 
@@ -147,6 +147,7 @@ class DataLoader:
         """
         self._worker.on_resize(self._resized)
         self._worker.loader.progress.on_choice = self._batch_changed
+        begin_loop()
         for epoch in self._steps.epochs(count):
             check_schedulers()
             if self._worker.is_shared and self._worker.rank == 0:

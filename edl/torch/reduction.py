@@ -24,7 +24,6 @@ by all workers together, at the end of backward (:func:`edl.core.step.weighting.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +36,7 @@ from edl.framework.reduction import StepReduction
 from edl.torch.accumulation import Accumulation, requiring_gradient
 from edl.torch.flights import Flights
 from edl.torch.gradient import Gradient
+from edl.torch.groups import optimizer_parameters
 from edl.torch.noise import TorchNoise
 from edl.torch.optimizers import Optimizers
 
@@ -397,13 +397,3 @@ def _not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Whether one of them has an inf or a nan, on the device of the first."""
     finite = [gradient.isfinite().all() for gradient in gradients]
     return ~torch.stack([each.to(finite[0].device) for each in finite]).all()
-
-
-def optimizer_parameters(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module
-) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The optimizer's parameters under names that are the same on every worker."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, parameter in enumerate(parameters):
-        yield names.get(parameter, f"parameter.{index}"), parameter
