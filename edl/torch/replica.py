@@ -18,6 +18,7 @@ from edl.framework.state import Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
+from edl.torch.names import extra_states, load_extra_states, state_dict_names
 from edl.torch.reduction import LastStep
 from edl.torch.scalers import Scalers
 from edl.torch.schedulers import Schedulers
@@ -110,6 +111,7 @@ class TorchReplica(FrameworkReplica):
                 for each in self._trained
             ],
             "requires_grad": self._flags.changed(self._parameters()),
+            "extra": [extra_states(model) for model in self._models()],
             "scalers": self._scalers.states(),
             "schedulers": self._schedulers.states(self.things().values()),
             "skipped": [bool(each.last_step.skipped) for each in self._trained],
@@ -171,6 +173,8 @@ class TorchReplica(FrameworkReplica):
             each.last_step.skipped = skipped
         if receive is Receive.ALL:
             self._flags.follow(self._parameters(), state.get("requires_grad", {}))
+            for model, extra in zip(self._models(), state.get("extra", ()), strict=False):
+                load_extra_states(model, extra)
         if receive is not Receive.STEP:
             self._scalers.load(state["scalers"])
             self.load_things(state["tracked"], receive)
@@ -197,6 +201,18 @@ class TorchReplica(FrameworkReplica):
             ]
             each.groups.follow(groups, options)
         own.load_state_dict(theirs)
+
+    def capture(self) -> Any:
+        """See :class:`edl.checkpoint.store.Durable`: with the names that `state_dict()` has."""
+        names: dict[str, str] = {}
+        besides: dict[str, Any] = {}
+        for prefix, model in zip(self._prefixes(), self._models(), strict=True):
+            found, rest = state_dict_names(model)
+            names |= {f"{prefix}{name}": f"{prefix}{tensor}" for name, tensor in found.items()}
+            besides |= {f"{prefix}{name}": value for name, value in rest.items()}
+        exported = {"names": names, "besides": besides}
+        state = {**self.state(), "optimizer_kind": self._kind, "state_dict": exported}
+        return self.copied(state)
 
     def copied(self, state: dict[str, Any]) -> Any:
         return self._copier.copy(state)
