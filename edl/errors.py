@@ -18,13 +18,13 @@
     │   └── Superseded          somebody else has changed what was asked for
     ├── RingError               the Horovod communicator
     │   ├── RingBroken          a collective failed: somebody in the ring is gone
-    │   ├── RendezvousFailed    a ring could not be built
-    │   └── UnevenEnd           some workers have left a loop, or ended, and others train on
+    │   └── RendezvousFailed    a ring could not be built
     ├── DataError               a source, a ledger or a batch is not usable
     ├── CheckpointError         a checkpoint cannot be written, read or used here
     ├── JobError                the job as a whole
     │   ├── JobFailed           it ended without its result
     │   │   └── StateDiffers    its workers hold different states
+    │   ├── NewcomerDiffers     this worker has joined, and differs from the others, which train on
     │   ├── JobStopped          somebody asked it to stop
     │   └── WorkerEvicted       the leader has given this worker up
     ├── BuildError              Horovod could not be built or patched
@@ -180,10 +180,6 @@ class RendezvousFailed(RingError):
         self.detail = detail
 
 
-class UnevenEnd(RingError):
-    """Some workers have left an epoch, or ended their scripts, and others train on."""
-
-
 class DataError(EdlError):
     """A source, a ledger or a batch is not usable."""
 
@@ -202,6 +198,10 @@ class JobFailed(JobError):
 
 class StateDiffers(JobFailed):
     """Its workers hold different states: at most one of them can be right."""
+
+
+class NewcomerDiffers(JobError):
+    """This worker has joined the job, and its state differs from the others', which train on."""
 
 
 class JobStopped(JobError):

@@ -50,7 +50,6 @@ class EventKind(StrEnum):
     STATE_DIFFERS = "state_differs"
     DATA_SKIPPED = "data_skipped"
     TRAINING_STOPPED = "training_stopped"
-    EPOCH_LEFT = "epoch_left"
     FINISHED = "finished"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
@@ -406,13 +405,15 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the sync root"):
 
 @dataclass(frozen=True)
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
-    """The states of the workers differ: whose, after which step, in what first. The job ends, or
-    they are [healed](guarantees.md#the-same-state-everywhere)."""
+    """The states of the workers differ: whose, after which step, in what first. The job ends, they
+    are [healed](guarantees.md#the-same-state-everywhere), or those that are new end."""
 
     workers: Annotated[
         tuple[str, ...], "those that differ from what most hold; none when no majority agrees"
     ]
-    healed_from: Annotated[str | None, "whose state they get; null: the job ends"] = None
+    healed_from: Annotated[
+        str | None, "whose state they get; null: the job ends, or newcomers do"
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -432,21 +433,8 @@ class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="r
 
 
 @dataclass(frozen=True)
-class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
-    """All workers leave an epoch before all of its samples are trained, and go on to the next one
-    or end: a loop of the script was shorter than the epoch.
-    """
-
-    epoch: Annotated[int, "counted from 0"]
-    trained: Annotated[int, "samples of it that are in the model"]
-    untrained: Annotated[int | None, "the others; null: of a stream, nobody knows"]
-
-
-@dataclass(frozen=True)
 class FinishedDetails(Details, kind=EventKind.FINISHED, writer="rank 0"):
-    """All epochs are trained, as many steps as were wanted, or all scripts have ended after the
-    same step; the reason says which.
-    """
+    """All epochs are trained."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from edl.core.step.progress import Progress
+from edl.core.step.state_check import NEVER
 
 
 class Receive(Enum):
@@ -32,6 +33,8 @@ class TrainingProgress(ABC):
         members: worker ids of the ring in rank order.
         has_state: it holds the job's, since the first time it was synchronised.
         exchanges: how many exchanges between steps the job has made.
+        joined_after: the step after which the newest workers joined, while the job trained; the
+            same on all workers.
     """
 
     unit: ClassVar[str]
@@ -42,6 +45,7 @@ class TrainingProgress(ABC):
         self.step = 0
         self.has_state = False
         self.exchanges = 0
+        self.joined_after = NEVER
 
     @property
     def steps_made(self) -> int:

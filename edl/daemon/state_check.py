@@ -7,16 +7,22 @@ of the training. See :mod:`edl.core.step.state_check`.
 Where the job heals, a split is noted when the rows arrive, and looked into when all workers are
 between two steps again. Their updates are by the same mean meanwhile, so who was right still is,
 and whoever gets the state then has what it would have with the state before that update.
+
+A newcomer that differs leaves: see :mod:`edl.core.step.newcomers`. It ends with an error, and for
+the others the ring is broken, so they complete the step without it, as after a crash.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from edl.core.events import Details, StateDiffersDetails
+from edl.core.plural import names
+from edl.core.step.newcomers import Said, on_trial, who_leaves, why_they_leave
 from edl.core.step.state_check import (
     WHOLE,
     Digests,
@@ -34,7 +40,7 @@ from edl.core.step.step_record import StepRecords, Stop
 from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.progress import Receive
-from edl.errors import StateDiffers
+from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
@@ -45,6 +51,9 @@ class Compared(Protocol):
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
         """A digest of each part of a group, by name."""
+
+    def learning_rates(self) -> dict[str, float]:
+        """The present learning rates, by what each is called in a sentence."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """See :class:`edl.daemon.switching.Shared`."""
@@ -71,6 +80,7 @@ class StateCheck:
         self._log_event = log_event
         self._digests: Digests = {}
         self._split_in: int | None = None  # the generation in whose ring states differ
+        self._joined_after: int | None = None  # the step, if the job trained before
         self.replica: Compared | None = None
         self.state = 0  # what goes with the row of this step; 0: nothing is due
 
@@ -85,25 +95,54 @@ class StateCheck:
         The row may have to be sent again, after this step's batch has changed what it may change.
         """
         progress = self._progress
-        group = due(progress.step, progress.ledger.done == 0, self._every)
+        begins_epoch = progress.ledger.done == 0
+        group = due(progress.step, begins_epoch, self._every, progress.joined_after)
         self.state = self.now(group) if group is not None else 0
+
+    def joined(self) -> None:
+        """This worker has joined a job that trains, and has its state."""
+        self._joined_after = self._progress.step
 
     def compare(self, records: StepRecords) -> None:
         """All rows of a step are here, or all workers are at the end.
 
         Raises:
             StateDiffers: the job ends.
-            RingBroken: it does, or somebody is to be healed at the end, but a worker went before
-                all knew; the rows come again.
+            NewcomerDiffers: this worker is a newcomer that differs, and ends.
+            RingBroken: for the others then. Or the job ends, or somebody is to be healed at the
+                end, but a worker went before all knew; the rows come again.
         """
-        found = split_of(records)
-        if self._checkpointing.settings.on_divergence == "heal":
+        found, progress = split_of(records), self._progress
+        heals = self._checkpointing.settings.on_divergence == "heal"
+        if found is not None and (not heals or progress.step == progress.joined_after + 1):
+            said = self._exchange(self._digests)
+            if leaving := who_leaves(found, said):
+                self._leave(leaving, said)
+            if not heals:
+                tables = {worker: one.digests for worker, one in said.items()}
+                rates = {worker: one.rates for worker, one in said.items()}
+                self._end(reason(found, progress.step, tables, rates), found)
+        if heals:
             if found is not None:
                 self._split_in = self._ring.generation
             if (records.column("stop") >= Stop.FINISHED).all():
                 self.heal()
-        elif found is not None:
-            self._end(reason(found, self._progress.step, self._exchange(self._digests)), found)
+
+    def _leave(self, leaving: tuple[int, ...], said: dict[int, Said]) -> NoReturn:
+        """Let newcomers leave the ring: it is broken, and the others go on without them."""
+        why = why_they_leave(leaving, self._progress.step, said)
+        self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
+        members, ring = self._progress.members, self._ring
+        if members[ring.place.rank] in leaving:
+            with contextlib.suppress(RingBroken):
+                ring.exchange([0.0])  # when it ends, all know
+            ring.break_()
+            raise NewcomerDiffers(why)
+        logger.info("%s", why)
+        ring.exchange([0.0])
+        # Nobody breaks the ring before those who leave: they have to know it, or would come back.
+        ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
+        raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
 
     def now(self, group: Group = WHOLE) -> int:
         """The digest of that group of the state as it is; 0: there is nothing to compare."""
@@ -123,7 +162,8 @@ class StateCheck:
         """
         if self._split_in != self._ring.generation or self.replica is None:
             return
-        tables = self._exchange(self.replica.digests())
+        said = self._exchange(self.replica.digests())
+        tables = {worker: one.digests for worker, one in said.items()}
         found = split((worker, fold(table)) for worker, table in tables.items())
         if found is not None:
             self._heal(found, tables)
@@ -142,11 +182,13 @@ class StateCheck:
         workers = tuple(f"w{worker}" for worker in found.odd)
         self._log_event(StateDiffersDetails(workers, f"w{found.source}"), why)
 
-    def _exchange(self, mine: Digests) -> dict[int, Digests]:
-        """Everybody's digests of the parts, by worker in rank order."""
-        said = json.dumps(mine).encode()
+    def _exchange(self, digests: Digests) -> dict[int, Said]:
+        """Everybody's digests of the parts and learning rates, by worker in rank order."""
+        rates = self.replica.learning_rates() if self.replica is not None else {}
+        mine = Said(digests, rates, on_trial(self._joined_after, self._progress.step))
+        sent = json.dumps(vars(mine)).encode()
         return {
-            worker: json.loads(self._ring.broadcast(said, rank, "edl.digests"))
+            worker: Said(**json.loads(self._ring.broadcast(sent, rank, "edl.digests")))
             for rank, worker in enumerate(self._progress.members)
         }
 

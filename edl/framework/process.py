@@ -26,7 +26,7 @@ from edl.daemon.own_log import OwnLog
 from edl.daemon.stacks import offer_stacks
 from edl.daemon.worker import Worker
 from edl.data.stream import refuse_in_stream
-from edl.errors import EdlError, UsageError
+from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers, UsageError
 from edl.framework import ending
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
@@ -80,7 +80,6 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         worker.close,
         worker.ring.break_,
         lambda: worker.checkpointing.settings.save_timeout_s,
-        worker.finishing.script_ended,
     ).start()
     worker.start()
     _worker = worker
@@ -91,8 +90,6 @@ def _end_at_prompt(worker: Worker) -> bool:
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
-    if not worker.loader.open:  # else a cell has failed, or was broken off, in the midst of a step
-        worker.finishing.script_ended()
     worker.close()
     _over.add(worker)
     worker.loader.open_step.abandon()  # or the gradients of its model would go on being its own
@@ -329,11 +326,14 @@ def _speak_in_sentences() -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        ending.fails()
         error = _hidden_in(error) or error
+        refused = isinstance(error, NewcomerDiffers)
+        ending.fails(REFUSED_EXIT if refused else 1)
         if isinstance(error, EdlError):
             logger.debug("", exc_info=(kind, error, trace))
             print(f"edl: {error}", file=sys.stderr, flush=True)
+            if refused:  # CPython ends with the code of what its hook raises
+                raise SystemExit(REFUSED_EXIT)
         else:
             previous(kind, error, trace)
 

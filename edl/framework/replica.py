@@ -101,6 +101,10 @@ class FrameworkReplica(ABC):
     def digested(self, parts: Iterable[Part]) -> dict[str, int]:
         """A digest of each part by name, but for those that cannot be compared."""
 
+    @abstractmethod
+    def learning_rates(self) -> dict[str, float]:
+        """See :class:`edl.daemon.state_check.Compared`."""
+
     # --- what all have in common
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:

@@ -17,6 +17,7 @@ from edl.daemon.loader_steps import Update, last_update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
+from edl.tensorflow.variables import plain
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +187,25 @@ def last_rates(optimizer: Any) -> list[float]:
     """Its learning rate, if that is an :class:`LRSchedule`, which is none of its variables."""
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
+
+
+def present_rate(optimizer: Any) -> Any:
+    """Return the learning rate of an optimizer as it is now: a number or a variable.
+
+    None where it cannot be told: in a graph, that of a schedule or of a tensor.
+    """
+    for one in with_inner(optimizer):
+        rate = getattr(one, "_learning_rate", None)
+        if rate is None:
+            rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
+        if isinstance(rate, LRSchedule):
+            return rate.last()
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return float(rate(one.iterations)) if tf.executing_eagerly() else None
+        rate = plain(rate)
+        if isinstance(rate, (int, float, tf.Variable)):
+            return rate
+    return None
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:

@@ -41,6 +41,7 @@ class TensorFlowReplica(FrameworkReplica):
         optimizer_state: the same, with those that a graph counts among its own.
         updated: the same: those of the model's that an update changes.
         rates: the learning rates of the last update that are in no variable.
+        present: all learning rates as they are now, numbers or variables, by what each is called.
     """
 
     framework = "tensorflow"
@@ -55,6 +56,7 @@ class TensorFlowReplica(FrameworkReplica):
         optimizer_state: Callable[[], list[Any]],
         updated: Callable[[], list[Any]],
         rates: Callable[[], list[float]] = list,
+        present: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         super().__init__(kind)
         self._model = model
@@ -62,6 +64,7 @@ class TensorFlowReplica(FrameworkReplica):
         self._optimizer = optimizer
         self._updated = updated
         self._rates = rates
+        self._present = present
         self.access: Access = EagerAccess()
 
     @staticmethod
@@ -119,6 +122,12 @@ class TensorFlowReplica(FrameworkReplica):
             groups[f"tracked.{name}"] = named(own)
         things = self.compared_things()
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
+
+    def learning_rates(self) -> dict[str, float]:
+        present = self._present()
+        variables = {name: rate for name, rate in present.items() if isinstance(rate, tf.Variable)}
+        read = dict(zip(variables, self.access.read([*variables.values()]), strict=True))
+        return {name: float(rate) for name, rate in (present | read).items()}
 
     @staticmethod
     def size_of(value: Any) -> int | None:

@@ -25,7 +25,12 @@ from edl.framework.source import (
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import PipelineFeed
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
-from edl.tensorflow.lr_schedule import check_alone, last_rates, warn_of_a_changed_batch
+from edl.tensorflow.lr_schedule import (
+    check_alone,
+    last_rates,
+    present_rate,
+    warn_of_a_changed_batch,
+)
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Load, load_read, reader_of
@@ -68,7 +73,6 @@ class Training:
         )  # of the first optimizer
         self._trained: list[_Trained] = []
         self.steps = Steps(worker, self.feed, lambda: UNFINISHED)
-        worker.finishing.settle = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.updates: list[Any] = []  # of graphs: what applies gradients
         self.fitted: Any = None  # the model whose fit runs
@@ -141,6 +145,7 @@ class Training:
             self._optimizer_state,
             self._updated_variables,
             self._rates,
+            self._learning_rates,
         )
         process.attach_replica(replica)
         self.replica = replica
@@ -226,6 +231,16 @@ class Training:
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
+
+    def _learning_rates(self) -> dict[str, Any]:
+        """The learning rates of all optimizers, by what each is called."""
+        several = len(self._trained) > 1
+        named = (
+            (f"learning rate of optimizer {number}" if several else "learning rate", each.optimizer)
+            for number, each in enumerate(self._trained)
+        )
+        found = {name: present_rate(optimizer) for name, optimizer in named}
+        return {name: rate for name, rate in found.items() if rate is not None}
 
     def _rates(self) -> list[float]:
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]

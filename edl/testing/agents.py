@@ -38,6 +38,11 @@ class Agents:
         memory = self._job.memory
         memory.agents |= dict.fromkeys(memory.hosts, self._slots)
 
+    def want_fewer(self, host: str) -> None:
+        """No other worker would do better there than one that was refused."""
+        memory = self._job.memory
+        memory.desire({**memory.hosts, host: memory.hosts[host] - 1})
+
     def see_end(self) -> None:
         """A process has ended."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s

@@ -96,6 +96,9 @@ class CountingModel:
             sent[name] = np.frombuffer(found, dtype=np.float64).copy()
         return sent
 
+    def learning_rates(self) -> dict[str, float]:
+        return {}
+
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
         parts = Parts(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {

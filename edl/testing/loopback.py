@@ -29,7 +29,7 @@ from edl.core.records import Asked, Generation, Job, JobState, Member
 from edl.core.sizes import Sizes
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
-from edl.errors import EdlError
+from edl.errors import EdlError, NewcomerDiffers
 from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, Phase
 from edl.ring.ring import CollectiveFailed
 from edl.testing.agents import Agents
@@ -331,12 +331,13 @@ class LoopbackJob:
             try:
                 one.worker.start()
                 self._script(one)
-                one.worker.finishing.script_ended()  # as at the end of a process
             finally:
                 if not one.ended:
                     one.worker.close()
         except (EdlError, SystemExit, Killed) as error:
             one.error = error
+            if isinstance(error, NewcomerDiffers):
+                self._agents.want_fewer(one.host)
         except BaseException as error:
             self.schedule.fail(error)
             raise

@@ -50,6 +50,9 @@ class Models:
         if receive is not Receive.NOTHING:
             self.restore(sent)
 
+    def learning_rates(self) -> dict[str, float]:
+        return {}
+
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
         return {
             f"{number}.{name}": digest

@@ -71,6 +71,9 @@ class Net(CountingModel):
         self.w = state["w"]
         self.balance.load_state_dict({**self.balance.state_dict(), "rows": state["rows"]})
 
+    def learning_rates(self) -> dict[str, float]:
+        return {}
+
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
         return {}
 

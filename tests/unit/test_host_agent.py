@@ -637,6 +637,28 @@ def test_below_min_np_a_free_slot_takes_the_place() -> None:
     assert decide(replace(facts, hosts=(*facts.hosts, spent)), now, NOW).outcome is not None
 
 
+def test_a_newcomer_that_was_refused_is_not_replaced() -> None:
+    """It had joined, and another start of the script would come to the same, also elsewhere."""
+    refused = trainer(1, exit_code=REFUSED_EXIT, exited=NOW, last_line="edl: w1 joined after ...")
+    roomy = (Host("a", 4, "1.1.1.1"),)
+    facts = snapshot(2, generation(0), hosts=roomy)
+    decision = decide(facts, own(trainer(0), refused), NOW)
+    assert decision.starts == ()
+    assert decision.give_up is not None
+    assert decision.give_up.desired == {"a": 1}
+    assert decision.reason == (
+        "slot 1 of host a would get another worker that differs and is given up; 1 worker is "
+        "wanted now; w1 has said why"
+    )
+    needy = replace(facts, job=changed(JOB, min_np=2))
+    outcome = decide(needy, own(trainer(0), refused), NOW).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, REFUSED_EXIT)
+    assert outcome.reason.endswith("left: the last line of w1: edl: w1 joined after ...")
+    known = replace(refused, used_up=True)
+    assert slots(decide(facts, own(trainer(0), known), NOW)) == [2]  # somebody asks for more
+
+
 # --- the end of a process
 
 

@@ -108,6 +108,9 @@ class Replica(FrameworkReplica):
     def compared(self) -> dict[str, Any]:
         return self.state()
 
+    def learning_rates(self) -> dict[str, float]:
+        return {}
+
     @staticmethod
     def size_of(value: Any) -> int | None:
         return len(value) if isinstance(value, bytearray) else None

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
+from edl.core.step.newcomers import TRIAL_STEPS, Said, on_trial, who_leaves, why_they_leave
 from edl.core.step.source import Source
 from edl.core.step.state_check import (
     ALIGN_BYTES,
@@ -38,7 +39,7 @@ from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.progress import Receive
 from edl.daemon.state_check import StateCheck
 from edl.daemon.switching import Switching
-from edl.errors import RingBroken, StateDiffers
+from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.framework.digest import Part, Parts, of_value, places
 from edl.torch.digest import digests, weighted_sum
 from edl.torch.replica import TorchReplica
@@ -151,6 +152,65 @@ def test_the_reason_says_that_nobody_is_healed() -> None:
     assert found is not None
     why = undecided(found, 300, {0: {"a": 7}, 1: {"a": 8}})
     assert why.startswith("the states of w0 and w1 differ after step 300, first in a; no majority")
+
+
+def test_a_learning_rate_that_differs_is_named_before_what_it_has_changed() -> None:
+    found = split(enumerate([7, 8, 7]))
+    assert found is not None
+    rates = {w: {"learning rate": rate} for w, rate in enumerate([0.1, 0.05, 0.1])}
+    why = reason(found, 300, {w: {"a": s} for w, s in enumerate([7, 8, 7])}, rates)
+    expected = "after step 300: the learning rate is 0.1 on w0, w2 and 0.05 on w1. What all share"
+    assert expected in why
+
+
+# --- newcomers ---
+
+
+def test_the_whole_state_is_due_after_the_first_step_of_newcomers() -> None:
+    assert due(81, False, 100, joined_after=80) == WHOLE
+    assert due(80, False, 100, joined_after=80) == Group(80, 100)
+    assert due(82, False, 100, joined_after=80) == Group(82, 100)
+    assert due(81, False, 0, joined_after=80) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "joined", "leaving"),
+    [
+        ([7, 8], {1: 80}, (1,)),  # of two there is no majority, but one was there before
+        ([7, 7, 8], {2: 80}, (2,)),
+        ([7, 8, 7, 9], {1: 80, 2: 80, 3: 81}, (1, 3)),
+        ([7, 8, 8, 8], {1: 80, 2: 80, 3: 80}, (1, 2, 3)),  # most of them, and still new
+        ([7, 8, 7], {2: 80}, ()),  # it is an old one
+        ([7, 8, 9], {2: 80}, ()),  # the old ones differ from each other
+        ([7, 8], {0: 80, 1: 80}, ()),  # nobody was there before
+        ([7, 8], {}, ()),
+    ],
+)
+def test_who_leaves(states: list[int], joined: dict[int, int], leaving: tuple[int, ...]) -> None:
+    found = split(enumerate(states))
+    assert found is not None
+    said = {w: Said({"a": s}, {}, joined.get(w)) for w, s in enumerate(states)}
+    assert who_leaves(found, said) == leaving
+
+
+def test_a_worker_counts_as_a_newcomer_for_so_many_steps() -> None:
+    assert on_trial(None, 80) is None
+    assert on_trial(80, 80 + TRIAL_STEPS) == 80
+    assert on_trial(80, 81 + TRIAL_STEPS) is None
+
+
+def test_the_sentence_names_the_newcomer_the_rate_and_what_to_do() -> None:
+    said = {0: Said({"a": 1, "b": 2}, {"learning rate": 0.0071})}
+    said |= {2: Said({"a": 1, "b": 3}, {"learning rate": 0.0083}, 80)}
+    why = why_they_leave((2,), 81, said)
+    assert why.startswith(
+        "w2 joined after step 80, and after step 81 its state differs from that of w0: the "
+        "learning rate is 0.0083 on w2 and 0.0071 on w0. No state carries what a script computes"
+    )
+    assert "edl.step()" in why
+    assert why.endswith("w2 ends, and the others train on")
+    said[2] = replace(said[2], rates=said[0].rates)
+    assert "differs from that of w0: first in b. No state" in why_they_leave((2,), 81, said)
 
 
 # --- digests ---
@@ -361,6 +421,9 @@ class Fixed:
         self.asked: list[Group] = []
         self.received: list[tuple[int, Receive]] = []
 
+    def learning_rates(self) -> dict[str, float]:
+        return {}
+
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
         self.asked.append(group)
         return self.parts
@@ -374,6 +437,13 @@ class Job:
 
     alone = False
     generation = 1
+    is_broken = False
+
+    def exchange(self, values: list[float]) -> list[list[float]]:
+        return [values] * 3
+
+    def break_(self) -> None:
+        self.is_broken = True
 
     def __init__(self, every: int = 2, heals: bool = False, **others: int) -> None:
         self.progress = LoaderProgress()
@@ -381,6 +451,8 @@ class Job:
         self.progress.adopt((0, 1, 2))
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts
+        self.joined: dict[int, int] = {}  # the step after which workers joined
+        self.rates: dict[int, float] = {}
         self.logged: list[tuple[Details, str]] = []
         self.place = SimpleNamespace(rank=0)
         how = "heal" if heals else "end"
@@ -389,7 +461,12 @@ class Job:
         self.check.replica = self.replica
 
     def broadcast(self, mine: bytes, rank: int, _name: str) -> bytes:
-        return mine if rank == 0 else json.dumps(self.others).encode()
+        return mine if rank == 0 else self.said(self.others, rank)
+
+    def said(self, parts: dict[str, int], rank: int = 0) -> bytes:
+        rates = {"learning rate": self.rates[rank]} if rank in self.rates else {}
+        said = Said(parts, rates, self.joined.get(rank))
+        return json.dumps(vars(said)).encode()
 
     def log_event(self, details: Details, why: str) -> None:
         self.logged.append((details, why))
@@ -482,6 +559,34 @@ def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> No
         )
 
 
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_newcomer_ends_and_for_the_others_the_ring_is_broken(heals: bool) -> None:
+    newcomer = Job(heals=heals, a=1, b=3)
+    newcomer.progress.step = newcomer.progress.joined_after = 80
+    newcomer.check.joined()
+    newcomer.progress.step = 81
+    newcomer.check.begin_step()
+    assert newcomer.replica.asked == [WHOLE]
+    with pytest.raises(NewcomerDiffers, match="w0 joined after step 80"):
+        newcomer.check.compare(split_rows(newcomer))
+    assert newcomer.is_broken
+    old = Job(heals=heals, a=1, b=3)
+    old.progress.step, old.progress.joined_after, old.joined = 81, 80, {1: 80, 2: 80}
+    old.check.begin_step()
+    with pytest.raises(RingBroken, match="w1, w2"):
+        old.check.compare(split_rows(old))
+    [(details, why)] = old.logged
+    assert details == StateDiffersDetails(("w1", "w2"))
+    assert "their states differ from that of w0" in why
+
+
+def test_one_that_was_right_at_first_and_differs_later_is_healed_where_the_job_heals() -> None:
+    job = Job(heals=True, a=1, b=3)
+    job.progress.step, job.progress.joined_after, job.joined = 82, 80, {1: 80, 2: 80}
+    job.check.compare(split_rows(job))
+    assert not job.logged
+
+
 # --- healing ---
 
 
@@ -513,7 +618,7 @@ def test_who_is_right_takes_part_and_keeps_what_it_has() -> None:
     job.progress.adopt((1, 2, 0))
 
     def broadcast(mine: bytes, rank: int, _name: str) -> bytes:
-        return json.dumps(job.others).encode() if rank == 2 else mine
+        return job.said(job.others) if rank == 2 else mine
 
     job.broadcast = broadcast  # type: ignore[method-assign]
     job.check.compare(split_rows(job))
@@ -532,7 +637,7 @@ def test_without_a_majority_of_whole_states_the_job_ends_and_says_so() -> None:
     """In the group that was compared two of three agree; in another one they do not."""
     job = Job(heals=True)
     parts = iter([{"a": 1, "b": 2}, {"a": 9, "b": 2}, {"a": 8, "b": 3}])
-    job.broadcast = lambda *_: json.dumps(next(parts)).encode()  # type: ignore[method-assign]
+    job.broadcast = lambda *_: job.said(next(parts))  # type: ignore[method-assign]
     job.check.compare(job.rows(5, 5, 6))
     with pytest.raises(StateDiffers, match="first in a; no majority agrees, so nobody is healed"):
         job.check.heal()

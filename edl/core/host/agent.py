@@ -76,10 +76,12 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     lacking = 0 if ring_is_away(snapshot, own, now) else wanted - counted
     places = _places(lacking, slots, occupied, own)
     limit = snapshot.job.spec.settings.max_restarts
-    failing = next((p for _, p in places if p is not None and p.uses_up(limit)), None)
+    last = [p for _, p in places if p is not None]
+    candidates = [*last, *(p for p in own.processes if places and p.refused)]
+    failing = next((p for p in candidates if p.uses_up(limit)), None)
     if failing is not None:
         used_up = {p.slot for p in own.processes if p.used_up} | {failing.slot}
-        desired = without_slot(snapshot, own.host, used_up)
+        desired = without_slot(snapshot, own.host, used_up, elsewhere=not failing.refused)
         return give_up(failing, snapshot, own, desired, "--max-restarts")
     return Decision(
         f"{counted} of {wanted} workers run on {own.host}",

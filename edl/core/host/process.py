@@ -7,7 +7,7 @@ process is still on its way out: so to be given up for that is no explanation of
 process is left to end with its own exit code.
 
 Failures in a row make the pause before the next start of a slot longer; more of them than
-``max_restarts`` use the slot up.
+``max_restarts`` use the slot up. So does a worker that has joined and been refused, at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from edl.core.job.liveness import GONE
 from edl.core.records import Generation, JobState, Snapshot, Stage
+from edl.errors import REFUSED_EXIT
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
@@ -74,6 +75,11 @@ class Process:
         return self.exit_code != 0 or self.worker is None
 
     @property
+    def refused(self) -> bool:
+        """It had joined the job, and found that no other start of the script would help."""
+        return self.exit_code == REFUSED_EXIT and self.seated
+
+    @property
     def obeyed(self) -> bool:
         """It ended because its launcher ended it, or because the leader had given it up."""
         if self.exit_code is None:
@@ -112,9 +118,10 @@ class Process:
         return 1 if trained else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
-        """Its slot has been started again as often as it may, and failed again."""
+        """Its slot has been started again as often as it may, and failed again, or refused."""
         blamed = self.failed or bool(self.evicted)
-        return not self.alive and not self.used_up and blamed and self.failures_now > max_restarts
+        final = self.refused or self.failures_now > max_restarts
+        return not self.alive and not self.used_up and blamed and final
 
     def pause_s(self, longest_s: float) -> float:
         """How long its slot waits after it, before the next start."""

@@ -222,11 +222,15 @@ def give_up(
         setting: by which `max_restarts` is set.
     """
     job = snapshot.job
+    slot = f"slot {process.slot} of host {own.host}"
     what = (
-        f"slot {process.slot} of host {own.host} failed {process.failures_now} times in a row "
+        f"{slot} failed {process.failures_now} times in a row "
         f"({setting} is {job.spec.settings.max_restarts})"
     )
     last = f"{process.name} {how(process.exit_code or 0)}; {last_words(process)}"
+    if process.refused:
+        what = f"{slot} would get another worker that differs"
+        last = last_words(process) if desired is None else f"{process.name} has said why"
     if desired is None:
         reason = f"{what}, and without it fewer than {job.sizes.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)

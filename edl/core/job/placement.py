@@ -170,7 +170,9 @@ def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     return settled
 
 
-def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[str, int] | None:
+def without_slot(
+    now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
+) -> dict[str, int] | None:
     """The placement when a slot of ``host`` is given up; None: too few would be left.
 
     It has a worker less there. Where the job may not have that many, one is wanted in a free slot,
@@ -178,6 +180,7 @@ def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[st
 
     Args:
         given_up: all such slots of ``host``, the new one included.
+        elsewhere: another slot may do what this one could not.
     """
     job, desired = now.job, now.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
@@ -185,7 +188,8 @@ def without_slot(now: Snapshot, host: str, given_up: Collection[int]) -> dict[st
         replace(one, slots=one.slots - len(given_up if one.name == host else one.given_up))
         for one in now.hosts
     ]
-    return _settled(job, now.desired.np, fewer, usable)
+    wanted = now.desired.np if elsewhere else sum(fewer.values())
+    return _settled(job, wanted, fewer, usable)
 
 
 def _settled(

@@ -21,6 +21,8 @@ from edl.core.plural import names
 from edl.core.step.step_record import StepRecords
 
 Digests = Mapping[str, int]  # of each part of a state, by its name
+Rates = Mapping[str, float]  # learning rates, by what each is called: "learning rate"
+NO_RATES: Mapping[int, Rates] = {}
 ADVICE = (
     "What all share may change in optimizer.step() only, or on all workers alike: look for code "
     "that runs on some of them, for a schedule of your own that edl.track does not know, and for "
@@ -29,6 +31,7 @@ ADVICE = (
 )
 
 
+NEVER = -2  # the step after which newcomers joined, where none has; no step follows it
 ALIGN_BYTES = 64  # a cut within a part: a whole number of elements of any type
 
 
@@ -43,15 +46,19 @@ class Group:
 WHOLE = Group(0, 1)
 
 
-def due(step: int, begins_epoch: bool, every: int) -> Group | None:
-    """What of the state that follows ``step`` is compared; 0 for ``every``: never anything.
+def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) -> Group | None:
+    """Decide what of the state that follows ``step`` is compared; 0 for ``every``: never anything.
 
-    All of it at the beginning of an epoch, and a group after each other step: of any ``every``
-    steps on end, each group has one.
+    All of it at the beginning of an epoch and after the first step of newcomers, and a group after
+    each other step: of any ``every`` steps on end, each group has one.
+
+    Args:
+        joined_after: the step after which the newest newcomers joined.
     """
     if every == 0 or step == 0:  # all have just been given it
         return None
-    return WHOLE if begins_epoch else Group(step % every, every)
+    whole = begins_epoch or step == joined_after + 1
+    return WHOLE if whole else Group(step % every, every)
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,15 @@ def split_of(records: StepRecords) -> Split | None:
     return split(zip(records.values("worker"), records.values("state"), strict=True))
 
 
+def different_rate(rates: Mapping[int, Rates]) -> str:
+    """The name of the first learning rate in which not all workers agree; empty: none."""
+    if not rates:
+        return ""
+    first, *others = rates.values()
+    known = (name for name in first if all(name in other for other in others))
+    return next((n for n in known if any(other[n] != first[n] for other in others)), "")
+
+
 def first_difference(tables: Mapping[int, Digests]) -> str:
     """The first part in which not all workers agree, in the order of the first worker's parts."""
     first, *others = tables.values()
@@ -138,9 +154,11 @@ def first_difference(tables: Mapping[int, Digests]) -> str:
     return next((name for other in others for name in other if name not in first), "its parts")
 
 
-def reason(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
+def reason(
+    found: Split, step: int, tables: Mapping[int, Digests], rates: Mapping[int, Rates] = NO_RATES
+) -> str:
     """What differs, on whom, since when, what causes such, and what to do: for people."""
-    return f"{_difference(found, step, tables)}. {ADVICE}"
+    return f"{_difference(found, step, tables, rates)}. {ADVICE}"
 
 
 def healed(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
@@ -155,9 +173,14 @@ def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     return f"{_difference(found, step, tables)}; no majority agrees, so nobody is healed. {ADVICE}"
 
 
-def _difference(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
+def _difference(
+    found: Split, step: int, tables: Mapping[int, Digests], rates: Mapping[int, Rates] = NO_RATES
+) -> str:
     if found.odd:
         who = f"the state of {names(found.odd)} differs from that of {names(found.groups[0])}"
     else:
         who = f"the states of {' and '.join(names(group) for group in found.groups)} differ"
+    if named := different_rate(rates):
+        values = (f"{rates[group[0]][named]:.6g} on {names(group)}" for group in found.groups)
+        return f"{who} after step {step}: the {named} is {' and '.join(values)}"
     return f"{who} after step {step}, first in {first_difference(tables)}"

@@ -1,0 +1,145 @@
+"""A newcomer whose updates differ from the others' leaves, on a loopback ring: the job goes on.
+
+The workers are edl's own; the judge is the counting model, so each sample counts once nonetheless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+
+from edl.core.events import Event, StateDiffersDetails
+from edl.core.records import JobState
+from edl.errors import NewcomerDiffers
+from edl.testing.counting import Counting
+from edl.testing.loopback import LoopbackJob, LoopbackWorker
+
+GROUPS = 50  # steps until all of a state was compared: a newcomer's is, after its first step
+
+
+@dataclass(frozen=True)
+class Differing(Counting):
+    """A script that makes another first update on ``strays``, as with another learning rate.
+
+    ``late``: so many steps later.
+    """
+
+    samples: int = 144
+    epochs: int = 1
+    strays: tuple[int, ...] = (2,)
+    late: int = 0
+
+    def cost_s(self, one: LoopbackWorker) -> float:
+        worker = one.worker
+        if worker.id in self.strays and not worker.warming_up:
+            joined_after = worker.loader.progress.joined_after
+            if worker.step == joined_after + self.late:
+                one.model.w[7] += 1
+                one.model.before[7] += 1  # the tally is of updates only
+        return self.step_s
+
+
+def of(script: Counting, np: int = 2, **more: Any) -> LoopbackJob:
+    settings = {"max_np": 6, "state_check_steps": GROUPS, **more}
+    return LoopbackJob(script, np=np, **settings)
+
+
+def differing(job: LoopbackJob) -> list[Event]:
+    return [e for e in job.memory.events if isinstance(e.details, StateDiffersDetails)]
+
+
+def assert_goes_on(job: LoopbackJob, *leavers: int) -> None:
+    """All but those have trained to the end, each sample once; and they are not replaced."""
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert job.errors.keys() == set(leavers), job.describe()
+    assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
+    script = job._script
+    assert isinstance(script, Counting)
+    script.prove(job.results)
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("heals", [False, True])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_it_leaves_before_its_second_update(np: int, heals: bool, seed: int) -> None:
+    job = of(Differing(strays=(np,)), np=np, on_divergence="heal" if heals else "end", seed=seed)
+    job.after_step(5, lambda job: job.scale({"a": np + 1}))
+    job.run()
+    assert_goes_on(job, np)
+    [event] = differing(job)
+    assert event.details == StateDiffersDetails((f"w{np}",))
+    assert f"w{np} joined after step {event.step - 1}, and after step {event.step}" in event.reason
+    assert len(job.results) == np == len(job.workers) - 1
+    sizes = job.results[0].sizes
+    assert [size for step, size in sorted(sizes.items()) if size > np] == [np + 1]
+
+
+def test_of_several_newcomers_those_that_are_right_stay() -> None:
+    job = of(Differing(strays=(3,)))
+    job.after_step(5, lambda job: job.scale({"a": 5}))
+    job.run()
+    assert_goes_on(job, 3)
+    assert job.results.keys() == {0, 1, 2, 4}
+
+
+def test_a_replacement_that_differs_leaves_the_survivors() -> None:
+    job = of(Differing(strays=(2,)))
+    job.after_step(5, lambda job: job.kill(1))
+    job.run()
+    assert_goes_on(job, 2)
+    assert job.results.keys() == {0}
+
+
+def test_one_that_differs_some_steps_later_leaves_too() -> None:
+    job = of(Differing(strays=(2,), late=4), state_check_steps=1)
+    job.after_step(5, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert_goes_on(job, 2)
+
+
+def test_an_old_worker_that_differs_ends_the_job() -> None:
+    job = of(Differing(strays=(0,)), state_check_steps=1)
+    job.after_step(5, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert job.memory.job.state is JobState.FAILED
+    assert "the state of w0 differs from that of w1, w2" in job.memory.job.reason
+
+
+FAULTS: dict[str, Callable[[LoopbackJob, int], None]] = {
+    "kill": lambda job, worker: job.kill(worker),
+    "cut": lambda job, worker: job.cut(worker),
+}
+
+
+def joining() -> LoopbackJob:
+    job = of(Differing(samples=96))
+    job.after_step(5, lambda job: job.scale({"a": 3}))
+    return job
+
+
+@cache
+def points_of(worker: int) -> range:
+    """The points of ``worker`` from before the newcomer is found until after it has left."""
+    job = joining()
+    job.run()
+    points = [p.number for p in job.passed if p.worker == worker and "edl.digests" in p.name]
+    return range(points[0] - 12, points[-1] + 14)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_a_fault_at_each_point_of_it(worker: int, fault: str) -> None:
+    """The state source, another one or the newcomer itself: those who are left count right."""
+    for point in points_of(worker):
+        job = joining()
+        job.at(worker, point, lambda job: FAULTS[fault](job, worker))
+        job.run()
+        assert job.memory.job.state is JobState.FINISHED, (point, job.describe())
+        script = job._script
+        assert isinstance(script, Counting)
+        script.prove(job.results)
+        assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
