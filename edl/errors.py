@@ -18,7 +18,8 @@
     │   └── Superseded          somebody else has changed what was asked for
     ├── RingError               the Horovod communicator
     │   ├── RingBroken          a collective failed: somebody in the ring is gone
-    │   └── RendezvousFailed    a ring could not be built
+    │   ├── RendezvousFailed    a ring could not be built
+    │   └── UnevenEnd           some workers have left a loop, or ended, and others train on
     ├── DataError               a source, a ledger or a batch is not usable
     ├── CheckpointError         a checkpoint cannot be written, read or used here
     ├── JobError                the job as a whole
@@ -178,6 +179,10 @@ class RendezvousFailed(RingError):
         super().__init__(f"the ring of generation {generation} could not be built: {detail}")
         self.generation = generation
         self.detail = detail
+
+
+class UnevenEnd(RingError):
+    """Some workers have left an epoch, or ended their scripts, and others train on."""
 
 
 class DataError(EdlError):

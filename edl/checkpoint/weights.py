@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
-from edl.checkpoint.safetensors import Blob, Layout, read_plain, write_whole
-from edl.errors import CheckpointError, UsageError
+from edl.checkpoint.safetensors import TYPES, Blob, Layout, read_plain, write_whole
+from edl.errors import CheckpointError, UsageError, first
 
 _TOOLS = {"torch": "pt", "tensorflow": "tf"}  # what other tools read in "format"
 _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".onnx", ".pkl", ".pb")
@@ -39,8 +40,10 @@ def checkpoint_at(path: Path) -> Checkpoint:
     return newest(path) if path.is_dir() else files.read(path)
 
 
-def weights(path: Path) -> Mapping[str, Blob]:
-    """The model's parameters and buffers, by their names in the model.
+def weights(path: Path) -> Mapping[str, Any]:
+    """What a model's ``state_dict()`` has, by the names there; its arrays are :class:`Blob`.
+
+    A checkpoint from before, and one of TensorFlow, has its parameters and buffers, each once.
 
     Args:
         path: of a checkpoint; of a directory: its newest one; or of an exported file.
@@ -53,12 +56,24 @@ def weights(path: Path) -> Mapping[str, Blob]:
     return read_plain(path)
 
 
-def export(source: Path, target: Path) -> tuple[Checkpoint, int]:
-    """Write the weights alone, without optimizer and ledger: what was read, and the bytes.
+def export(source: Path, target: Path, tied_once: bool = False) -> tuple[Checkpoint, int, int]:
+    """Write the weights alone, without optimizer and ledger.
+
+    A tensor with several names in the model is written under each of them, so that the file is a
+    whole ``state_dict()``. The metadata have the first name of each other one, as
+    ``safetensors.torch.save_model`` writes it.
+
+    Args:
+        tied_once: write such a tensor under its first name only, as ``save_model`` does and
+            ``load_model`` wants it.
+
+    Returns:
+        What was read, how many tensors were written, and the bytes.
 
     Raises:
         CheckpointError: there is no good checkpoint, or ``target`` cannot be written.
-        UsageError: ``target`` exists, or has the name of a file of another kind.
+        UsageError: ``target`` exists, or has the name of a file of another kind; or a tensor has a
+            type that safetensors has no word for.
     """
     if target.suffix in _OTHERS:
         raise UsageError(
@@ -69,15 +84,40 @@ def export(source: Path, target: Path) -> tuple[Checkpoint, int]:
     if target.exists():
         raise UsageError(f"{target} exists; remove it, or choose another name")
     found = checkpoint_at(source)
-    layout = Layout.of(_model(found))
-    header = layout.header({"format": _TOOLS.get(found.manifest.framework, "np")})
+    blobs = {name: one for name, one in _model(found).items() if isinstance(one, Blob)}
+    if odd := sorted(name for name, blob in blobs.items() if blob.dtype not in TYPES):
+        raise UsageError(
+            f"safetensors has no type for {first(odd)} ({blobs[odd[0]].dtype}); "
+            "edl.load_weights reads the checkpoint itself, with all its types"
+        )
+    ties = _ties(found)
+    if tied_once:
+        blobs = {name: blob for name, blob in blobs.items() if name not in ties}
+    layout = Layout.of(blobs)
+    header = layout.header({**ties, "format": _TOOLS.get(found.manifest.framework, "np")})
     try:
         size = write_whole(target, [header, *(blob.data for _, blob in layout.blobs)])
     except OSError as error:
         raise CheckpointError(f"cannot write {target}: {error.strerror}") from error
-    return found, size
+    return found, len(blobs), size
 
 
-def _model(checkpoint: Checkpoint) -> Mapping[str, Blob]:
+def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
     model: Mapping[str, Blob] = checkpoint.state["model"]
-    return model
+    exported = checkpoint.state.get("state_dict")
+    if exported is None:
+        return model
+    named = {name: model[tensor] for name, tensor in exported["names"].items()}
+    return {**named, **exported["besides"]}
+
+
+def _ties(checkpoint: Checkpoint) -> dict[str, str]:
+    """The first name of each tensor that has several, by its other names."""
+    firsts: dict[str, str] = {}
+    ties: dict[str, str] = {}
+    names: Mapping[str, str] = checkpoint.state.get("state_dict", {}).get("names", {})
+    for name in sorted(names):
+        kept = firsts.setdefault(names[name], name)
+        if kept != name:
+            ties[name] = kept
+    return ties

@@ -70,10 +70,18 @@ def export(
     target: Annotated[
         Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; a new one.")
     ],
+    tied_once: Annotated[
+        bool,
+        typer.Option(
+            "--tied-once",
+            help="Write a tensor that has several names in the model under the first one only, as "
+            "load_model() of safetensors wants it. Without, load_state_dict() finds all names.",
+        ),
+    ] = False,
 ) -> None:
     """Write the model's weights alone into FILE.safetensors, which any tool can open."""
-    found, size = weights.export(source, target)
-    tensors = counted(len(found.state["model"]), "tensor")
+    found, written, size = weights.export(source, target, tied_once)
+    tensors = counted(written, "tensor")
     typer.echo(
         f"wrote {tensors} of step {found.manifest.step} of job {found.manifest.job} "
         f"to {target} ({_megabytes(size)})"

@@ -101,6 +101,8 @@ def table(now: JobStatus) -> RenderableType:
         "progress": _progress(now),
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }
+    if now.untrained:
+        rows["untrained"] = f"{now.untrained:,} samples of epochs that were left before their end"
     if now.policy:
         rows["policy"] = now.policy
     if now.global_batch:

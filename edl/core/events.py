@@ -50,6 +50,7 @@ class EventKind(StrEnum):
     STATE_DIFFERS = "state_differs"
     DATA_SKIPPED = "data_skipped"
     TRAINING_STOPPED = "training_stopped"
+    EPOCH_LEFT = "epoch_left"
     FINISHED = "finished"
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
@@ -433,8 +434,21 @@ class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="r
 
 
 @dataclass(frozen=True)
+class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
+    """All workers leave an epoch before all of its samples are trained, and go on to the next one
+    or end: a loop of the script was shorter than the epoch.
+    """
+
+    epoch: Annotated[int, "counted from 0"]
+    trained: Annotated[int, "samples of it that are in the model"]
+    untrained: Annotated[int | None, "the others; null: of a stream, nobody knows"]
+
+
+@dataclass(frozen=True)
 class FinishedDetails(Details, kind=EventKind.FINISHED, writer="rank 0"):
-    """All epochs are trained."""
+    """All epochs are trained, as many steps as were wanted, or all scripts have ended after the
+    same step; the reason says which.
+    """
 
 
 @dataclass(frozen=True)

@@ -361,6 +361,11 @@ class TrainingStatus(Record):
     epoch_total: Annotated[
         int, "samples of an epoch; 0: of a stream, or the script keeps its own place in its data"
     ] = 0
+    untrained: Annotated[
+        int,
+        "samples of epochs that all workers left before their end, a loop of the script being "
+        "shorter than the epoch; those of a stream are not counted",
+    ] = 0
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
     median_step_s: Annotated[float, "of the last 50 steps of one worker"] = 0.0
     quiet_s: Annotated[float, "since the last complete step, at `updated_at_s`"] = 0.0

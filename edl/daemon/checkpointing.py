@@ -223,6 +223,22 @@ class Checkpointing:
         self._end_job(reason)
         raise error(reason)
 
+    @waits(SAVING)
+    def fail_together(self, reason: str, rank: int) -> NoReturn:
+        """End the job as failed where all of the ring are; rank 0 saves before it says so.
+
+        The others wait for it, for their launchers end whoever is left of a job that has failed.
+
+        Raises:
+            JobFailed: always.
+        """
+        if rank == 0:
+            self.save_last()
+        elif self.saves:
+            deadline = self._mailbox.clock.now_s() + self.settings.save_timeout_s + FLUSH_S
+            self._mailbox.wait_for_end(deadline)
+        self.fail(reason)
+
     def _end_job(self, reason: str) -> None:
         """Let the job have failed, so that nobody waits for it or starts it again."""
         step = self.progress.step

@@ -13,6 +13,7 @@ from typing import Any
 from edl.checkpoint.store import Place
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, check_alike
+from edl.core.step.epoch_end import EpochLeft
 from edl.core.step.ledger import (
     Ledger,
     complete_step,
@@ -69,6 +70,7 @@ class LoaderProgress(TrainingProgress):
         self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
         self.pieces = 1  # in which each worker trains its next batch
         self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
+        self.untrained = 0  # samples of epochs that all workers have left before their end
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
 
@@ -124,6 +126,12 @@ class LoaderProgress(TrainingProgress):
         if self._ledger is None:
             raise UsageError("create an edl.DataLoader before training")
         return self._ledger
+
+    @property
+    def epoch_left(self) -> EpochLeft:
+        """The current epoch, if all workers leave it now."""
+        ledger = self.ledger
+        return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
@@ -276,6 +284,7 @@ class LoaderProgress(TrainingProgress):
             "epoch_total": self.source.known_total,
             "epochs": self.epochs,
             "samples_total": self.samples_total,
+            "untrained": self.untrained,
         }
 
     def may_pause(self, repaired_at: int) -> bool:
@@ -299,6 +308,7 @@ class LoaderProgress(TrainingProgress):
             "step_batches": self.step_batches,
             "updated": self._updated,
             "schedule": self.schedule.snapshot(),
+            "untrained": self.untrained,
             "exchanges": self.exchanges,
             "last_exchange": self.last_exchange,
         }
@@ -368,6 +378,8 @@ class LoaderProgress(TrainingProgress):
         self.trained_before = int(header["trained_before"])
         self.batches = tuple((int(update), int(size)) for update, size in header["batches"])
         self.noise.take_over(header["noise"], is_behind)
+        # The root may have left the epoch already, or this worker.
+        self.untrained = max(self.untrained, int(header["untrained"]))
         self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
 
     @property

@@ -27,7 +27,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edl import failpoints
-from edl.core.events import Event, SlowWorkerDetails
+from edl.core.events import EpochLeftDetails, Event, SlowWorkerDetails
+from edl.core.step.epoch_end import ended_by_count, ended_by_script
 from edl.core.step.ledger import Ledger
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.slowest import Slow
@@ -45,6 +46,12 @@ from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
+
+LEFT_BY_COUNT = (
+    "the loop over the batches ended before the loader did. A number of batches that was known "
+    "before, such as len(loader), is too small when workers leave: take batches until the loader "
+    "ends, or train by steps, loader.steps(n)"
+)
 
 
 class Update(NamedTuple):
@@ -73,6 +80,8 @@ def last_update(progress: LoaderProgress) -> Update:
 class LoaderSteps(Steps):
     """The steps of one worker whose batches come from its leases."""
 
+    ends_with_script = True
+
     def __init__(
         self,
         ring: Ring,
@@ -83,6 +92,7 @@ class LoaderSteps(Steps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, mailbox, switching, wishes)
+        self._left_in = 0  # the generation in which the script has left its loop
         self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
         self.open_step = progress.open_step
@@ -120,7 +130,22 @@ class LoaderSteps(Steps):
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
         self.leave()
+        self.note_untrained()
         self._progress.next_epoch()
+
+    def note_untrained(self) -> None:
+        """All workers leave the epoch: count and tell what is not trained of it, if anything."""
+        left, first = self._progress.epoch_left, self._progress.untrained == 0
+        if left.is_over or self.warming_up:
+            return
+        self._progress.untrained += left.untrained
+        if self.ring.place.rank != 0:
+            return
+        step = self._progress.step
+        details = EpochLeftDetails(left.epoch, left.trained, left.untrained if left.total else None)
+        self._mailbox.log(Event(time.time(), self.generation, step, str(left), details))
+        if first:
+            logger.warning("%s: %s", left, LEFT_BY_COUNT)
 
     # --- the step that is under way
 
@@ -272,13 +297,25 @@ class LoaderSteps(Steps):
         while self.open:
             try:
                 self.records()
-                return
+                break
             except RingBroken as error:
                 if self.recover(error):
                     self.end()
+        self._left_in = self.generation
 
-    def last_record(self, stop: Stop = Stop.FINISHED) -> StepRecord:
-        """The row of the end; it also reaches those who are in a step still, if any."""
+    def told_end(self, stop: Stop) -> str:
+        left = self._progress.epoch_left
+        return ended_by_script(left) if stop is Stop.ENDED else ended_by_count(left)
+
+    def last_record(self, stop: Stop) -> StepRecord:
+        """The row of the end; it also reaches those who are in a step still, if any.
+
+        In another ring than that in which this worker has left its batch, all send their records of
+        that batch again: some may have missed them.
+        """
+        while self.open and self._left_in != self.generation:
+            self._records = self._pending = None
+            self.leave()
         return self._record(0, stop, self._check.now())
 
     def save_together(self, save: Callable[[], str]) -> str:

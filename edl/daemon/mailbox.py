@@ -145,6 +145,12 @@ class Mailbox:
         with self._lock:
             return f"{self._job_state.phrase}: {self._job_reason}"
 
+    def wait_for_end(self, deadline: float) -> None:
+        """Wait until the job is over; at most until ``deadline``, on the monotonic clock."""
+        with self._lock:
+            while not self._job_state.over and (left := deadline - self.clock.now_s()) > 0:
+                self._lock.wait(left)
+
     def wait_for_generation(
         self,
         after: int,

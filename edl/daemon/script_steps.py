@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from edl import failpoints
 from edl.core.policy.ring_report import RingReport
-from edl.core.step.step_record import StepRecords
+from edl.core.step.step_record import StepRecords, Stop
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.script_progress import ScriptProgress
 from edl.daemon.steps import Steps
@@ -104,7 +104,7 @@ class ScriptSteps(Steps):
     def leave(self) -> None:
         """It holds no batch."""
 
-    def last_record(self) -> None:
+    def last_record(self, stop: Stop) -> None:
         return None
 
     def compare(self, records: StepRecords) -> None:

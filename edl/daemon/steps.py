@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from edl import failpoints
 from edl.core.events import Event, SwitchDetails
@@ -29,7 +29,7 @@ from edl.daemon.pace import Pace
 from edl.daemon.progress import TrainingProgress
 from edl.daemon.switching import Switching
 from edl.daemon.wishes import Wishes
-from edl.errors import RingBroken, RingError
+from edl.errors import RingBroken, RingError, UnevenEnd
 from edl.ring.ring import Ring
 
 
@@ -40,14 +40,19 @@ class Steps(ABC):
         begun: how many batches were handed out here, or updates made; warm-ups included.
         target: the generation that all agreed to switch to.
         slowest: the worker that the others wait for, if there is one.
+        ends_with_script: a script that ends ends the training, wherever it is.
+        trained_in: the number of the generation in which the last step was completed.
         wants_to_stop: the script: all stop after the next step in whose record it is.
         pace: how long they take, here.
     """
+
+    ends_with_script: ClassVar[bool] = False
 
     def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching, wishes: Wishes) -> None:
         self.ring = ring
         self.begun = 0
         self.target: int | None = None
+        self.trained_in = 0
         self.wants_to_stop = False
         self._mailbox = mailbox
         self._switching = switching
@@ -80,8 +85,16 @@ class Steps(ABC):
         """The script has trained all its epochs."""
 
     @abstractmethod
-    def last_record(self) -> StepRecord | None:
+    def last_record(self, stop: Stop) -> StepRecord | None:
         """This worker's row of the end; None: the others can do without."""
+
+    def note_untrained(self) -> None:
+        """All workers leave the epoch: tell what is not trained of it, if that is known."""
+        return
+
+    def told_end(self, stop: Stop) -> str:
+        """How much of the last epoch is trained, as the end of a sentence; empty: all of it."""
+        return ""
 
     def save_together(self, save: Callable[[], str]) -> str:
         """Let rank 0 ``save`` for the last time while the others wait; why it could not.
@@ -116,6 +129,7 @@ class Steps(ABC):
         Raises:
             RingBroken: a worker is gone.
             RingError: the workers are not in the same step.
+            JobFailed: some have left the epoch, or ended, and others have not.
             StateDiffers: they do not hold the same state.
         """
         if self._records is None:
@@ -124,7 +138,10 @@ class Steps(ABC):
             if isinstance(self._pending, RingBroken):
                 raise self._pending
             records = self.ring.finish_record(self._pending)
-            check(records)
+            try:
+                check(records)
+            except UnevenEnd as error:
+                self._switching.end_unevenly(error)
             self.compare(records)
             self._records, self._pending = records, None
         return self._records
@@ -158,6 +175,7 @@ class Steps(ABC):
         """A step is complete: whether all are to switch, with the reason."""
         self.target, reason = agreed_generation(self.records())
         self.pace.steps_here += 1
+        self.trained_in = self.generation
         return reason if self.target is not None else ""
 
     def _publish(self) -> None:

@@ -42,7 +42,7 @@ from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.state_check import Compared
-from edl.errors import JobFailed, RingBroken, RingError, UsageError
+from edl.errors import JobFailed, RingBroken, RingError, UnevenEnd, UsageError
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
@@ -301,6 +301,24 @@ class Switching:
             return False
         return self.progress.may_pause(self._repaired_at)
 
+    @property
+    def is_in_ring(self) -> bool:
+        """This worker has not left its ring for good."""
+        return self._ring.is_open
+
+    @property
+    def number(self) -> int:
+        """Of the present generation."""
+        return 0 if self.generation is None else self.generation.number
+
+    def end_unevenly(self, error: UnevenEnd) -> NoReturn:
+        """Some have left, and others train on: all of the ring see it here, and the job ends.
+
+        Raises:
+            JobFailed: always.
+        """
+        self._checkpointing.fail_together(str(error), self._ring.place.rank)
+
     def finish_together(
         self,
         record: Callable[[], StepRecord | None],
@@ -316,7 +334,7 @@ class Switching:
             Everybody's; None where none is sent, or when the others are through.
 
         Raises:
-            RingError: others train on.
+            JobFailed: others train on.
             StateDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.
         """
         while True:
@@ -330,6 +348,8 @@ class Switching:
                 check_together(records)
                 compare(records)
                 return records
+            except UnevenEnd as error:
+                self.end_unevenly(error)
             except RingBroken as error:
                 try:
                     self.repair(error, began)

@@ -1,7 +1,8 @@
 """The training thread's side of a worker: one object that a framework's API talks to.
 
 A newcomer's life: start() -> warm-up in a world of one -> join() -> steps, with a
-:meth:`Worker.boundary` before each -> finish(). The first workers of a job do not warm up.
+:meth:`Worker.boundary` before each -> finishing.finish(). The first workers of a job do not warm
+up.
 
 The steps are :attr:`Worker.loader`'s where edl's own loader leads through the data, and
 :attr:`Worker.script`'s where the script keeps its own place in it.
@@ -13,21 +14,20 @@ to the step, and a newcomer must receive the state that follows it (docs/adr/000
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.events import Details, Event, FinishedDetails
+from edl.core.events import Details, Event
 from edl.core.policy.file import Policy
-from edl.core.records import JobEnd, JobState, Leader, Stage
+from edl.core.records import Leader
 from edl.core.sizes import Sizes
 from edl.core.step.source import Source
-from edl.daemon.checkpointing import FLUSH_S, Checkpointing
+from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.exchange import OUT_OF_PLACE
+from edl.daemon.finishing import Finishing
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.loader_steps import LoaderSteps
 from edl.daemon.mailbox import Mailbox
@@ -39,8 +39,6 @@ from edl.daemon.switching import Replica, Shared, Switching
 from edl.daemon.wishes import Wishes
 from edl.errors import UsageError
 from edl.ring.ring import Ring
-
-logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -57,7 +55,7 @@ class Worker:
         follows: the policy that the script is to follow from its beginning, also where that is off:
             the job's, or else the script's own.
         local_rank: the slot on its host.
-        finished: the script has trained to its end.
+        finishing: how its training ends.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class Worker:
     ) -> None:
         self.ring = ring
         self.local_rank = config.slot
-        self.finished = False
         self._mailbox = mailbox
         self._coordinator = coordinator
         progress = LoaderProgress()
@@ -85,6 +82,14 @@ class Worker:
         )
         self.script = ScriptSteps(ring, mailbox, self._switching, self.wishes)
         self.steps: Steps = self.loader
+        self.finishing = Finishing(
+            lambda: self.steps,
+            self._switching,
+            self.checkpointing,
+            mailbox,
+            coordinator,
+            self.log_event,
+        )
         self.replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []
 
@@ -146,31 +151,6 @@ class Worker:
         self._switching.wait_for_min_np(self.steps.idle_record)
         self.checkpointing.save_if_due(self.rank, self.generation)
 
-    def finish(self) -> None:
-        """The script has trained all its epochs.
-
-        Raises:
-            WorkerEvicted: it was given up: what it has trained is not the job's.
-        """
-        self._mailbox.check()
-        self.steps.leave()
-        self.finished = True
-        self.steps.log_switch_if_due()
-        self._switching.finish_together(self.steps.last_record, self.steps.compare)
-        finished_in = self.generation
-        failpoints.reached("finish")
-        reason = f"trained {self.step} {self.steps.progress.unit}"
-        end = JobEnd(JobState.FINISHED, reason, finished_in=finished_in)
-        unsaved = self.steps.save_together(partial(self.checkpointing.finish, end))
-        if not unsaved:
-            self._coordinator.end_job(end)
-        else:  # rank 0 has said so before all others, if it could
-            self.checkpointing.end_unsaved(end, unsaved)
-        self._coordinator.set_stage(Stage.FINISHED)
-        self.log_event(FinishedDetails(), reason)
-        if not self._coordinator.flush(FLUSH_S):
-            logger.warning("the end of the job could not be recorded: it has %s", reason)
-
     def close(self) -> None:
         """Leave ring and coordination for good. Idempotent."""
         self.ring.close()
@@ -181,6 +161,7 @@ class Worker:
 
     def request_leave(self) -> None:
         """Called by the SIGTERM handler: leave at the next switch, or now if not in the ring."""
+        self.finishing.told_to_leave = True
         outside = self.warming_up or self._switching.generation is None
         if outside or not (self._coordinator.is_shared or self.checkpointing.saves):
             raise SystemExit(0)
@@ -188,6 +169,11 @@ class Worker:
             self._coordinator.leave_requested = True
 
     # --- who and where ---
+
+    @property
+    def finished(self) -> bool:
+        """The script has trained to its end."""
+        return self.finishing.finished
 
     @property
     def is_shared(self) -> bool:

@@ -242,7 +242,7 @@ def run(
             worker.script.repair(failure)
         state.save()
         worker.script.end()
-        worker.finish()
+        worker.finishing.finish()
         return result
 
     return wrapper

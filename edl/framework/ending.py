@@ -18,20 +18,27 @@ import atexit
 import builtins
 import gc
 import io
+import logging
 import os
+import signal
 import stat
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from edl.core.host.process import ENDED, EXITING
+from edl.errors import EdlError
 
 BREAK_S = 2.0  # for the others to close the ring, too
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written
 
+logger = logging.getLogger(__name__)
+
 _code = 0
+_by_signal = False
 _armed = False
 
 
@@ -47,6 +54,27 @@ def fails(code: int = 1) -> None:
     _code = code
 
 
+def ends_well() -> bool:
+    """Whether the script has ended, or ends now, with success, and by itself.
+
+    Not in a handler of its own for a signal, which asks this worker to end and no other one.
+    """
+    shown = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
+    return _code == 0 and not _by_signal and not isinstance(shown, Exception)
+
+
+def _in_signal_handler() -> bool:
+    """Whether a handler that the script has set for a signal is being called."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(getattr(each, "__func__", each), "__code__", None) for each in handlers}
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class ScriptExit(SystemExit):
     """What ``sys.exit()`` and ``exit()`` raise here: the interpreter forgets what code it has.
 
@@ -54,11 +82,15 @@ class ScriptExit(SystemExit):
     and then its code is that of the process.
     """
 
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self._by_signal = _in_signal_handler()
+
     def __del__(self) -> None:
-        global _code
+        global _code, _by_signal
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and sys._getframe().f_back is None:
-            _code = self._status()
+            _code, _by_signal = self._status(), self._by_signal
 
     def _status(self) -> int:
         """The exit code of a process that ends by it, as Python has it."""
@@ -108,19 +140,48 @@ def say_ended(word: str = ENDED) -> None:
 class Closing:
     """Runs ``close`` at the end of the process, and ``unblock`` when that takes long.
 
-    ``settle_s``: for a checkpoint that is being written, which ``close`` waits for. No thread may
-    be started at the end of a process, so the one that watches is started with it.
+    No thread may be started at the end of a process, so the one that watches is started with it.
+
+    Args:
+        settle_s: for a checkpoint that is being written, which ``close`` waits for.
+        script_ended: called before, when the script has ended with success. It may wait for other
+            workers, and start threads: Python is whole then, with all exit handlers to come.
     """
 
     def __init__(
-        self, close: Callable[[], None], unblock: Callable[[], None], settle_s: Callable[[], float]
+        self,
+        close: Callable[[], None],
+        unblock: Callable[[], None],
+        settle_s: Callable[[], float],
+        script_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._close, self._unblock, self._settle_s = close, unblock, settle_s
+        self._script_ended = script_ended
         self._begun, self._done = threading.Event(), threading.Event()
+        self._trains_in: tuple[int, threading.Thread] | None = None
 
     def start(self) -> None:
+        """Watch over the end of this process; the calling thread is the one that trains."""
+        self._trains_in = os.getpid(), threading.current_thread()
         threading.Thread(target=self._watch, name="edl-ending", daemon=True).start()
         atexit.register(self._run)
+        # Not atexit: Horovod has registered its shutdown there, after us.
+        getattr(threading, "_register_atexit", atexit.register)(self._end)
+
+    def _end(self) -> None:
+        assert self._trains_in is not None
+        pid, thread = self._trains_in
+        trains = thread is not threading.main_thread() and thread.is_alive()
+        if pid != os.getpid() or trains or not ends_well():  # a fork ends here, too
+            return
+        try:
+            self._script_ended()
+        except SystemExit as error:
+            logger.debug("the script has ended, and the worker leaves: %s", error)
+        except EdlError as error:
+            print(f"edl: {error}", file=sys.stderr, flush=True)
+        except Exception:
+            logger.exception("the end of this script could not be told to the other workers")
 
     def _run(self) -> None:
         self._begun.set()

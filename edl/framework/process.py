@@ -80,6 +80,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         worker.close,
         worker.ring.break_,
         lambda: worker.checkpointing.settings.save_timeout_s,
+        worker.finishing.script_ended,
     ).start()
     worker.start()
     _worker = worker
@@ -90,6 +91,8 @@ def _end_at_prompt(worker: Worker) -> bool:
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
+    if not worker.loader.open:  # else a cell has failed, or was broken off, in the midst of a step
+        worker.finishing.script_ended()
     worker.close()
     _over.add(worker)
     worker.loader.open_step.abandon()  # or the gradients of its model would go on being its own

@@ -6,8 +6,10 @@ comes from.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
@@ -31,6 +33,27 @@ class Feed(Protocol):
         samples left before the others do; or, unless it ``waits``, because the data that it gets
         next are yet to be loaded, where that can be told.
         """
+
+
+def asked_length(what: str, count: int | None, max_steps: int | None) -> None:
+    """Make sure that a call says how long the job trains.
+
+    Raises:
+        UsageError: it does not, or not by whole numbers.
+    """
+    if count is None and max_steps is None:
+        raise UsageError(
+            f"{what} does not say how long to train: give the number of epochs, or max_steps=n, "
+            "the number of updates that the job makes"
+        )
+    if max_steps is None:
+        return
+    given: Any = max_steps
+    whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    if not whole or given < 1:
+        raise UsageError(
+            f"{what}: the number of steps is {max_steps!r}; it must be a whole number, 1 or more"
+        )
 
 
 MOST_PADDING = 1000  # batches that count for nothing are handed out for one step
@@ -67,12 +90,13 @@ class Steps:
         self._worker = worker
         self._feed = feed
         self._unfinished = unfinished
-        self._settle = settle
+        self._settle = worker.finishing.settle = settle
         self._restarts = -1
         self._warmed_up = False
         self._came_to_end = False  # the script was told that the epoch is over
         self._padding = 0  # batches of the open step that count for nothing
         self._in_epoch = False
+        self._max_steps: int | None = None
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
     def check_may_iterate(self, outside: str) -> None:
@@ -90,19 +114,30 @@ class Steps:
                 "edl's loader is for training: evaluate with one of the framework's own"
             )
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int | None = None, max_steps: int | None = None) -> Iterator[int]:
         """See :meth:`edl.torch.DataLoader.epochs`."""
         worker = self._worker
-        worker.loader.progress.epochs = count
+        self.limit(max_steps)
+        most = math.inf if count is None else count
+        worker.loader.progress.epochs = count or 0
         if worker.warming_up:
             yield from self._within(worker.loader.epoch)
         self.enter()
-        while worker.loader.epoch < count:
+        while worker.loader.epoch < most and not self.made_all_steps:
             yield from self._within(worker.loader.epoch)
-            if worker.loader.epoch + 1 >= count:
+            if worker.loader.epoch + 1 >= most or self.made_all_steps:
                 break
             worker.loader.next_epoch()
-        worker.finish()
+        worker.finishing.finish(by_steps=self.made_all_steps)
+
+    def limit(self, max_steps: int | None) -> None:
+        """End the training when the job has made ``max_steps`` updates; None: by its epochs."""
+        self._max_steps = max_steps
+
+    @property
+    def made_all_steps(self) -> bool:
+        """Whether the job has made all the updates that :meth:`limit` allows."""
+        return self._max_steps is not None and self._worker.step >= self._max_steps
 
     def enter(self) -> None:
         """All is built (and warmed up): from here on the epoch and the step are the job's.
@@ -157,7 +192,7 @@ class Steps:
             worker.loader.begin(feed.next()[0])
             return True
         self._padding = 0
-        if worker.loader.ledger.finished:
+        if worker.loader.ledger.finished or self.made_all_steps:
             self._came_to_end = True
             return False
         feed.settle()

@@ -252,6 +252,7 @@ class LeaderTerm:
             epoch=progress.epoch,
             epoch_done=progress.epoch_done,
             epoch_total=progress.epoch_total,
+            untrained=progress.untrained,
             samples_per_s=round(self._rate.of(told_by, progress.samples_total, now), 1),
             median_step_s=round(progress.median_step_s, 6),
             quiet_s=round(max(0.0, now - progress.updated_at), 3),

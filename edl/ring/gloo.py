@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -15,7 +17,7 @@ import psutil
 from edl import config, horovod_build
 from edl.core.job.topology import Place
 from edl.core.records import Generation
-from edl.errors import RendezvousFailed, RingError
+from edl.errors import ConfigError, RendezvousFailed, RingError
 from edl.http import client
 from edl.ring.rendezvous import BULK, rendezvous_environment
 from edl.ring.ring import CollectiveFailed, Collectives, Ring
@@ -23,6 +25,10 @@ from edl.ring.sockets import RingSockets
 
 GO = "edl/go"  # key in a generation's rendezvous scope: its old members are switching now
 GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
+
+LIBRARIES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")  # MPI, oneCCL or Gloo
+FILES = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")  # rank 0 of each ring writes its own
+NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 
 class Binding(Collectives, Protocol):
@@ -35,7 +41,12 @@ class Binding(Collectives, Protocol):
 
 
 def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
-    """A ring of Horovod's whose connections are at ``address`` of this host."""
+    """A ring of Horovod's whose connections are at ``address`` of this host.
+
+    Raises:
+        ConfigError: the environment lets Horovod communicate by something else than Gloo.
+    """
+    refuse_other_libraries(config.environment())
     return Ring(binding, GlooConnection(binding, address, go_timeout_s))
 
 
@@ -50,7 +61,7 @@ class GlooConnection:
 
     def open(self, where: Place, generation: Generation | None) -> None:
         rendezvous: dict[str, str] = {}
-        store_port = 0
+        store_port, user = 0, config.environment()
         if generation is not None and where.size > 1:
             root = generation.seats[0]
             store_port = root.port
@@ -74,6 +85,7 @@ class GlooConnection:
                 "HOROVOD_GLOO_RENDEZVOUS_PORT": None,
                 BULK: None,
                 **rendezvous,
+                **files_of_ring(user, generation.number if where.size > 1 and generation else None),
             }
         )
         before = self._sockets.before(store_port)
@@ -82,6 +94,8 @@ class GlooConnection:
         except CollectiveFailed:
             self._binding.shutdown()
             raise
+        finally:
+            config.set_environment({name: user.get(name) for name in FILES})
         self._sockets.remember(before)
         # Horovod's Python side reads it later: the size may change, and is no constant in a graph.
         config.set_environment({"HOROVOD_ELASTIC": "1"})
@@ -110,6 +124,41 @@ class GlooConnection:
             time.sleep(0.05)
             return False
         return status == 200
+
+
+def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, str | None]:
+    """Return what the variables of FILES are while a ring is built.
+
+    Horovod empties a file that it opens, which each ring does. So the file of a ring has the number
+    of its generation in its name: ``timeline.json`` becomes ``timeline.g3.json``. A world of one
+    (``generation`` is None) sends nothing, and writes none.
+    """
+    values: dict[str, str | None] = {}
+    for name in FILES:
+        file = user.get(name)
+        if file and generation is not None and file != NO_FILE_YET:
+            path = Path(file)
+            file = str(path.with_name(f"{path.stem}.g{generation}{path.suffix}"))
+        elif file and generation is None:
+            file = NO_FILE_YET if name == "HOROVOD_TIMELINE" else None
+        values[name] = file
+    return values
+
+
+def refuse_other_libraries(user: Mapping[str, str]) -> None:
+    """Refuse settings that would let Horovod communicate by something else than Gloo.
+
+    Raises:
+        ConfigError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS names another library.
+    """
+    for name in LIBRARIES:
+        library = user.get(name, "")
+        if library.lower() not in ("", "gloo"):
+            raise ConfigError(
+                name,
+                f"{name} is {library}, and only a ring of Gloo's can change while a job trains: "
+                "unset it",
+            )
 
 
 def _interface_for(address: str) -> str:

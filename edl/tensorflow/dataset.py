@@ -16,6 +16,7 @@ from tensorflow.python.data.ops import dataset_ops
 
 from edl.errors import UsageError
 from edl.framework import process
+from edl.framework.steps import asked_length
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.source import Load, signature_of
@@ -76,21 +77,38 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
             return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
         return tf.constant(len(self), tf.int64)
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.
 
         A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
+
+        Args:
+            count: how many epochs; None: as many as ``max_steps`` take.
+            max_steps: the training ends when the job has made so many updates (``edl.step()``),
+                inside an epoch, too.
         """
+        asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
         if now.replica is None:
             raise UsageError("create an edl.Optimizer before `for epoch in dataset.epochs(n)`")
         now.replica.variables()
-        return self._epochs(now, count)
+        return self._epochs(now, count, max_steps)
+
+    def steps(self, count: int) -> Iterator[Any]:
+        """Batches until the job has made ``count`` updates, over as many epochs as that takes.
+
+        An update is what :func:`edl.step` counts: of the whole job, since its beginning, also when
+        it was resumed. So a newcomer and a resumed job end with the same one. A newcomer first gets
+        one batch to warm up.
+        """
+        asked_length("dataset.steps()", None, count)
+        epochs = self.epochs(max_steps=count)
+        return (batch for _ in epochs for batch in self)
 
     @staticmethod
-    def _epochs(now: training.Training, count: int) -> Iterator[int]:
-        for epoch in now.steps.epochs(count):
+    def _epochs(now: training.Training, count: int | None, max_steps: int | None) -> Iterator[int]:
+        for epoch in now.steps.epochs(count, max_steps):
             yield epoch
             now.finish_step()  # of the batch after which the script has left its loop
 

@@ -35,9 +35,10 @@ import numpy as np
 import tensorflow as tf
 
 from edl.core.events import TrainingStoppedDetails
+from edl.core.plural import counted
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
-from edl.framework.steps import end_batch
+from edl.framework.steps import asked_length, end_batch
 from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import check_arguments
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
@@ -68,15 +69,22 @@ class KerasCallback(keras.callbacks.Callback):
     workers are given the same callbacks, in any order. At the end of an epoch these see metrics
     that are averaged over all workers, weighted with the samples that each has trained in it.
 
+    Args:
+        max_steps: training ends when the job has made so many updates (``edl.step()``), inside an
+            epoch, too, on all workers alike; give ``fit`` as many epochs as that may take.
+
     Raises:
         UsageError: the model was compiled with another optimizer, ``fit`` was given something
             else than an ``edl.Dataset``, or callbacks that differ between workers or cannot work
             in a job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_steps: int | None = None) -> None:
         super().__init__()
+        if max_steps is not None:
+            asked_length("edl.KerasCallback()", None, max_steps)
         self._training = training.current()
+        self._training.steps.limit(max_steps)
         self._samples = 0  # trained here in this epoch
         self._last: _Last | None = None
         self._params: dict[str, Any] = {}  # of all callbacks
@@ -182,7 +190,7 @@ class KerasCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         now = self._training
         now.fitting = False
-        now.worker.finish()
+        now.worker.finishing.finish(by_steps=now.steps.made_all_steps)
 
 
 class _Last(keras.callbacks.Callback):
@@ -216,7 +224,8 @@ class _Last(keras.callbacks.Callback):
             self._warm_up()
         now.steps.enter()
         # Where fit looks for the epoch to begin with.
-        self.model._initial_epoch = now.worker.loader.epoch
+        is_over = now.steps.made_all_steps  # of a job that was resumed after its end
+        self.model._initial_epoch = self.params["epochs"] if is_over else now.worker.loader.epoch
 
     def before_epoch(self, epoch: int) -> None:
         """Before any callback begins the epoch: it has begun already, where the state is from?"""
@@ -239,6 +248,8 @@ class _Last(keras.callbacks.Callback):
         self._take_back()
         if worker.loader.progress.stop:
             self._stop(worker.loader.progress.stop)
+        elif self._training.steps.made_all_steps:
+            self._stop(f"the job was to make {counted(worker.step, 'update')}")
         elif worker.loader.ledger.finished:
             self.model.stop_training = EPOCH_IS_OVER
 

@@ -34,7 +34,8 @@ def check_arguments(model: Any) -> None:
     if given["steps_per_epoch"] is not None:
         raise UsageError(
             "leave out steps_per_epoch: an epoch of an edl.Dataset is each of its samples once, "
-            "whatever the number of workers"
+            "whatever the number of workers. To train a number of steps, give "
+            "edl.KerasCallback(max_steps=n) and as many epochs as that may take"
         )
 
 

@@ -124,7 +124,7 @@ class _GraphJob:
         ):
             self._finished = True
             now.feed.end()
-            worker.finish()
+            worker.finishing.finish()
         return self._finished
 
     def begin(self) -> None:

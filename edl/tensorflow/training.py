@@ -73,6 +73,7 @@ class Training:
         )  # of the first optimizer
         self._trained: list[_Trained] = []
         self.steps = Steps(worker, self.feed, lambda: UNFINISHED)
+        worker.finishing.settle = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.updates: list[Any] = []  # of graphs: what applies gradients
         self.fitted: Any = None  # the model whose fit runs

@@ -331,6 +331,7 @@ class LoopbackJob:
             try:
                 one.worker.start()
                 self._script(one)
+                one.worker.finishing.script_ended()  # as at the end of a process
             finally:
                 if not one.ended:
                     one.worker.close()

@@ -115,6 +115,10 @@ class Accumulation:
         self._left -= 1
         return added_up
 
+    def break_off(self) -> None:
+        """An exception has broken off a backward pass, which is none of its step's."""
+        self.passes += 1
+
     def begin_step(self) -> bool:
         """No step is open: whether there are sums of one that the script has left."""
         left, self._left = self._left, self._per_step

@@ -86,6 +86,12 @@ def no_sync() -> Iterator[None]:
         yield
 
 
+def begin_loop() -> None:
+    """The script's loop over the epochs begins: what it did before, each script does."""
+    if _replica is not None and _of_this_job() is not None:
+        _replica.begin()
+
+
 def settle_step() -> None:
     """The script wants its next batch: the update of this one was made, or skipped."""
     if (optimizers := _of_this_job()) is not None:

@@ -25,11 +25,17 @@ PRESENT = "edl.present"  # the collective in which workers say who has a gradien
 
 
 class Flights:
-    """Those of one optimizer's gradients, in the ring of ``worker``."""
+    """Those of one optimizer's gradients, in the ring of ``worker``.
+
+    Attributes:
+        is_void: what is on its way counts for nothing: it was sent in a backward pass that an
+            exception has broken off.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._gradients: list[Gradient] = []
+        self.is_void = False
         self._failed: RingBroken | None = None  # one could not be sent; for who waits for it
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
@@ -58,10 +64,18 @@ class Flights:
         gradient.flight = InFlight(handle, sent, local, version)
         self._gradients.append(gradient)
 
+    def void(self) -> None:
+        """What is on its way counts for nothing, on no worker."""
+        self.is_void = self.is_void or bool(self._gradients)
+
     def with_gradient(
         self, gradients: list[Gradient], reduction: StepReduction, suffix: str
-    ) -> list[Gradient]:
+    ) -> tuple[list[Gradient], bool]:
         """Those of ``gradients`` that some worker has; ``suffix``: of the collective's name.
+
+        Returns:
+            Also whether all are to be sent once more when they have come back: what some worker
+            has sent is void.
 
         Raises:
             RingBroken: the ring is, or was when a gradient was to be sent early.
@@ -69,12 +83,13 @@ class Flights:
         if self._failed is not None:
             raise self._failed
         step, samples = reduction.step.number, reduction.weights.share.samples
-        mine = presence(samples, [each.is_local(step) for each in gradients])
+        mine = presence(samples, [each.is_local(step) for each in gradients], self.is_void)
         # Of the kind that gradients are, so that Horovod sends it along with the last of them.
         row = torch.tensor(mine)
         handle = self._guard(average_start, row, torch.empty_like(row), f"{PRESENT}{suffix}")
-        shares = present(self._wait(handle).tolist())
-        return [each for each, is_there in zip(gradients, shares, strict=True) if is_there]
+        shares, is_void = present(self._wait(handle).tolist())
+        found = [each for each, is_there in zip(gradients, shares, strict=True) if is_there]
+        return found, is_void
 
     def land(self, gradient: Gradient) -> torch.Tensor:
         """The average of ``gradient``, which was sent.
@@ -88,6 +103,7 @@ class Flights:
     def landed(self) -> None:
         """All that were sent have come back."""
         self._gradients.clear()
+        self.is_void = False
 
     def forget(self) -> None:
         """Let Horovod forget what was under way in a ring that is gone."""
@@ -96,7 +112,7 @@ class Flights:
                 self.land(gradient)
             gradient.flight = None
         self._gradients.clear()
-        self._failed = None
+        self._failed, self.is_void = None, False
 
     def _wait(self, handle: int) -> torch.Tensor:
         average: torch.Tensor = self._guard(finish, handle)

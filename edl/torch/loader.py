@@ -30,8 +30,8 @@ from edl.framework.source import (
     is_numbered,
     stream_of,
 )
-from edl.framework.steps import Steps
-from edl.torch.api import has_optimizer, settle_step, track
+from edl.framework.steps import Steps, asked_length
+from edl.torch.api import begin_loop, has_optimizer, settle_step, track
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 
@@ -139,19 +139,43 @@ class DataLoader:
         self.dataset = dataset
         self.batch_size = self._source.batch_size
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
         """The numbers of the epochs to train: from the job's current one to ``count - 1``.
 
         A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
         that leaves behind is thrown away; then it goes on with the job's current epoch.
+
+        Args:
+            count: how many epochs; None: as many as ``max_steps`` take.
+            max_steps: the training ends when the job has made so many updates (``edl.step()``),
+                inside an epoch, too.
         """
+        asked_length("loader.epochs()", count, max_steps)
+        return self._epochs(count, max_steps)
+
+    def _epochs(self, count: int | None, max_steps: int | None) -> Iterator[int]:
         self._worker.on_resize(self._resized)
         self._worker.loader.progress.on_choice = self._batch_changed
-        for epoch in self._steps.epochs(count):
+        begin_loop()
+        for epoch in self._steps.epochs(count, max_steps):
             check_schedulers()
-            if self._worker.is_shared and self._worker.rank == 0:
+            if self._worker.is_shared and self._worker.rank == 0 and count is not None:
                 warn_of_counted_steps(count)
             yield epoch
+
+    def steps(self, count: int) -> Iterator[Any]:
+        """Batches until the job has made ``count`` updates, over as many epochs as that takes.
+
+        An update is what :func:`edl.step` counts: of the whole job, since its beginning, also when
+        it was resumed. So a newcomer and a resumed job end with the same one. A newcomer first gets
+        one batch to warm up.
+        """
+        asked_length("loader.steps()", None, count)
+        return self._all_batches(count)
+
+    def _all_batches(self, count: int) -> Iterator[Any]:
+        for _ in self._epochs(None, count):
+            yield from self
 
     def _resized(self, before: int, now: int) -> None:
         """The job has other workers."""

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MANY_SKIPPED = 100  # in a row; a GradScaler that begins at 2**16 skips 20 or so
+BROKEN_OFF = (
+    "backward() raised an exception in this batch, and the script is done with the batch without "
+    "an update, which the other workers make: where the script handles the exception, let it call "
+    "optimizer.zero_grad() and optimizer.step(); if it clips or scales gradients, "
+    "optimizer.synchronize() and the same between the two"
+)
 
 
 class Optimizers:
@@ -35,6 +41,7 @@ class Optimizers:
         rounds: what they have reduced in the open step.
         several: there is more than one; no property, for it is asked once a parameter.
         scaler: which has scaled a loss last.
+        backward_end: of the backward pass that runs.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -46,7 +53,7 @@ class Optimizers:
         self._computed: list[GradientReduction] = []  # in the backward pass that runs
         self._skipped = 0  # batches in a row without an update
         self._owners: dict[torch.nn.Parameter, GradientReduction] = {}
-        self._backward_end = BackwardEnd(self._backward_ended)
+        self.backward_end = BackwardEnd(self._backward_ended)
 
     def add(self, reduction: GradientReduction) -> None:
         """One more.
@@ -94,7 +101,7 @@ class Optimizers:
         """The backward pass that runs has computed a gradient of ``reduction``."""
         if reduction not in self._computed:
             self._computed.append(reduction)
-        self._backward_end.expect()
+        self.backward_end.expect()
 
     def _backward_ended(self) -> None:
         computed, self._computed = self._computed, []
@@ -106,6 +113,19 @@ class Optimizers:
                 if reduction in computed:
                     reduction.backward_ended()
 
+    def see_failure(self) -> None:
+        """A backward pass may have been broken off by an exception, which the script handles.
+
+        All optimizers are told that have gradients of it.
+        """
+        if not self.backward_end.failed:
+            return
+        self.backward_end.failed = False
+        computed, self._computed = self._computed, []
+        broken = [each for each in self._reductions if each in computed]
+        for reduction in broken:
+            reduction.backward_failed()
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """See :func:`edl.torch.no_sync`."""
@@ -116,6 +136,7 @@ class Optimizers:
 
     def leave_out(self) -> bool:
         """The script is done with a batch, without a backward pass; whether its step goes on."""
+        self.see_failure()
         return any(each.accumulation.leave_out() for each in self._reductions)
 
     # --- the end of a step
@@ -145,8 +166,23 @@ class Optimizers:
             )
         self._skipped = 0
 
+    def reduce_broken_off(self, updating: GradientReduction) -> None:
+        """Before an update: with several, what the others have reduced at the end of a pass.
+
+        The pass was broken off here, so that nothing has come to its end.
+        """
+        if any(each.is_broken_off for each in self._reductions):
+            for each in self._reductions:
+                if each is updating or each.is_broken_off:
+                    each.finish()
+
     def skip(self) -> None:
-        """The script ends the step, with or without a backward pass or an update."""
+        """The script ends the step, with or without a backward pass or an update.
+
+        Raises:
+            UsageError: an exception has broken off its backward pass, on this worker alone.
+        """
+        self._refuse_broken_off()
         if not self._is_decided:
             for each in self._reductions:
                 each.skip()
@@ -154,13 +190,24 @@ class Optimizers:
             self._end_step()
 
     def settle(self) -> None:
-        """The script wants its next batch: a step that is reduced and not applied was skipped."""
+        """The script wants its next batch: a step that is reduced and not applied was skipped.
+
+        Raises:
+            UsageError: an exception has broken off its backward pass, on this worker alone.
+        """
         if self.worker.loader.open:
+            self._refuse_broken_off()
             self._count_skipped()
             if self._is_decided:
                 self._end_step()
         for each in self._reductions:
             each.settle()
+
+    def _refuse_broken_off(self) -> None:
+        self.see_failure()
+        step = self.worker.loader.open_step
+        if not step.may_grow and any(each.is_broken_off for each in self._reductions):
+            raise UsageError(BROKEN_OFF)
 
     def _count_skipped(self) -> None:
         """Warn, once, of a script that computes gradients and trains nothing."""

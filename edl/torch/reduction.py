@@ -24,7 +24,6 @@ by all workers together, at the end of backward (:func:`edl.core.step.weighting.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +36,7 @@ from edl.framework.reduction import StepReduction
 from edl.torch.accumulation import Accumulation, requiring_gradient
 from edl.torch.flights import Flights
 from edl.torch.gradient import Gradient
+from edl.torch.groups import optimizer_parameters
 from edl.torch.noise import TorchNoise
 from edl.torch.optimizers import Optimizers
 
@@ -84,6 +84,7 @@ class GradientReduction:
         self._last_step = last_step
         self._listed: list[torch.nn.Parameter] = []  # the optimizer's, in its order
         self._gradients: list[Gradient] = []  # theirs
+        self._broken_off_in = -1  # the number of the step in which a backward pass failed last
         self._summed_in = -1  # the number of the step in which gradients were added up last
         self._hooked: dict[torch.nn.Parameter, Gradient] = {}
         self._flights = Flights(self._worker)
@@ -155,6 +156,7 @@ class GradientReduction:
         Only where ``backward()`` has met no parameter of the optimizer, and may have on other
         workers, is this the moment; the optimizer's step is the next.
         """
+        self._optimizers.see_failure()
         if self.accumulation.is_between_pieces:
             return
         if not self._reduction.done:
@@ -171,12 +173,14 @@ class GradientReduction:
         Raises:
             UsageError: see :meth:`finish`; or the optimizer has made its update already.
         """
+        self._optimizers.see_failure()
         if self._optimizers.several:
             if self._reduction.step.state is StepState.APPLIED:
                 raise UsageError(TWICE)
             if not self._reduction.done:
                 self._optimizers.begin_anew()
         self._optimizers.begin_update(self)
+        self._optimizers.reduce_broken_off(self)
         self.finish()
         if self._optimizers.several:
             for gradient in self._gradients:
@@ -209,6 +213,12 @@ class GradientReduction:
     def step(self) -> Step:
         """This optimizer's part of the open step."""
         return self._reduction.step
+
+    @property
+    def is_broken_off(self) -> bool:
+        """A backward pass of the open step has failed, and nothing was reduced in it since."""
+        step = self._reduction.step
+        return self._broken_off_in == step.number and not step.done
 
     @property
     def has_sums(self) -> bool:
@@ -272,6 +282,7 @@ class GradientReduction:
     def _expect_more(self, gradient: Gradient) -> None:
         """Autograd is about to add to this gradient."""
         if self._optimizers.several and gradient.name:
+            self._optimizers.see_failure()
             self._optimizers.begin_anew()
             if self._worker.loader.open:
                 self._reduction.reopen()
@@ -281,6 +292,8 @@ class GradientReduction:
         """Autograd has accumulated this gradient: start its reduction."""
         if not self._worker.loader.open or not gradient.name:
             return
+        if self._optimizers.backward_end.failed:
+            self._optimizers.see_failure()
         reduction, accumulation = self._reduction, self.accumulation
         step, several = reduction.step, self._optimizers.several
         again = gradient.computed_in == accumulation.passes and gradient.computed == step.number
@@ -307,6 +320,8 @@ class GradientReduction:
             gradient.parameter.grad = local.to_dense()
         if gradient.pieces is not None and not accumulation.adds_up:
             gradient.take_back(step.number)
+        if gradient.flight is not None:
+            return  # it was sent in a pass that failed, and is sent once more at the end of this
         if reduction.weights.sends_early and not accumulation.adds_up:
             self._flights.send_early(gradient, reduction)
 
@@ -320,6 +335,16 @@ class GradientReduction:
             self._worker.loader.accumulate()
         else:
             self.synchronize()
+
+    def backward_failed(self) -> None:
+        """An exception has broken off the backward pass that was computing these gradients.
+
+        What was sent of it is void, on all workers. What the script leaves as the gradients, or
+        computes anew, counts in its place.
+        """
+        self.accumulation.break_off()
+        self._broken_off_in = self._reduction.step.number
+        self._flights.void()
 
     def end_piece(self) -> None:
         """The script's update between two pieces, with or without a backward pass before it."""
@@ -335,18 +360,31 @@ class GradientReduction:
             RingBroken: the ring is; its flights are forgotten next.
             UsageError: gradients were changed meanwhile.
         """
-        flights, reduction = self._flights, self._reduction
-        with_gradient = flights.with_gradient(self._gradients, reduction, self._suffix)
-        for gradient in with_gradient:
-            if gradient.flight is None:
-                gradient.become_local(reduction.step.number)
-                flights.send(gradient, reduction)
-        averages = [flights.land(gradient) for gradient in with_gradient]
+        with_gradient, averages, is_void = self._round_trip()
+        if is_void:
+            for gradient, average in zip(with_gradient, averages, strict=True):
+                gradient.flight, gradient.spare = None, average
+            self._flights.landed()
+            with_gradient, averages, _ = self._round_trip()
         for gradient in with_gradient:
             gradient.check_unchanged()
         if weights.received != 1.0 and averages:
             torch._foreach_mul_(averages, weights.received)
         return list(zip(with_gradient, averages, strict=True))
+
+    def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
+        """Send what is not on its way, and wait for all.
+
+        Returns:
+            The gradients that some worker has, their averages, and whether those are void.
+        """
+        flights, reduction = self._flights, self._reduction
+        with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
+        for gradient in with_gradient:
+            if gradient.flight is None:
+                gradient.become_local(reduction.step.number)
+                flights.send(gradient, reduction)
+        return with_gradient, [flights.land(gradient) for gradient in with_gradient], is_void
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Let the averages be the gradients."""
@@ -397,13 +435,3 @@ def _not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Whether one of them has an inf or a nan, on the device of the first."""
     finite = [gradient.isfinite().all() for gradient in gradients]
     return ~torch.stack([each.to(finite[0].device) for each in finite]).all()
-
-
-def optimizer_parameters(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module
-) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The optimizer's parameters under names that are the same on every worker."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, parameter in enumerate(parameters):
-        yield names.get(parameter, f"parameter.{index}"), parameter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,12 +17,16 @@ from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.digest import digests, size_of
-from edl.torch.reduction import LastStep, optimizer_parameters
+from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
+from edl.torch.names import extra_states, load_extra_states, state_dict_names
+from edl.torch.reduction import LastStep
 from edl.torch.scalers import Scalers
 from edl.torch.schedulers import Schedulers
 from edl.torch.transfer import TorchArrays
 
 logger = logging.getLogger(__name__)
+
+GROUPS = "edl: groups"  # in the state of an optimizer; a checkpoint from before has none
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class _Trained:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     last_step: LastStep
+    groups: ParameterGroups = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", ParameterGroups(self.optimizer, self.model))
 
 
 class TorchReplica(FrameworkReplica):
@@ -56,6 +64,7 @@ class TorchReplica(FrameworkReplica):
         self._schedulers.add(optimizer)
         self._trained = [_Trained(model, optimizer, last_step or LastStep())]
         self._copier = Copier()
+        self._flags = Flags()
 
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
@@ -88,10 +97,21 @@ class TorchReplica(FrameworkReplica):
         if not any(thing is scaler for thing in self.things().values()):
             self._scalers.see(scaler)
 
+    def begin(self) -> None:
+        """The script's loop begins: what it has changed in it follows the job from now on."""
+        self._flags.begin(self._parameters())
+        for each in self._trained:
+            each.groups.begin()
+
     def state(self) -> dict[str, Any]:
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
-            "optimizers": [each.optimizer.state_dict() for each in self._trained],
+            "optimizers": [
+                {**each.optimizer.state_dict(), GROUPS: each.groups.state()}
+                for each in self._trained
+            ],
+            "requires_grad": self._flags.changed(self._parameters()),
+            "extra": [extra_states(model) for model in self._models()],
             "scalers": self._scalers.states(),
             "schedulers": self._schedulers.states(self.things().values()),
             "skipped": [bool(each.last_step.skipped) for each in self._trained],
@@ -160,12 +180,12 @@ class TorchReplica(FrameworkReplica):
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
         ):
-            if receive is Receive.STEP:
-                # The learning rate and its like belong to the script's place in its loop, and this
-                # script's schedulers have yet to do what the sender's have done.
-                theirs["param_groups"] = each.optimizer.state_dict()["param_groups"]
-            each.optimizer.load_state_dict(theirs)
+            self._load_optimizer(each, theirs, receive)
             each.last_step.skipped = skipped
+        if receive is Receive.ALL:
+            self._flags.follow(self._parameters(), state.get("requires_grad", {}))
+            for model, extra in zip(self._models(), state.get("extra", ()), strict=False):
+                load_extra_states(model, extra)
         if receive is not Receive.STEP:
             self._scalers.load(state["scalers"])
             self.load_things(state["tracked"], receive)
@@ -175,6 +195,35 @@ class TorchReplica(FrameworkReplica):
                     "for an edl.Optimizer yet: make it before the loop, else it begins anew",
                     " and a ".join(odd),
                 )
+
+    @staticmethod
+    def _load_optimizer(each: _Trained, theirs: dict[str, Any], receive: Receive) -> None:
+        groups, own = theirs.pop(GROUPS, None), each.optimizer
+        if receive is Receive.STEP:
+            # The learning rate and its like belong to the script's place in its loop, and this
+            # script's schedulers have yet to do what the sender's have done. So do its groups.
+            if groups is not None:
+                theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
+            theirs["param_groups"] = own.state_dict()["param_groups"]
+        elif groups is not None:
+            options = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in theirs["param_groups"]
+            ]
+            each.groups.follow(groups, options)
+        own.load_state_dict(theirs)
+
+    def capture(self) -> Any:
+        """See :class:`edl.checkpoint.store.Durable`: with the names that `state_dict()` has."""
+        names: dict[str, str] = {}
+        besides: dict[str, Any] = {}
+        for prefix, model in zip(self._prefixes(), self._models(), strict=True):
+            found, rest = state_dict_names(model)
+            names |= {f"{prefix}{name}": f"{prefix}{tensor}" for name, tensor in found.items()}
+            besides |= {f"{prefix}{name}": value for name, value in rest.items()}
+        exported = {"names": names, "besides": besides}
+        state = {**self.state(), "optimizer_kind": self._kind, "state_dict": exported}
+        return self.copied(state)
 
     def copied(self, state: dict[str, Any]) -> Any:
         return self._copier.copy(state)
@@ -193,6 +242,10 @@ class TorchReplica(FrameworkReplica):
         for each in self._trained:
             tensors |= self._outside(each, optimizer_parameters(each.optimizer, each.model))
         return tensors
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        tensors = self._model_tensors().items()
+        return {n: tensor for n, tensor in tensors if isinstance(tensor, torch.nn.Parameter)}
 
     def _trained_names(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """What of them the optimizers change. The rest is the script's, in its forward pass or
@@ -219,3 +272,14 @@ class TorchReplica(FrameworkReplica):
     def _prefixes(self) -> list[str]:
         models = self._models()
         return [f"{number}." for number in range(len(models))] if len(models) > 1 else [""]
+
+
+def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
+    """The ``state`` of an optimizer by the numbers that its parameters have here."""
+    names = [name for group in theirs for name in group]
+    numbers = {name: number for number, name in enumerate(n for group in mine for n in group)}
+    return {
+        numbers[names[key]] if isinstance(key, int) else key: value
+        for key, value in state.items()
+        if not isinstance(key, int) or names[key] in numbers
+    }

@@ -6,19 +6,24 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from edl.checkpoint.safetensors import Blob
 from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError
-from edl.framework.state import few
+from edl.framework.state import few, map_leaves
 from edl.torch.capture import KIND, to_tensors
+from edl.torch.names import plain_name
+
+EXTRA = "_extra_state"  # the last part of the name of what get_extra_state() gives
 
 
 def load_weights(
     path: str | os.PathLike[str], model: torch.nn.Module | None = None, prefix: str = ""
 ) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint, on the CPU: parameters and buffers by name. Needs no job.
+    """The weights of a checkpoint, on the CPU, as ``state_dict()`` has them. Needs no job.
 
     Args:
         path: a checkpoint, a directory with checkpoints (the newest good one is taken), or a file
@@ -28,11 +33,11 @@ def load_weights(
             in the order of their optimizers.
 
     Raises:
-        CheckpointError: there is no good file, or the model has other parameters or shapes.
+        CheckpointError: there is no good file, or the model has other names or shapes.
     """
     blobs = {
-        name.removeprefix(prefix): replace(blob, kind=KIND, device="cpu")
-        for name, blob in weights(Path(path)).items()
+        name.removeprefix(prefix): map_leaves(value, lambda leaf, _: _on_cpu(leaf))
+        for name, value in weights(Path(path)).items()
         if name.startswith(prefix)
     }
     found: dict[str, torch.Tensor] = to_tensors(blobs)
@@ -41,17 +46,36 @@ def load_weights(
     return found
 
 
+def _on_cpu(leaf: Any) -> Any:
+    return replace(leaf, kind=KIND, device="cpu") if isinstance(leaf, Blob) else leaf
+
+
 def _load(
     model: torch.nn.Module, found: Mapping[str, torch.Tensor], path: str | os.PathLike[str]
 ) -> None:
-    mine = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    odd = [f"{name} is not there" for name in sorted(mine.keys() - found.keys())] or [
-        f"{name} has shape {tuple(found[name].shape)} there and {tuple(tensor.shape)} here"
-        for name, tensor in sorted(mine.items())
-        if found[name].shape != tensor.shape
-    ]
+    mine = model.state_dict(keep_vars=True)
+    theirs = {plain_name(name): value for name, value in found.items()}
+    firsts: dict[int, str] = {}  # of each tensor, a name under which the file has it
+    for name, value in mine.items():
+        if plain_name(name) in theirs:
+            firsts.setdefault(id(value), plain_name(name))
+    wanted = {name: firsts.get(id(value), plain_name(name)) for name, value in mine.items()}
+    wanted |= {name: plain for name in mine if (plain := plain_name(name)) in theirs}
+    passed_over = {plain_name(name) for name, _ in model.named_buffers()}  # in an older checkpoint
+    extra = {name for name in theirs if name.endswith(EXTRA)}
+    odd = (
+        [f"{name} is not there" for name in sorted(mine) if wanted[name] not in theirs]
+        or [
+            f"{name} has shape {tuple(theirs[wanted[name]].shape)} there and "
+            f"{tuple(value.shape)} here"
+            for name, value in sorted(mine.items())
+            if isinstance(value, torch.Tensor) and theirs[wanted[name]].shape != value.shape
+        ]
+        or [
+            f"only it has {name}"
+            for name in sorted(theirs.keys() - {*wanted.values()} - passed_over - extra)
+        ]
+    )
     if odd:
         raise CheckpointError(f"{path} is of another model: {few(odd)}")
-    with torch.no_grad():
-        for name, tensor in mine.items():
-            tensor.copy_(found[name])
+    model.load_state_dict({name: theirs[wanted[name]] for name in mine})

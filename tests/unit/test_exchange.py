@@ -34,6 +34,6 @@ def test_it_takes_place_between_two_steps_of_the_training() -> None:
     worker.loader.records()
     worker.loader.end()
     assert worker.exchange([1.0, 2.0]) == [[1.0, 2.0]]
-    worker.finish()
+    worker.finishing.finish()
     with pytest.raises(UsageError, match="all epochs are trained"):
         worker.exchange([1.0])

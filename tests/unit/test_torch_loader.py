@@ -28,6 +28,7 @@ class Listener:
         self.policy: Policy | None = None
         self.follows = lambda: self.policy
         self.loader = SimpleNamespace(sampler=SimpleNamespace())
+        self.finishing = SimpleNamespace()
         self.logged: list[Details] = []
 
     def attach_source(self, source: Source) -> None:

@@ -41,7 +41,7 @@ class Worker:
         self.has_state = self.superseded = False
         self.changes = self.batches = self.batch_weight = self.pieces_left = 0
         self.summed = self.may_grow = self.announces_late = False
-        self.other_samples = BATCH
+        self.other_samples, self.other_is_void = BATCH, False
         self.measures_noise, self.step, self.attached = False, 0, True
         self.squares: list[tuple[float, float]] = []  # measured
         self.other: dict[str, Tensor] = {}
@@ -61,9 +61,10 @@ class Worker:
         self.open, self.may_grow, self.other_samples = True, False, other_samples
         self.batch_weight = samples
         self.other = {
-            PRESENT if name == "present" else f"edl.gradient.{name}": tensor
-            for name, tensor in other.items()
+            f"edl.gradient.{name}": tensor for name, tensor in other.items() if name != "present"
         }
+        if (present := other.get("present")) is not None:
+            self.other[PRESENT] = torch.cat([present, torch.tensor([float(self.other_is_void)])])
         self.sent = []
 
     def records(self) -> StepRecords:
@@ -635,7 +636,7 @@ def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
     def wait(_handle: int) -> Tensor:
         waiting.set()
         go_on.wait(10)
-        return ones(0)
+        return ones(0, 0)
 
     job = Job(worker, "a")
     worker.begin(samples=0)

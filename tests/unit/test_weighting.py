@@ -116,6 +116,8 @@ def test_who_lost_its_samples_sends_nothing_of_its_sums() -> None:
 
 
 def test_who_has_a_gradient_is_decided_together() -> None:
-    assert presence(4, [True, False]) == [1.0, 0.0]
-    assert presence(0, [True, False]) == [0.0, 0.0], "what it has computed counts for nothing"
-    assert present([0.5, 0.0, 1 / 1000]) == [True, False, True]
+    assert presence(4, [True, False]) == [1.0, 0.0, 0.0]
+    assert presence(0, [True, False]) == [0.0, 0.0, 0.0], "what it has computed counts for nothing"
+    assert present([0.5, 0.0, 1 / 1000, 0.0]) == ([True, False, True], False)
+    assert presence(4, [True, False], is_void=True) == [1.0, 0.0, 1.0]
+    assert present([0.5, 0.0, 1 / 1000]) == ([True, False], True)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model, save_model
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Manifest, pack
-from edl.checkpoint.weights import newest
+from edl.checkpoint.weights import export, newest
 from edl.cli.main import invoke
-from edl.errors import CheckpointError
+from edl.daemon.progress import Receive
+from edl.errors import CheckpointError, UsageError
 from edl.torch.replica import TorchReplica
 from edl.torch.weights import load_weights
 
@@ -127,3 +129,130 @@ def test_one_is_shown_with_every_tensor(tmp_path: Path, capsys: pytest.CaptureFi
     about = json.loads(capsys.readouterr().out)
     assert about["optimizer"] == "SGD"
     assert about["model"]["0.weight"] == {"dtype": "float32", "shape": [3, 4]}
+
+
+class Parts(torch.nn.Module):
+    """A model whose ``state_dict()`` differs from its parameters and buffers."""
+
+    def __init__(self, seed: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 4)
+        self.output = torch.nn.Linear(4, 5, bias=False)
+        self.output.weight = self.embedding.weight
+        self.normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+        self.narrow = torch.nn.Linear(4, 2).bfloat16()
+        self.register_buffer("waves", torch.full((3,), 1j * seed, dtype=torch.complex64))
+        self.register_buffer("turned", torch.arange(12.0).view(3, 4).t() + seed)
+        self.register_buffer("cache", torch.full((2,), seed), persistent=False)
+        self.register_buffer("none", None)
+        self.counted = int(seed)
+        torch.nn.init.constant_(self.embedding.weight, seed)
+
+    def get_extra_state(self) -> object:
+        return torch.tensor(self.counted)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.counted = int(state)
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["checkpoint", "exported"])
+def test_weights_have_the_names_and_ties_of_the_models_state_dict(
+    exported: bool, tmp_path: Path
+) -> None:
+    trained, path = Parts(2.0), tmp_path / "parts.safetensors"
+    saved = save(tmp_path, 10, trained)
+    if exported:
+        export(saved, path)
+        with safe_open(path, "pt") as file:
+            assert file.metadata() == {"output.weight": "embedding.weight", "format": "pt"}
+        Parts().load_state_dict(load_file(path))  # without edl
+    source = path if exported else saved
+    model, wanted = Parts(), trained.state_dict()
+    found = load_weights(source, model)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].dtype == tensor.dtype, name
+    assert_same(model, trained)
+    assert model.output.weight is model.embedding.weight
+    assert model.counted == 2
+    assert model.cache.tolist() == [0.0, 0.0], "no file has it"
+
+
+def test_a_tied_tensor_under_one_name_is_what_load_model_wants(tmp_path: Path) -> None:
+    trained, path = Parts(2.0), tmp_path / "once.safetensors"
+    export(save(tmp_path, 10, trained), path, tied_once=True)
+    for load in (load_model, lambda model, path: load_weights(path, model)):
+        model = Parts()
+        load(model, path)
+        assert_same(model, trained)
+
+
+def test_a_file_of_safetensors_own_and_an_older_checkpoint_fit_a_tied_model(
+    tmp_path: Path,
+) -> None:
+    trained, path = Parts(2.0), tmp_path / "own.safetensors"
+    save_model(trained, path)
+    model = Parts()
+    load_weights(path, model)
+    assert_same(model, trained)
+
+    capture = TorchReplica.capture
+
+    def older(replica: TorchReplica) -> dict[str, object]:
+        state = capture(replica)
+        del state["state_dict"], state["extra"]
+        return state
+
+    plain, tied = torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.Linear(3, 3))
+    tied.append(tied[0])
+    for one in (plain, tied[0]):
+        one.register_buffer("cache", torch.zeros(1), persistent=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchReplica, "capture", older)
+        saved = save(tmp_path, 10, tied)
+    model = torch.nn.Sequential(plain, plain)
+    load_weights(saved, model)
+    assert torch.equal(plain.weight, tied[1].weight)
+
+
+def test_a_compiled_model_and_the_bare_one_fit_each_other(tmp_path: Path) -> None:
+    class Compiled(torch.nn.Module):
+        """As torch.compile wraps a module."""
+
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = module
+
+    trained, model = net(), net(3)
+    torch.nn.init.zeros_(model[0].weight)
+    load_weights(save(tmp_path, 10, Compiled(trained)), model)
+    assert_same(model, trained)
+    torch.nn.init.zeros_(model[0].weight)
+    load_weights(save(tmp_path, 20, trained), Compiled(model))
+    assert_same(model, trained)
+
+
+def test_a_file_with_more_than_the_model_is_refused(tmp_path: Path) -> None:
+    deeper = torch.nn.Sequential(*net(), torch.nn.Linear(3, 1))
+    with pytest.raises(CheckpointError, match=r"another model: only it has 2\.bias"):
+        load_weights(save(tmp_path, 10, deeper), net())
+
+
+def test_a_type_that_safetensors_has_not_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1, dtype=torch.complex128)
+    path = save(tmp_path, 10, model)
+    with pytest.raises(UsageError, match=r"no type for bias, weight \(complex128\)"):
+        export(path, tmp_path / "weights.safetensors")
+    other = torch.nn.Linear(1, 1, dtype=torch.complex128)
+    load_weights(path, other)
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_extra_state_of_modules_reaches_a_newcomer() -> None:
+    job, newcomer = Parts(2.0), Parts()
+    states = [
+        TorchReplica(one, torch.optim.SGD(one.parameters(), lr=0.1)) for one in (job, newcomer)
+    ]
+    states[1].load(states[0].state(), Receive.ALL)
+    assert newcomer.counted == 2

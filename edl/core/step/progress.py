@@ -25,6 +25,7 @@ class Progress(Record):
     others_s: float = 0.0
     counted_at: float = 0.0  # when step and samples were as above, by the clock of that worker
     updated_at: float = 0.0  # on the monotonic clock of that worker's process
+    untrained: int = 0  # samples of epochs that all workers have left before their end
     epochs: int = 0  # that the script trains; 0: it has not said
     noise_scale: float | None = None  # of the gradients, in samples; None: nobody can say
     noise_is_biased: bool = False  # it was measured by a single worker

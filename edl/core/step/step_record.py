@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from edl.core.events import SwitchParts
 from edl.core.plural import names
-from edl.errors import RingError
+from edl.errors import RingError, UnevenEnd
 
 Table = npt.NDArray[np.int64]
 Column = npt.NDArray[np.int64]
@@ -99,8 +99,9 @@ class Stop(IntEnum):
     NO = 0
     WANTED = 1  # its script wants to stop: all do, after this step
     FINISHED = 2  # it has trained to its end, and is in no step
-    SAVED = 3  # and if it is the one who saves, the last checkpoint is written
-    UNSAVED = 4  # and could not be written
+    ENDED = 3  # its script has ended, perhaps inside an epoch, and it is in no step
+    SAVED = 4  # and if it is the one who saves, the last checkpoint is written
+    UNSAVED = 5  # and could not be written
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ def check_together(records: StepRecords) -> None:
     """Make sure that nobody has left an epoch, or the training, in which others go on.
 
     Raises:
-        RingError: naming those that have left and those that go on.
+        UnevenEnd: naming those that have left and those that go on.
     """
     stops, epochs = records.column("stop"), records.column("epoch")
     left = stops >= Stop.FINISHED
@@ -280,13 +281,30 @@ def check_together(records: StepRecords) -> None:
         left = epochs == epochs.max()
     if not left.all():
         workers = records.column("worker")
+        if (stops == Stop.ENDED).any():
+            raise UnevenEnd(_scripts_ended(records, left))
         behind = records[int(left.argmin())]
-        raise RingError(
+        raise UnevenEnd(
             f"{_joined(workers[left])} left epoch {behind.epoch} before its end, after "
             f"{behind.step} steps of the job, and {_joined(workers[~left])} did not; leave "
             "a loop after the same step on all workers, or on none: a `break` must not depend on "
             "what one worker sees"
         )
+
+
+def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
+    """The sentence for an end of scripts while the workers that are not ``left`` train on."""
+    workers = records.column("worker")
+    ended = records[int(left.argmax())]
+    others = int((~left).sum())
+    their, train = ("its" if left.sum() == 1 else "their"), ("trains" if others == 1 else "train")
+    where = "inside" if records[int(left.argmin())].epoch == ended.epoch else "after"
+    return (
+        f"{_joined(workers[left])} ended {their} script after step {ended.step}, {where} epoch "
+        f"{ended.epoch}, and {_joined(workers[~left])} {train} on; all workers must end after the "
+        "same step: count the steps of the job, not those of a worker, by `for batch in "
+        f"loader.steps({ended.step})` or `while edl.step() < {ended.step}`"
+    )
 
 
 def _joined(ids: Iterable[int]) -> str:

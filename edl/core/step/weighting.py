@@ -107,18 +107,24 @@ def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weig
     return Weights(averaging, own.send_weight(batch_size), correction)
 
 
-def presence(own: int, has_gradient: Iterable[bool]) -> list[float]:
+def presence(own: int, has_gradient: Iterable[bool], is_void: bool = False) -> list[float]:
     """What a worker with ``own`` samples says of its parameters: 1 where it has a gradient.
 
-    What a worker without samples has computed counts for nothing in this, too.
+    What a worker without samples has computed counts for nothing in this, too. The last number is
+    1 where what it has sent is void: an exception broke off its backward pass.
     """
-    return [float(own > 0 and each) for each in has_gradient]
+    return [*(float(own > 0 and each) for each in has_gradient), float(is_void)]
 
 
-def present(averages: Iterable[float]) -> list[bool]:
+def present(averages: Iterable[float]) -> tuple[list[bool], bool]:
     """Which parameters have a gradient in the job, from the averages of :func:`presence`.
 
     A parameter that somebody has a gradient of gets one everywhere. One that nobody has a gradient
     of has none anywhere, so that weight decay and momentum leave it alone, as in one process.
+
+    Returns:
+        For each parameter whether somebody has a gradient of it; and whether what somebody has
+        sent is void, so that all send once more.
     """
-    return [average > 0 for average in averages]
+    *gradients, void = (average > 0 for average in averages)
+    return gradients, void

@@ -1,0 +1,115 @@
+"""The end of one worker's training: all of it is done, or its script has ended before that.
+
+A job has *finished* when all workers of its ring end after the same step, whether they have trained
+all epochs or their scripts have ended inside one. They exchange records once more, so that a worker
+that missed the last step can still be served, and then learn whether rank 0 has saved. A worker
+that ends while others train on ends the job: it has failed, in a sentence that names who left
+(:func:`edl.core.step.step_record.check_together`), and rank 0 saves before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from edl import failpoints
+from edl.core.events import Details, FinishedDetails
+from edl.core.records import JobEnd, JobState, Stage
+from edl.core.step.step_record import Stop
+from edl.daemon.checkpointing import FLUSH_S, Checkpointing
+from edl.daemon.coordinator import Coordinator
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.steps import Steps
+from edl.daemon.switching import Switching
+
+logger = logging.getLogger(__name__)
+
+
+class Finishing:
+    """One worker's part in the end of the job. Runs in the training thread.
+
+    Attributes:
+        finished: this worker has trained to its end.
+        told_to_leave: a signal has asked this worker to leave.
+        settle: completes an update that was made, or skipped, just before the script has ended.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[[], Steps],
+        switching: Switching,
+        checkpointing: Checkpointing,
+        mailbox: Mailbox,
+        coordinator: Coordinator,
+        log_event: Callable[[Details, str], None],
+    ) -> None:
+        self.finished = False
+        self.told_to_leave = False
+        self.settle: Callable[[], None] = lambda: None
+        self._steps = steps
+        self._switching = switching
+        self._checkpointing = checkpointing
+        self._mailbox = mailbox
+        self._coordinator = coordinator
+        self._log_event = log_event
+
+    def finish(self, by_steps: bool = False) -> None:
+        """The script has trained all its epochs.
+
+        Args:
+            by_steps: it has made as many steps as it wanted, so an epoch may be left unfinished.
+
+        Raises:
+            WorkerEvicted: it was given up: what it has trained is not the job's.
+            JobFailed: others train on.
+        """
+        self._mailbox.check()
+        self._steps().leave()
+        self._conclude(Stop.FINISHED, cuts_epoch=not by_steps)
+
+    def script_ended(self) -> None:
+        """The script has ended with success: if all have, after the same step, the job is finished.
+
+        Nothing is done where there is nothing to agree on: training has not begun here, or is over;
+        this worker warms up, or leaves; the script keeps its own place in its data.
+
+        Raises:
+            WorkerEvicted, JobFailed: see :meth:`finish`.
+        """
+        switching, steps = self._switching, self._steps()
+        in_ring = switching.generation is not None and not switching.warming_up
+        if self.finished or self.told_to_leave or not (in_ring and switching.is_in_ring):
+            return
+        if not (steps.ends_with_script and steps.progress.has_state):
+            return
+        self._mailbox.check()
+        self.settle()
+        steps.leave()
+        self._conclude(Stop.ENDED)
+
+    def _conclude(self, stop: Stop, cuts_epoch: bool = False) -> None:
+        """``cuts_epoch``: the script may not know that it leaves samples of its last epoch out."""
+        steps, switching = self._steps(), self._switching
+        self.finished = True
+        steps.log_switch_if_due()
+        trained_in = steps.trained_in
+        switching.finish_together(partial(steps.last_record, stop), steps.compare)
+        # A script may end long after its last step, as after an evaluation: who fails in that has
+        # trained to the end, too.
+        finished_in = trained_in if stop is Stop.ENDED else switching.number
+        failpoints.reached("finish")
+        if cuts_epoch:
+            steps.note_untrained()
+        reason = f"trained {steps.progress.steps_made} {steps.progress.unit}{steps.told_end(stop)}"
+        end = JobEnd(JobState.FINISHED, reason, finished_in=finished_in)
+        unsaved = steps.save_together(partial(self._checkpointing.finish, end))
+        if not unsaved:
+            self._coordinator.end_job(end)
+        else:  # rank 0 has said so before all others, if it could
+            self._checkpointing.end_unsaved(end, unsaved)
+        self._coordinator.set_stage(Stage.FINISHED)
+        self._log_event(FinishedDetails(), reason)
+        logger.info("%s", reason)
+        if not self._coordinator.flush(FLUSH_S):
+            logger.warning("the end of the job could not be recorded: it has %s", reason)

@@ -1,0 +1,241 @@
+"""Where a training ends that trains no whole epochs: by steps, inside an epoch, or unevenly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from edl.config import Config
+from edl.core.events import EpochLeftDetails
+from edl.core.records import JobState
+from edl.core.step.batching import Batching
+from edl.core.step.epoch_end import EpochLeft, ended_by_count, ended_by_script
+from edl.core.step.source import Source
+from edl.daemon.job_of_one import JobOfOne
+from edl.daemon.mailbox import Mailbox
+from edl.daemon.worker import Worker
+from edl.errors import JobFailed, UsageError
+from edl.framework.steps import Steps, asked_length
+from edl.ring.loopback import LoopbackNetwork
+from edl.testing.counting import CountingModel, Feed, source_of, train_step
+from edl.testing.loopback import LoopbackJob, LoopbackWorker
+
+SAMPLES, LIMIT = 24, 10  # of an epoch; steps of the job, in the midst of one
+
+
+@dataclass
+class Script:
+    """A script that trains the counting model; ``way`` takes the batches, and trains some."""
+
+    way: Callable[[Script, Steps, LoopbackWorker], None]
+    samples: int = SAMPLES
+    shards: tuple[int, ...] = ()
+    shared: bool = False
+    counts: dict[int, list[int]] = field(default_factory=dict)  # of samples, by worker
+    steps: dict[int, int] = field(default_factory=dict)  # made at the end, by worker
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        worker = one.worker
+        worker.attach_source(*source_of(self, 0, Batching(2)))
+        one.model = model = CountingModel(self.samples)
+        worker.attach_replica(model)
+        steps = Steps(worker, Feed(worker, 0), lambda: "the batch was not trained")
+        self.way(self, steps, one)
+        self.counts[worker.id] = model.count.tolist()
+        self.steps[worker.id] = worker.step
+        assert not model.wrong
+        one.result = True
+
+    def train(self, steps: Steps, one: LoopbackWorker) -> None:
+        """The update of the batch in hand."""
+        feed = steps._feed
+        assert isinstance(feed, Feed)
+        assert feed.batch is not None
+        one.compute(0.1)
+        train_step(one.worker, one.member, one.model, one.model.gradient(feed.batch))
+
+
+def by_max_steps(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+    for _ in steps.epochs(max_steps=LIMIT):
+        while steps.begin():
+            script.train(steps, one)
+
+
+def forever(steps: Steps) -> Iterator[int]:
+    for _ in steps.epochs(10**6):
+        while steps.begin():
+            yield 0
+
+
+def by_the_jobs_count(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+    batches = forever(steps)
+    while one.worker.step < LIMIT:
+        next(batches)
+        script.train(steps, one)
+
+
+def with_a_batch_in_hand(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+    for _ in forever(steps):
+        if one.worker.step >= LIMIT:
+            break
+        script.train(steps, one)
+
+
+def by_its_own_count(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+    batches = forever(steps)
+    for _ in range(LIMIT):
+        next(batches)
+        script.train(steps, one)
+
+
+def by_a_length_from_before(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+    length = one.worker.loader.rounds_of_epoch
+    for _ in steps.epochs(2):
+        for _ in range(length):
+            if not steps.begin():
+                break
+            script.train(steps, one)
+
+
+EVEN = [by_max_steps, by_the_jobs_count, with_a_batch_in_hand]
+
+
+def prove(job: LoopbackJob, script: Script) -> None:
+    """All have ended after the same step, with the same samples, none of them twice an epoch."""
+    assert job.memory.job.state is JobState.FINISHED, job.describe()
+    assert not job.errors, job.describe()
+    ended = [one.id for one in job.workers if one.result is not None and one.error is None]
+    assert {script.steps[worker] for worker in ended} == {LIMIT}
+    (counts,) = {tuple(script.counts[worker]) for worker in ended}
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("way", EVEN)
+def test_all_end_after_the_same_step_of_the_job_inside_an_epoch(
+    way: Callable[[Script, Steps, LoopbackWorker], None],
+) -> None:
+    """Newcomers, too, and with a death on the way."""
+    script = Script(way)
+    job = LoopbackJob(script, np=2, max_np=4, seed=5)
+    job.after_step(2, lambda job: job.scale({"a": 3}))
+    job.after_step(7, lambda job: job.kill(0))
+    job.run()
+    prove(job, script)
+    assert len(script.steps) >= 2, job.describe()
+    reason = job.memory.job.reason
+    assert reason.startswith("trained 10 steps; "), reason
+    assert f" of {SAMPLES} samples of " in reason
+    assert not [each for each in job.memory.events if isinstance(each.details, EpochLeftDetails)]
+
+
+@pytest.mark.parametrize("way", EVEN)
+def test_a_death_at_each_point_of_the_end(
+    way: Callable[[Script, Steps, LoopbackWorker], None],
+) -> None:
+    whole = LoopbackJob(Script(way), np=3, seed=2)
+    whole.run()
+    for worker in range(3):
+        last = whole.workers[worker].points
+        for point in range(last - 14, last + 1):
+            script = Script(way)
+            job = LoopbackJob(script, np=3, seed=2)
+            job.at(worker, point, lambda job, worker=worker: job.kill(worker))  # type: ignore[misc]
+            job.run()
+            prove(job, script)
+
+
+@pytest.mark.parametrize("joins", [0, 1])
+def test_a_count_of_a_workers_own_ends_the_job_with_who_left(joins: int) -> None:
+    """A newcomer has made fewer steps: nobody becomes rank 0 with it."""
+    script = Script(by_its_own_count)
+    job = LoopbackJob(script, np=2, max_np=3, seed=joins)
+    if joins:
+        job.after_step(3, lambda job: job.scale({"a": 3}))
+    job.run()
+    if not joins:
+        prove(job, script)
+        return
+    state, reason = job.memory.job.state, job.memory.job.reason
+    assert state is JobState.FAILED
+    assert reason.startswith(f"w0 and w1 ended their script after step {LIMIT}, inside epoch ")
+    assert "and w2 trains on; all workers must end after the same step: count the steps" in reason
+    assert {str(each) for each in job.errors.values()} == {reason}
+    assert all(isinstance(each, JobFailed) for each in job.errors.values())
+    assert len(job.workers) == 3, "nobody is replaced"
+
+
+def test_an_epoch_that_all_leave_too_early_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Samples that were left out are counted, and warned of once."""
+    script = Script(by_a_length_from_before)
+    job = LoopbackJob(script, np=4, min_np=1, max_np=4, seed=1)
+    job.after_step(0, lambda job: job.scale({"a": 2}))
+    with caplog.at_level(logging.WARNING):
+        job.run()
+    told = [each for each in job.memory.events if isinstance(each.details, EpochLeftDetails)]
+    assert len(told) == 2, job.describe()
+    (counts,) = {tuple(each) for each in script.counts.values()}
+    missed = [each.details.untrained for each in told]  # type: ignore[attr-defined]
+    assert sum(missed) == 2 * SAMPLES - sum(counts)
+    assert np.all(np.array(missed) > 0)
+    warnings = [each for each in caplog.messages if "train by steps, loader.steps(n)" in each]
+    assert len(warnings) == 1
+    assert "; " in job.memory.job.reason
+    assert f"of {SAMPLES} samples of epoch 1 are trained" in job.memory.job.reason
+
+
+def test_a_job_of_one_ends_with_the_same_words() -> None:
+    worker = Worker(Config(), LoopbackNetwork().ring(0), Mailbox(), JobOfOne(Config()))
+    worker.start()
+    worker.finishing.script_ended()
+    assert not worker.finished, "training has not begun"
+    worker.attach_source(Source(100, Batching(4), True, 7, 0))
+    worker.begin()
+    batch = worker.loader.sampler.form(worker.loader.ledger)
+    assert batch is not None
+    worker.loader.begin(batch)
+    worker.loader.records()
+    worker.loader.end()
+    worker.finishing.script_ended()
+    worker.finishing.script_ended()  # harmless twice
+    event = worker._mailbox.next_event()
+    assert event is not None
+    assert (
+        event.reason
+        == "trained 1 steps; the script ended in epoch 0, with 4 of 100 samples of it trained"
+    )
+
+
+def test_how_much_of_an_epoch_is_trained_in_words() -> None:
+    left = EpochLeft(3, 752, 960, is_over=False)
+    assert str(left) == "epoch 3 was left with 752 of 960 samples trained; 208 were not"
+    assert left.untrained == 208
+    assert ended_by_count(left) == "; 752 of 960 samples of epoch 3 are trained"
+    assert ended_by_script(left) == (
+        "; the script ended in epoch 3, with 752 of 960 samples of it trained"
+    )
+    whole = EpochLeft(2, 960, 960, is_over=True)
+    assert (ended_by_count(whole), whole.untrained) == ("", 0)
+    assert ended_by_script(whole) == "; the script ended after epoch 2"
+    stream = EpochLeft(0, 12, 0, is_over=False)
+    assert str(stream) == "epoch 0 was left with 12 samples trained"
+    assert stream.untrained == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "words"),
+    [
+        (None, None, "does not say how long to train"),
+        (None, 0, "the number of steps is 0; it must be a whole number, 1 or more"),
+        (3, 2.5, "the number of steps is 2.5"),
+        (3, True, "the number of steps is True"),
+    ],
+)
+def test_a_length_that_cannot_be(count: int | None, steps: int | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        asked_length("loader.epochs()", count, steps)
+    asked_length("loader.epochs()", 3, None)
+    asked_length("loader.steps()", None, int(np.int64(4)))
