@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import TypeVar
 
 from edl import failpoints
-from edl.core.job.stall import FOR_RECORDS, IN_USER_CODE, Activity
+from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, Activity
 from edl.daemon.mailbox import Mailbox
 from edl.ring.ring import Ring
 
@@ -30,7 +30,7 @@ _WAITS: dict[CodeType, str] = {
     Ring.finish_record.__code__: FOR_RECORDS,
     Ring.barrier.__code__: "waiting for the others before a switch",
     Ring.build.__code__: "building a ring with the others",
-    Ring.exchange.__code__: "waiting for the numbers of the others",
+    Ring.exchange.__code__: FOR_NUMBERS,
     Ring.broadcast.__code__: "exchanging the state with the others",
     Mailbox.wait_for_generation.__code__: "waiting for the leader's next generation",
 }

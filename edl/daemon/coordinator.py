@@ -71,6 +71,17 @@ class Coordinator(Protocol):
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
         """Make known how the job ended; the first worker to say so counts, and logs ``event``."""
 
+    def release_others(self, generation: Generation | None) -> None:
+        """The script of this worker has ended: cut the ring of ``generation`` if others need it to.
+
+        That is when one of them waits for gradients, or for numbers, which this worker will not
+        send. None: no more.
+        """
+
+    @property
+    def released_from(self) -> str:
+        """What another worker waited for when the ring was cut for that; empty: nothing."""
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until all of the above is known; False at the deadline."""
 

@@ -23,6 +23,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
+from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.job_spec import JobSettings
 from edl.core.records import (
     Generation,
@@ -42,6 +43,7 @@ from edl.daemon.mailbox import Mailbox
 from edl.daemon.own_log import OwnLog
 from edl.daemon.unwritten import Unwritten
 from edl.errors import ConfigError, CoordinationError, UnknownJob
+from edl.http.client import ask_all
 from edl.http.signing import Guard, http_key
 from edl.leader.leader import LeaderTerm
 from edl.ring.rendezvous import RendezvousServer
@@ -113,6 +115,8 @@ class Daemon:
         self._newest = 0
         self._scope = ""
         self._incarnation = (0, 0)  # of the job that has our nodes
+        self._ended_in: Generation | None = None  # the script has, and the others may not
+        self.released_from = ""
         self.leave_requested = False  # set by a signal handler, which must take no lock
 
     @property
@@ -225,6 +229,9 @@ class Daemon:
         self._unwritten.end_job(end, event)
         self._wake.set()
 
+    def release_others(self, generation: Generation | None) -> None:
+        self._ended_in = generation
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that is to be made known is written; False at the deadline."""
         self._wake.set()
@@ -260,6 +267,7 @@ class Daemon:
             if failure and self._log and (member := self._unwritten.member) is not None:
                 details = LogFailedDetails(member.name, member.host, self._log.path)
                 self._tell(details, f"{member.name} trains on without its log: {failure}")
+            self._release_others()
             try:
                 self._turn()
                 self._lost_job.is_back()
@@ -357,6 +365,19 @@ class Daemon:
             self._candidacy.end_term()  # nothing is left to decide
         else:
             self._candidacy.turn(self._wake.set)
+
+    def _release_others(self) -> None:
+        """See :meth:`release_others`."""
+        ended_in, own = self._ended_in, self._mailbox.worker
+        if ended_in is None or self._ring.membership[0] != ended_in.number:
+            return
+        ports = {seat.id: (seat.address, seat.port) for seat in ended_in.seats if seat.id != own}
+        for health in ask_all(ports, self._limits.probe_timeout_s).values():
+            doing = health.report.get("activity", {}).get("doing")
+            if doing in (FOR_GRADIENTS, FOR_NUMBERS) and self._ended_in is ended_in:
+                self._ended_in, self.released_from = None, doing
+                self._ring.break_(ended_in.number)
+                return
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
         """Free the training thread from a ring that has lost a member, or that nobody wants.

@@ -15,8 +15,9 @@ from functools import partial
 
 from edl import failpoints
 from edl.core.events import Details, FinishedDetails
+from edl.core.job.stall import FOR_NUMBERS
 from edl.core.records import JobEnd, JobState, Stage
-from edl.core.step.step_record import Stop
+from edl.core.step.step_record import StepRecord, Stop
 from edl.daemon.checkpointing import FLUSH_S, Checkpointing
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
@@ -54,11 +55,11 @@ class Finishing:
         self._coordinator = coordinator
         self._log_event = log_event
 
-    def finish(self, by_steps: bool = False) -> None:
+    def finish(self, early: bool = False) -> None:
         """The script has trained all its epochs.
 
         Args:
-            by_steps: it has made as many steps as it wanted, so an epoch may be left unfinished.
+            early: it ends its training on purpose, perhaps inside an epoch.
 
         Raises:
             WorkerEvicted: it was given up: what it has trained is not the job's.
@@ -66,7 +67,7 @@ class Finishing:
         """
         self._mailbox.check()
         self._steps().leave()
-        self._conclude(Stop.FINISHED, cuts_epoch=not by_steps)
+        self._conclude(Stop.FINISHED, cuts_epoch=not early)
 
     def script_ended(self) -> None:
         """The script has ended with success: if all have, after the same step, the job is finished.
@@ -86,7 +87,28 @@ class Finishing:
         self._mailbox.check()
         self.settle()
         steps.leave()
-        self._conclude(Stop.ENDED)
+        try:
+            self._conclude(Stop.ENDED)
+        finally:
+            self._coordinator.release_others(None)
+
+    def _row(self, stop: Stop) -> StepRecord | None:
+        """This worker's record of the end, in the present ring.
+
+        Raises:
+            JobFailed: the script has ended, and others wait for the numbers of all workers.
+        """
+        steps, coordinator = self._steps(), self._coordinator
+        row = steps.last_record(stop)
+        if stop is Stop.ENDED and coordinator.released_from == FOR_NUMBERS:
+            self._checkpointing.fail(
+                f"w{self._switching.worker} ended its script after step {steps.progress.step}, and "
+                "others train on, in edl.mean() or the like; all workers must end after the same "
+                "step: count the steps of the job (edl.step()), not those of a worker"
+            )
+        if stop is Stop.ENDED:
+            coordinator.release_others(self._switching.generation)
+        return row
 
     def _conclude(self, stop: Stop, cuts_epoch: bool = False) -> None:
         """``cuts_epoch``: the script may not know that it leaves samples of its last epoch out."""
@@ -94,7 +116,7 @@ class Finishing:
         self.finished = True
         steps.log_switch_if_due()
         trained_in = steps.trained_in
-        switching.finish_together(partial(steps.last_record, stop), steps.compare)
+        switching.finish_together(partial(self._row, stop), steps.compare)
         # A script may end long after its last step, as after an evaluation: who fails in that has
         # trained to the end, too.
         finished_in = trained_in if stop is Stop.ENDED else switching.number

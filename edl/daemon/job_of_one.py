@@ -52,6 +52,10 @@ class JobOfOne:
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None: ...
 
+    released_from = ""
+
+    def release_others(self, generation: Generation | None) -> None: ...
+
     def flush(self, timeout_s: float) -> bool:
         return True
 

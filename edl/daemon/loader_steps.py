@@ -92,6 +92,7 @@ class LoaderSteps(Steps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, mailbox, switching, wishes)
+        self._leaves = False  # the script has left its loop with a batch in hand
         self._left_in = 0  # the generation in which the script has left its loop
         self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
@@ -211,9 +212,21 @@ class LoaderSteps(Steps):
             self.announce()
             records = super().records()
             if not self.open or counts(records):
+                self._see_who_left(records)
                 return records
             self._progress.announces_late = True
             self._records = self._pending = None
+
+    def _see_who_left(self, records: StepRecords) -> None:
+        """If others have left their loops with the batch of this step, their gradients never come.
+
+        Raises:
+            JobFailed: they have; the next record of each says how.
+        """
+        if self._leaves or not (records.column("stop") == Stop.LEFT).any():
+            return
+        self._send(self.idle_record())
+        super().records()
 
     @property
     def update(self) -> Update:
@@ -294,6 +307,7 @@ class LoaderSteps(Steps):
         """
         if self.warming_up or self.open_step.superseded:
             return
+        self._leaves = self.open
         while self.open:
             try:
                 self.records()
@@ -342,6 +356,7 @@ class LoaderSteps(Steps):
 
     def _begin_step(self) -> None:
         self.begun += 1
+        self._leaves = False
         if not self.warming_up:
             self._check.begin_step()
             self._records = self._pending = None  # of a step that others may have completed
@@ -351,7 +366,8 @@ class LoaderSteps(Steps):
 
     def _send_row(self) -> None:
         step = self.open_step
-        record = self._record(step.samples, state=self._check.state)
+        stop = Stop.LEFT if self._leaves else Stop.NO
+        record = self._record(step.samples, stop, self._check.state)
         self._send(replace(record, **self.sampler.row(self.ledger, step.untrained)))
 
 

@@ -128,7 +128,7 @@ class Steps:
             if worker.loader.epoch + 1 >= most or self.made_all_steps:
                 break
             worker.loader.next_epoch()
-        worker.finishing.finish(by_steps=self.made_all_steps)
+        worker.finishing.finish(early=self.made_all_steps)
 
     def limit(self, max_steps: int | None) -> None:
         """End the training when the job has made ``max_steps`` updates; None: by its epochs."""

@@ -256,6 +256,13 @@ class LoopbackMember:
         self._generation = 0
         self._cut = False
 
+    def is_missed_in(self, name: str) -> bool:
+        """Whether others wait for this worker in a collective whose name begins with ``name``."""
+        open_ = self._wire.open.values() if self._wire is not None else ()
+        return any(
+            each.name.startswith(name) and self._rank not in each.contributions for each in open_
+        )
+
     # --- the connection
 
     def open(self, where: Place, generation: Generation | None) -> None:

@@ -39,10 +39,9 @@ from edl.framework.process import (
     rank,
     shutdown,
     size,
-    step,
 )
 from edl.tensorflow import diagnose, elastic, horovod_names
-from edl.tensorflow.api import init, mean, track
+from edl.tensorflow.api import init, mean, step, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod

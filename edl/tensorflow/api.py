@@ -47,6 +47,11 @@ def track(**objects: Any) -> None:
     process.track(TensorFlowReplica.check, objects)
 
 
+def step() -> int:
+    """How many optimizer updates the job has made, the one that was applied last included."""
+    return process.step() + int(training.current().has_made_update)
+
+
 def mean(value: Any, weight: float | None = None) -> Any:
     """See :func:`edl.framework.metrics.mean`. The update that was applied last is complete."""
     if process.current_worker().loader.open:

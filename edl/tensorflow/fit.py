@@ -190,7 +190,8 @@ class KerasCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         now = self._training
         now.fitting = False
-        now.worker.finishing.finish(by_steps=now.steps.made_all_steps)
+        stopped = bool(now.worker.loader.progress.stop) or now.worker.loader.wants_to_stop
+        now.worker.finishing.finish(early=stopped or now.steps.made_all_steps)
 
 
 class _Last(keras.callbacks.Callback):
@@ -249,7 +250,9 @@ class _Last(keras.callbacks.Callback):
         if worker.loader.progress.stop:
             self._stop(worker.loader.progress.stop)
         elif self._training.steps.made_all_steps:
-            self._stop(f"the job was to make {counted(worker.step, 'update')}")
+            progress = worker.loader.progress  # all workers are here, and know it
+            progress.stop = f"the job was to make {counted(worker.step, 'update')}"
+            self._stop(progress.stop)
         elif worker.loader.ledger.finished:
             self.model.stop_training = EPOCH_IS_OVER
 

@@ -95,6 +95,7 @@ def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any
     now = training.current()
     means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
     now.reduced_early |= {id(plain(variable)) for variable in variables}
+    now.reduces_eagerly |= tf.executing_eagerly()
     if not tf.executing_eagerly():
         graph = tf.compat.v1.get_default_graph()
         setattr(graph, _PROCEED, proceed)

@@ -75,6 +75,7 @@ class Training:
         self.steps = Steps(worker, self.feed, lambda: UNFINISHED)
         worker.finishing.settle = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
+        self.reduces_eagerly = False  # a tape has, outside of any tf.function
         self.updates: list[Any] = []  # of graphs: what applies gradients
         self.fitted: Any = None  # the model whose fit runs
         self.replica: TensorFlowReplica | None = None
@@ -285,6 +286,20 @@ class Training:
     def is_reduced(self) -> bool:
         """Gradients of the open step are."""
         return any(each.reduction.done for each in self._trained)
+
+    @property
+    def has_made_update(self) -> bool:
+        """An update was applied that the job has not counted yet: the next batch counts it.
+
+        A tape that computes the job's gradients does so before the update: then it is one when the
+        optimizer has had its turn. Steps of several optimizers are counted with their updates.
+        """
+        loader = self.worker.loader
+        if not loader.open or self.worker.warming_up or self.reduction.several:
+            return False
+        if loader.open_step.superseded or not self.reduction.done:
+            return False
+        return bool(loader.open_step.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
         """Hand out the next batch; False when the epoch is over."""

@@ -15,6 +15,7 @@ from edl.core.events import Event
 from edl.core.job.ages import AgeTracker
 from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
+from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.records import (
     Assigned,
     Desired,
@@ -252,6 +253,8 @@ class MemoryCoordinator:
         self._cut_after = 0.0
         self.settings, self.sizes = job.job.spec.settings, job.job.sizes
         self.leave_requested = False
+        self.released_from = ""
+        self._ended_in = 0  # the generation in whose ring the script has ended
         self.policy = NoPolicy()
         name = f"daemon of w{member.id}"
         job.schedule.actors.append(Actor(name, self._is_due, self._turn, self._cuts_at))
@@ -305,6 +308,9 @@ class MemoryCoordinator:
         self._ends.append((end, event))
         self._dirty = True
 
+    def release_others(self, generation: Generation | None) -> None:
+        self._ended_in = 0 if generation is None else generation.number
+
     def flush(self, timeout_s: float) -> bool:
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
@@ -320,7 +326,16 @@ class MemoryCoordinator:
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
         fresh = self._dirty or self.leave_requested or self._seen != job.news
-        return fresh or self._must_cut()
+        return fresh or self._must_cut() or bool(self._needed_for())
+
+    def _needed_for(self) -> str:
+        """What others wait for in the ring in which the script of this worker has ended."""
+        if not self._ended_in or self._ring.membership[0] != self._ended_in:
+            return ""
+        member = self._job.network.member(self._member.id)
+        if member.is_missed_in("edl.gradient"):
+            return FOR_GRADIENTS
+        return FOR_NUMBERS if member.is_missed_in("edl.exchange") else ""
 
     def _turn(self) -> None:
         """Write what is due, read what is new."""
@@ -332,6 +347,9 @@ class MemoryCoordinator:
             self._dirty = True  # its session was lost
             if self._candidate and worker not in job.evicted:
                 job.stand(worker)
+        if waits_for := self._needed_for():
+            self._ring.break_(self._ended_in)
+            self._ended_in, self.released_from = 0, waits_for
         if self._dirty:
             self._write()
         self._read()

@@ -92,6 +92,26 @@ def by_its_own_count(script: Script, steps: Steps, one: LoopbackWorker) -> None:
         script.train(steps, one)
 
 
+def by_its_own_count_with_a_batch_in_hand(
+    script: Script, steps: Steps, one: LoopbackWorker
+) -> None:
+    for number, _ in enumerate(forever(steps)):
+        if number >= LIMIT:
+            break
+        script.train(steps, one)
+
+
+def by_its_own_count_and_the_others_exchange(
+    script: Script, steps: Steps, one: LoopbackWorker
+) -> None:
+    batches = forever(steps)
+    for _ in range(LIMIT):
+        next(batches)
+        script.train(steps, one)
+        if one.worker.step == LIMIT and one.id == 2:
+            one.worker.exchange([1.0])
+
+
 def by_a_length_from_before(script: Script, steps: Steps, one: LoopbackWorker) -> None:
     length = one.worker.loader.rounds_of_epoch
     for _ in steps.epochs(2):
@@ -165,6 +185,32 @@ def test_a_count_of_a_workers_own_ends_the_job_with_who_left(joins: int) -> None
     assert "and w2 trains on; all workers must end after the same step: count the steps" in reason
     assert {str(each) for each in job.errors.values()} == {reason}
     assert all(isinstance(each, JobFailed) for each in job.errors.values())
+    assert len(job.workers) == 3, "nobody is replaced"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_who_ends_with_a_batch_in_hand_frees_the_others(seed: int) -> None:
+    """They wait for its gradients, in a collective that it does not take part in."""
+    script = Script(by_its_own_count_with_a_batch_in_hand)
+    job = LoopbackJob(script, np=2, max_np=3, seed=seed)
+    job.after_step(3, lambda job: job.scale({"a": 3}))
+    job.run()
+    reason = job.memory.job.reason
+    assert job.memory.job.state is JobState.FAILED, job.describe()
+    assert reason.startswith(f"w0 and w1 ended their script after step {LIMIT}, inside epoch ")
+    assert "and w2 trains on; all workers must end after the same step" in reason
+    assert {str(each) for each in job.errors.values()} == {reason}
+    assert len(job.workers) == 3, "nobody is replaced"
+
+
+def test_who_ends_while_others_exchange_numbers_frees_them() -> None:
+    script = Script(by_its_own_count_and_the_others_exchange)
+    job = LoopbackJob(script, np=2, max_np=3, seed=1)
+    job.after_step(3, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert job.memory.job.state is JobState.FAILED, job.describe()
+    words = f"ended its script after step {LIMIT}, and others train on, in edl.mean() or the like"
+    assert words in job.memory.job.reason
     assert len(job.workers) == 3, "nobody is replaced"
 
 

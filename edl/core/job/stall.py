@@ -17,6 +17,7 @@ IN_USER_CODE = "in user code"
 SAVING = "writing the last checkpoint"
 FOR_RECORDS = "waiting for the step records of the others"
 FOR_GRADIENTS = "waiting for the gradients of the others"
+FOR_NUMBERS = "waiting for the numbers of the others"
 SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
 
 

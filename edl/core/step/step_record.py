@@ -98,10 +98,11 @@ class Stop(IntEnum):
 
     NO = 0
     WANTED = 1  # its script wants to stop: all do, after this step
-    FINISHED = 2  # it has trained to its end, and is in no step
-    ENDED = 3  # its script has ended, perhaps inside an epoch, and it is in no step
-    SAVED = 4  # and if it is the one who saves, the last checkpoint is written
-    UNSAVED = 5  # and could not be written
+    LEFT = 2  # its script has left the loop with the batch of this step, and sends no gradients
+    FINISHED = 3  # it has trained to its end, and is in no step
+    ENDED = 4  # its script has ended, perhaps inside an epoch, and it is in no step
+    SAVED = 5  # and if it is the one who saves, the last checkpoint is written
+    UNSAVED = 6  # and could not be written
 
 
 @dataclass(frozen=True)
