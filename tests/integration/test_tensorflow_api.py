@@ -399,6 +399,10 @@ for _ in ds.epochs(1):
         FIT + "model.fit(ds, steps_per_epoch=2, callbacks=[edl.KerasCallback()], **quietly)",
         "leave out steps_per_epoch",
     ),
+    "a fit by no steps": (
+        "edl.init(); edl.KerasCallback(max_steps=0)",
+        "the number of steps is 0; it must be a whole number",
+    ),
     "options out of order": (
         (
             "edl.init(); some = tf.data.Options(); some.deterministic = False\n"
@@ -423,6 +427,42 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "a loop by steps, and one by the count of the job": (
+        LOOP
+        + """
+assert len(ds) == 2 == ds.map(lambda *each: each).cardinality()
+seen = []
+for x, y in ds.steps(3):
+    before = edl.step(); apply(); seen.append((before, edl.step()))
+assert seen == [(0, 1), (1, 2), (2, 3)], seen
+assert edl.current_worker().finished
+""",
+        "",
+    ),
+    "epochs until so many steps are made, with a tape of the job's": (
+        LOOP
+        + """
+def tape_step():
+    with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
+    weights = model.trainable_variables
+    gradients = edl.DistributedGradientTape(tape).gradient(loss, weights)
+    now = edl.step(); opt.apply_gradients(zip(gradients, weights)); assert edl.step() == now + 1
+made = 0
+for epoch in ds.epochs(9, max_steps=3):
+    for _ in ds: tape_step(); made += 1
+assert (made, edl.step(), epoch) == (3, 3, 1), (made, edl.step(), epoch)
+""",
+        "",
+    ),
+    "a fit by steps": (
+        """
+edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
+history = model.fit(ds, epochs=9, callbacks=[edl.KerasCallback(max_steps=3)], verbose=0)
+assert (edl.step(), len(history.history["loss"])) == (3, 2), history.history
+assert edl.current_worker().loader.progress.untrained == 0
+""",
+        "",
+    ),
     "callbacks of a worker that has joined after seven batches": (
         """
 from edl.core.step.turns import Schedule

@@ -73,6 +73,39 @@ def train():
     opt.zero_grad(); model(torch.ones(1, 1)).sum().backward(); opt.step()
 """
 RIGHT_USES = {
+    "a loop by steps": (
+        LOOP.replace("(data)", "([0.0] * 4)")
+        + """
+seen = []
+for _ in loader.steps(6): seen.append((edl.step(), loader.batch_index)); train()
+assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 0), (5, 1)], seen
+assert edl.step() == 6 and edl.current_worker().finished
+""",
+        "",
+    ),
+    "a loop by steps of several batches": (
+        LOOP.replace("(data)", "([0.0] * 8)")
+        + """
+made = 0
+for number, _ in enumerate(loader.steps(3)):
+    made += 1
+    if number % 2 == 0:
+        with edl.no_sync(): model(torch.zeros(1)).mean().backward()
+    else:
+        model(torch.zeros(1)).mean().backward(); opt.step(); opt.zero_grad()
+assert (made, edl.step()) == (6, 3), (made, edl.step())
+""",
+        "",
+    ),
+    "epochs until so many steps are made": (
+        LOOP.replace("(data)", "([0.0] * 4)")
+        + """
+for epoch in loader.epochs(max_steps=6):
+    for _ in loader: train()
+assert (epoch, edl.step()) == (1, 6), (epoch, edl.step())
+""",
+        "",
+    ),
     "a warning of a loop that never updates": (
         LOOP.replace("(data)", "([0.0] * 150)").replace("opt.step()", "pass")
         + """
@@ -245,6 +278,8 @@ for _ in loader.epochs(1):
     ),
 }
 WRONG_USES = {
+    "no length of the training": (LOOP + "loader.epochs()", "does not say how long to train"),
+    "half a step": (LOOP + "loader.steps(2.5)", "the number of steps is 2.5; it must be a whole"),
     "rank before init": ("edl.rank()", "call edl.init() first"),
     "optimizer before init": ("edl.Optimizer(sgd, model)", "call edl.init() first"),
     "empty dataset": ("edl.init(); edl.DataLoader([])", "the dataset has 0 samples"),
