@@ -56,7 +56,7 @@ class Flights:
         buffer, gradient.spare = gradient.spare, None
         if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
             buffer = torch.empty_like(sent)
-        handle = self._guard(average_start, sent, buffer, gradient.collective)
+        handle = self._guard(average_start, _real(sent), _real(buffer), gradient.collective)
         if not self._gradients:
             reduction.sending()
         local = gradient.parameter.grad
@@ -98,7 +98,8 @@ class Flights:
             RingBroken: the ring is.
         """
         assert gradient.flight is not None
-        return self._wait(gradient.flight.handle)
+        average = self._wait(gradient.flight.handle)
+        return torch.view_as_complex(average) if gradient.flight.sent.is_complex() else average
 
     def landed(self) -> None:
         """All that were sent have come back."""
@@ -137,4 +138,9 @@ def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
     if local.requires_grad:  # backward(create_graph=True)
         local = local.detach()
     weighted = local if weight == 1.0 else local * weight
-    return weighted.to(wire).contiguous()
+    return weighted.to(wire).contiguous().resolve_conj()
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Horovod has no complex types: the real numbers that such a tensor is made of."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -18,6 +18,7 @@ from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
+from edl.torch.closures import Arguments, after_closure
 from edl.torch.schedulers import counted, counts_samples, schedulers_of
 
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
@@ -220,7 +221,7 @@ def before_each_update(
             "on others; use edl.DataLoader and edl.Optimizer, or a scheduler of PyTorch's"
         )
 
-    def before(*_: Any) -> None:
-        then(current_worker().loader.update)
+    def before(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments | None:
+        return after_closure(arguments, named, lambda: then(current_worker().loader.update))
 
     optimizer.register_step_pre_hook(before)

@@ -53,15 +53,19 @@ class TorchNoise(NoiseMeter):
                 continue
             part, times = self._looked_at(gradient.numel())
             numbers = _at_least_float32(gradient.detach().to_dense().reshape(-1)[part])
+            if numbers.is_complex():
+                numbers = numbers.abs()
             denominator = denominators[parameter]
             seen.append((numbers if denominator is None else numbers / denominator, times))
         return seen
 
     def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
         """What Adam divides this part of a gradient by; None: it is no Adam, or too young."""
-        state = self._optimizer.state.get(parameter, {})
+        state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
         if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:
+            return None
+        if squares.is_complex():  # those of the real and of the imaginary parts
             return None
         group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
         if not {"betas", "eps"} <= group.keys():  # somebody's own, which may use it otherwise

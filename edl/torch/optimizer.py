@@ -10,7 +10,9 @@ import torch
 from edl.errors import UsageError, first
 from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
+from edl.torch.closures import AGAIN, Arguments, after_closure
 from edl.torch.lr_schedule import follow_policy
+from edl.torch.optimizer_state import complete, inner_optimizers, is_sharpness_aware
 from edl.torch.reduction import GradientReduction
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
@@ -40,9 +42,10 @@ def Optimizer(
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
-            wants a closure; the model is PyTorch's DistributedDataParallel or FSDP, or another
-            process group exchanges gradients; ``backward_passes_per_step`` is less than 1;
-            training has begun; a parameter has another optimizer.
+            evaluates a closure more than once in a step (LBFGS); the model is PyTorch's
+            DistributedDataParallel or FSDP, or another process group exchanges gradients;
+            ``backward_passes_per_step`` is less than 1; training has begun; a parameter has
+            another optimizer.
     """
     current_worker()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -53,6 +56,8 @@ def Optimizer(
         raise UsageError(
             "gradients are dense after their reduction, which SparseAdam refuses; use Adam"
         )
+    if isinstance(optimizer, torch.optim.LBFGS) and _evaluates_again(optimizer):
+        raise UsageError(AGAIN.format(kind="LBFGS"))
     _refuse_other_exchange(model)
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
@@ -60,6 +65,7 @@ def Optimizer(
         raise UsageError(
             f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1"
         )
+    complete(optimizer)
     reduction = attach_optimizer(optimizer, model, backward_passes_per_step)
 
     listen(optimizer, reduction)
@@ -67,6 +73,10 @@ def Optimizer(
     optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
     follow_policy(optimizer)
     return optimizer
+
+
+def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
+    return any(g["max_iter"] > 1 or g["line_search_fn"] for g in lbfgs.param_groups)
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
@@ -89,24 +99,37 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
     """Let ``reduction`` have its part before and after each step of ``optimizer``."""
 
-    def before(_: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
-        if closure is not None:
-            raise UsageError(
-                "edl trains one backward() per optimizer.step(); optimizers that evaluate a "
-                "closure (LBFGS) do not work with it"
-            )
+    stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
+
+    def begin() -> None:
         if reduction.accumulation.is_between_pieces:  # no parameter has a gradient: nothing changes
             reduction.end_piece()
         else:
             reduction.begin_update()
 
-    def after(*_: Any) -> None:
+    def before(
+        hooked: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Arguments | None:
+        nonlocal stepping
+        if hooked is not optimizer and stepping is optimizer:
+            return None
+        stepping = hooked
+        return after_closure(arguments, named, begin)
+
+    def after(hooked: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal stepping
+        if hooked is not stepping:
+            return
+        stepping = None
         if reduction.accumulation.is_between_pieces:
             return
+        if not reduction.step.done:
+            raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
         # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
         found_inf = getattr(optimizer, "found_inf", None)
         reduction.end_step(skipped=False if found_inf is None else found_inf)
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    within = inner_optimizers(optimizer).values() if is_sharpness_aware(optimizer) else ()
+    for each in (optimizer, *within):  # second_step() calls the inner one's step()
+        each.register_step_pre_hook(before)
+        each.register_step_post_hook(after)

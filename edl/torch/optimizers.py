@@ -39,7 +39,8 @@ class Optimizers:
 
     Attributes:
         rounds: what they have reduced in the open step.
-        several: there is more than one; no property, for it is asked once a parameter.
+        several: there is more than one, or one that wants two backward passes for an update; no
+            property, for it is asked once a parameter.
         scaler: which has scaled a loss last.
         backward_end: of the backward pass that runs.
     """
@@ -55,8 +56,8 @@ class Optimizers:
         self._owners: dict[torch.nn.Parameter, GradientReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
 
-    def add(self, reduction: GradientReduction) -> None:
-        """One more.
+    def add(self, reduction: GradientReduction, two_passes: bool = False) -> None:
+        """One more; ``two_passes``: it wants two backward passes for an update.
 
         Raises:
             UsageError: training has begun; or one of them counts its backward passes.
@@ -68,13 +69,14 @@ class Optimizers:
                 "a new job"
             )
         both = (*self._reductions, reduction)
-        if self._reductions and any(each.accumulation.counts_passes for each in both):
+        several = len(both) > 1 or two_passes
+        if several and any(each.accumulation.counts_passes for each in both):
             raise UsageError(
-                "with several optimizers, accumulate gradients inside of edl.no_sync() in place of "
-                "backward_passes_per_step"
+                "with several optimizers, or one that wants two backward passes (SAM), accumulate "
+                "gradients inside of edl.no_sync() in place of backward_passes_per_step"
             )
         self._reductions.append(reduction)
-        self.several = len(self._reductions) > 1
+        self.several = self.several or several
         if self.several:
             self.worker.loader.before_exchange = self._end_updated_step
             for each in self._reductions:

@@ -24,6 +24,7 @@ by all workers together, at the end of backward (:func:`edl.core.step.weighting.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ from edl.torch.flights import Flights
 from edl.torch.gradient import Gradient
 from edl.torch.groups import optimizer_parameters
 from edl.torch.noise import TorchNoise
+from edl.torch.optimizer_state import is_sharpness_aware
 from edl.torch.optimizers import Optimizers
 
 NO_BATCH = (
@@ -56,10 +58,12 @@ class LastStep:
     """What became of the last complete step.
 
     ``skipped``: its update was skipped; a tensor that is not 0.0 then where the optimizer decides
-    it by itself, on its device.
+    it by itself, on its device. ``missed``: others have completed it without this worker; puts what
+    came of them back, for an optimizer that changes something in a step without gradients.
     """
 
     skipped: bool | torch.Tensor = False
+    missed: Callable[[], None] | None = None
 
 
 class GradientReduction:
@@ -93,7 +97,7 @@ class GradientReduction:
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # of the names of collectives
-        optimizers.add(self)
+        optimizers.add(self, is_sharpness_aware(optimizer))
         self._hook_new()
 
     # --- the life of a step
@@ -193,6 +197,9 @@ class GradientReduction:
         """The optimizer has made its step, or the script has skipped it."""
         if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
+        put_back, self._last_step.missed = self._last_step.missed, None
+        if put_back is not None:
+            put_back()
         if skipped is not True:
             self._reduction.apply()
         if not self._optimizers.several:

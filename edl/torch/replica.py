@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,13 @@ from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
 from edl.torch.names import extra_states, load_extra_states, state_dict_names
+from edl.torch.optimizer_state import (
+    inner_optimizers,
+    load_state,
+    named_state,
+    state_of,
+    with_own_options,
+)
 from edl.torch.reduction import LastStep
 from edl.torch.scalers import Scalers
 from edl.torch.schedulers import Schedulers
@@ -107,8 +116,7 @@ class TorchReplica(FrameworkReplica):
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "optimizers": [
-                {**each.optimizer.state_dict(), GROUPS: each.groups.state()}
-                for each in self._trained
+                {**state_of(each.optimizer), GROUPS: each.groups.state()} for each in self._trained
             ],
             "requires_grad": self._flags.changed(self._parameters()),
             "extra": [extra_states(model) for model in self._models()],
@@ -130,11 +138,7 @@ class TorchReplica(FrameworkReplica):
         for number, each in enumerate(self._trained):
             trained = dict(optimizer_parameters(each.optimizer, each.model))
             compared |= self._outside(each, trained.items())
-            names, state = list(trained), each.optimizer.state_dict()
-            optimizers[str(number)] = {
-                **{names[index]: values for index, values in state["state"].items()},
-                "param_groups": state["param_groups"],
-            }
+            optimizers[str(number)] = named_state(state_of(each.optimizer), list(trained))
         return {
             "model": compared,
             "optimizer": optimizers if len(optimizers) > 1 else optimizers["0"],
@@ -180,8 +184,12 @@ class TorchReplica(FrameworkReplica):
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
         ):
-            self._load_optimizer(each, theirs, receive)
+            theirs = self._load_optimizer(each, theirs, receive)
             each.last_step.skipped = skipped
+            if receive is Receive.STEP and inner_optimizers(each.optimizer):
+                came = {name: state["model"][name] for name in taken}
+                put_back = partial(self._put_back, each.optimizer, came, copy.deepcopy(theirs))
+                each.last_step.missed = put_back
         if receive is Receive.ALL:
             self._flags.follow(self._parameters(), state.get("requires_grad", {}))
             for model, extra in zip(self._models(), state.get("extra", ()), strict=False):
@@ -196,22 +204,35 @@ class TorchReplica(FrameworkReplica):
                     " and a ".join(odd),
                 )
 
+    def _put_back(
+        self,
+        optimizer: torch.optim.Optimizer,
+        weights: Mapping[str, torch.Tensor],
+        state: dict[str, Any],
+    ) -> None:
+        mine = self._model_tensors()
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                mine[name].copy_(tensor)
+        load_state(optimizer, state)
+
     @staticmethod
-    def _load_optimizer(each: _Trained, theirs: dict[str, Any], receive: Receive) -> None:
+    def _load_optimizer(each: _Trained, theirs: dict[str, Any], receive: Receive) -> dict[str, Any]:
         groups, own = theirs.pop(GROUPS, None), each.optimizer
         if receive is Receive.STEP:
             # The learning rate and its like belong to the script's place in its loop, and this
             # script's schedulers have yet to do what the sender's have done. So do its groups.
-            if groups is not None:
+            if groups is not None and groups["now"] != each.groups.names:
                 theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
-            theirs["param_groups"] = own.state_dict()["param_groups"]
+            theirs = with_own_options(own, theirs)
         elif groups is not None:
             options = [
                 {name: value for name, value in group.items() if name != "params"}
                 for group in theirs["param_groups"]
             ]
             each.groups.follow(groups, options)
-        own.load_state_dict(theirs)
+        load_state(own, theirs)
+        return theirs
 
     def capture(self) -> Any:
         """See :class:`edl.checkpoint.store.Durable`: with the names that `state_dict()` has."""

@@ -84,7 +84,8 @@ exchange = functools.partial(state.exchange, TorchArrays())
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _own_device(kind: str) -> torch.device:

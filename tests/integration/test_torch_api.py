@@ -353,8 +353,8 @@ WRONG_USES = {
     "no epochs": ("edl.init(); next(iter(edl.DataLoader(data)))", "for epoch in loader.epochs(n)"),
     "track": ("edl.init(); edl.track(a=1)", "has no state_dict() and load_state_dict()"),
     "closure": (
-        "edl.init(); edl.Optimizer(sgd, model).step(lambda: 0.0)",
-        "evaluate a closure",
+        "edl.init(); edl.Optimizer(torch.optim.LBFGS(model.parameters()), model)",
+        "LBFGS evaluates its closure more than once",
     ),
     "DDP": (
         """

@@ -1,0 +1,48 @@
+"""Closures that a script gives to ``optimizer.step()``: one ``backward()`` in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from edl.errors import UsageError
+
+AGAIN = (
+    "{kind} evaluates its closure more than once in a step, and edl trains one backward() in each; "
+    "use an optimizer that evaluates it once, such as Adam, or torch.optim.LBFGS with max_iter=1 "
+    "and no line search"
+)
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def after_closure(
+    arguments: tuple[Any, ...], named: dict[str, Any], then: Callable[[], None]
+) -> Arguments | None:
+    """Call ``then`` when the gradients of the step are there: now, or after the closure.
+
+    Args:
+        arguments: of ``optimizer.step``, the optimizer among them.
+        named: those with names.
+
+    Returns:
+        The arguments for ``optimizer.step``; None: those that it has.
+    """
+    closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
+    if closure is None:
+        then()
+        return None
+    evaluated = False
+
+    def once() -> Any:
+        nonlocal evaluated
+        if evaluated:
+            raise UsageError(AGAIN.format(kind=type(arguments[0]).__name__))
+        evaluated = True
+        loss = closure()
+        then()
+        return loss
+
+    if "closure" in named:
+        return arguments, {**named, "closure": once}
+    return (arguments[0], once, *arguments[2:]), named
