@@ -39,7 +39,8 @@ _ENDS: Mapping[JobState, type[Details]] = {
 
 def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapshot) -> None:
     """Log how a worker's process on ``host`` has ended: it failed, or it was to end."""
-    details = (WorkerFailedDetails if process.failed else WorkerExitedDetails)(
+    failed = process.failed or process.deserted
+    details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
         worker=None if process.worker is None else process.name,
         host=host,
         slot=process.slot,

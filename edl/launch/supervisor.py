@@ -222,6 +222,9 @@ class Supervisor(ABC, Generic[State]):
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
         processes = self._frozen.look(own.processes, snapshot, now)
         for process in processes:
+            state, settle_s = snapshot.job.state, own.limits.settle_s
+            if process.is_undecided(state, now, settle_s):
+                continue
             if not process.alive and process.launch not in self._reported:
                 worker_ended(self._store, process, own.host, snapshot)
                 self._reported.add(process.launch)

@@ -125,6 +125,40 @@ def test_the_name_of_a_process_says_how_far_its_end_is() -> None:
     assert script_ended(done, ScriptEnd(0, handled=True), NOW + 5) == done
 
 
+def test_who_exits_with_0_out_of_a_ring_that_others_repair_has_failed() -> None:
+    """As by os._exit(0): its script did not say that it ended. It is started again with pauses."""
+    gone = replace(TRAINS, generation=1, exit_code=0, exited=NOW)
+    assert gone.is_undecided(JobState.RUNNING, NOW + 0.5, 1.0)
+    assert not gone.is_undecided(JobState.FINISHED, NOW + 0.5, 1.0)
+    assert not gone.is_undecided(JobState.RUNNING, NOW + 1.0, 1.0)
+    repaired = replace(FACTS, generation=Generation(2, 1, SEATS[:1], 0, (), (1,), "it broke"))
+    one = seen(gone, repaired, NOW)
+    assert one.deserted
+    assert not one.failed, "the end of the job does not depend on it"
+    assert (one.failures_now, one.pause_s(30.0), one.uses_up(0)) == (1, 1.0, True)
+    assert not one.is_undecided(JobState.RUNNING, NOW + 0.5, 1.0)
+    assert "exited with code 0 inside the training, and did not end its script" in one.ending_text(
+        "a"
+    )
+
+
+@pytest.mark.parametrize(
+    "how_it_left", ["by a switch", "asked by its launcher", "with an error", "as all others did"]
+)
+def test_who_has_left_in_order_has_deserted_nobody(how_it_left: str) -> None:
+    gone = replace(TRAINS, generation=1, exit_code=0, exited=NOW)
+    repair = Generation(2, 1, SEATS[:1], 0, (), (1,), "it broke")
+    if how_it_left == "by a switch":
+        repair = replace(repair, previous=SEATS)
+    elif how_it_left == "asked by its launcher":
+        gone = replace(gone, ending_since=NOW - 1)
+    elif how_it_left == "with an error":
+        gone = replace(gone, exit_code=1)
+    else:
+        repair = replace(repair, seats=())
+    assert not seen(gone, replace(FACTS, generation=repair), NOW).deserted
+
+
 def test_a_process_is_found_by_its_launch() -> None:
     member = Member(7, "a", 1, "127.0.0.1", 1, 1, "l1", Stage.PREPARING)
     found = seen(Process(1, "l1", NOW), replace(FACTS, members=(member,)), NOW)

@@ -62,6 +62,7 @@ class Process:
     exited: float | None = None
     last_line: str = ""  # of its output, that is not noise; known when it has exited
     used_up: bool = False  # its slot was given up after it
+    deserted: bool = False  # it exited with code 0, and the others had to go on without it
 
     @property
     def alive(self) -> bool:
@@ -89,6 +90,11 @@ class Process:
         return self._asked_before or (bool(self.evicted) and self.exit_code <= 1)
 
     @property
+    def blamed(self) -> bool:
+        """Its end counts as a failure of its slot."""
+        return self.failed or self.deserted or bool(self.evicted)
+
+    @property
     def _asked_before(self) -> bool:
         """It was asked to end before its script, or it, had ended."""
         end = self.exited if self.ended is None else self.ended
@@ -112,21 +118,26 @@ class Process:
     @property
     def failures_now(self) -> int:
         """Failures in a row in this slot, this process included. To be given up is one, too."""
-        if not (self.failed or (self.evicted and not self.alive)):
+        if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures
         trained = self.seated and (self.exited or 0.0) - self.started >= TRAINED_S
         return 1 if trained else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
         """Its slot has been started again as often as it may, and failed again, or refused."""
-        blamed = self.failed or bool(self.evicted)
         final = self.refused or self.failures_now > max_restarts
-        return not self.alive and not self.used_up and blamed and final
+        return not self.alive and not self.used_up and self.blamed and final
 
     def pause_s(self, longest_s: float) -> float:
         """How long its slot waits after it, before the next start."""
-        blamed = self.failed or bool(self.evicted)
-        return backoff_s(self.failures_now, longest_s) if blamed and not self.used_up else 0.0
+        waits = self.blamed and not self.used_up
+        return backoff_s(self.failures_now, longest_s) if waits else 0.0
+
+    def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
+        """Whether it is yet to be seen if the others go on without it, or have ended, too."""
+        left = self.exit_code == 0 and self.seated and self.departing is None
+        late = now - (self.exited or 0.0) >= settle_s
+        return left and not self.deserted and state is JobState.RUNNING and not late
 
     def ending_text(self, host: str) -> str:
         """Its end in words: of a failure also its last line, else whose doing it was."""
@@ -135,6 +146,11 @@ class Process:
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
             return what + (f"{LAST_LINE}{self.last_line}" if self.last_line else "")
+        if self.deserted:
+            return (
+                f"{what} inside the training, and did not end its script (as by os._exit); the "
+                "others go on without it. End a script by its last line, `return` or sys.exit()"
+            )
         if self.ending_since is not None:
             return f"{what}: it was ended by its launcher: {self.why}"
         if self.evicted:
@@ -207,6 +223,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     return replace(
         process,
         exit_code=code,
+        deserted=process.deserted or _deserted(process, worker, generation, leaving),
         worker=worker,
         seated=seated,
         generation=generation.number if generation and in_ring else process.generation,
@@ -216,6 +233,17 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
         evicted="" if is_gone else reason or process.evicted,
         gone=(process.gone if process.gone is not None else now) if is_gone else None,
     )
+
+
+def _deserted(
+    process: Process, worker: int | None, generation: Generation | None, leaving: bool
+) -> bool:
+    """Whether it has exited with 0 out of a ring that the others had to repair."""
+    if process.exit_code != 0 or not process.seated or leaving or process.ending_since is not None:
+        return False
+    if generation is None or not (generation.repairs and generation.seats):
+        return False
+    return generation.number > process.generation > 0 and worker not in generation.members
 
 
 def _leaves(
