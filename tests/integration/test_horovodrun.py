@@ -286,6 +286,62 @@ def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
         assert job.end() == 0
 
 
+LATE = (
+    "sh",
+    "-c",
+    'touch begun; while [ ! -e go ]; do sleep 0.05; done; exec "$@"',
+    "late",
+    *WORKER,
+)
+ONE, TWO, THREE = (f"localhost:{slots}\n127.0.0.1:{n}\n" for slots, n in ((1, 0), (1, 1), (2, 1)))
+
+
+@pytest.mark.long  # unit/test_late_start.py
+@pytest.mark.parametrize(
+    ("changes", "options", "assigned"),
+    [
+        pytest.param((ONE, TWO), (), {"localhost": 1, "127.0.0.1": 1}, id="a-host-comes"),
+        pytest.param((TWO, ONE), (), {"localhost": 1, "127.0.0.1": 0}, id="a-host-goes"),
+        pytest.param((ONE, TWO, THREE), (), {"localhost": 2, "127.0.0.1": 1}, id="two-come"),
+        pytest.param(
+            (ONE, TWO), ("--reset-limit", "1"), {"localhost": 1, "127.0.0.1": 1}, id="limited"
+        ),
+    ],
+)
+def test_hosts_that_change_while_the_workers_start(
+    changes: Sequence[str],
+    options: Sequence[str],
+    assigned: dict[str, int],
+    tmp_path: Path,
+    zk_hosts: str,
+) -> None:
+    """The driver tells nobody of it: rank 0, whom it tells of changes, is not there yet."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(changes[0])
+    script = tmp_path / "mine"
+    script.write_text("#!/bin/sh\ncat hosts\ncp hosts said\n")
+    script.chmod(0o755)
+    with trial(
+        tmp_path,
+        zk_hosts,
+        np=changes[0].count(":1"),
+        max_np=3,
+        kind=StandinTrial,
+        discover=(str(script),),
+        shield=LATE,
+        options=options,
+    ) as job:
+        job.until((tmp_path / "begun").exists, "start of a slot")
+        for change in changes[1:]:
+            hosts.write_text(change)
+            job.until(lambda: (tmp_path / "said").read_text() == hosts.read_text(), "look there")
+        (tmp_path / "go").touch()
+        size = sum(assigned.values())
+        job.wait(lambda now: (now["world_size"], now["assigned"]) == (size, assigned), "new hosts")
+        job.edl("stop")
+        assert job.end() == 0
+
+
 def call(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     outside = {k: v for k, v in os.environ.items() if not k.startswith(("EDL_", "HOROVOD_"))}
     return subprocess.run(

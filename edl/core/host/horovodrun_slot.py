@@ -61,6 +61,7 @@ class SlotLimits(SupervisorLimits):
     removal_s: float = 30.0  # for a removal to be complete before the driver may decide again
     freed_s: float = 1.0  # after that, for the driver to see the process of the slot end
     follow_s: float = 15.0  # what the driver has not carried out by then may have escaped it
+    discover_s: float = 5.0  # for an edl-discover, if there is one, to say what is desired
     move_s: float = 10.0  # for the edl-workers that the driver starts on other hosts to say so
     round_s: float = 60.0  # for the driver to answer who has asked, once the job is over
     shutdown_s: float = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
@@ -213,6 +214,29 @@ def forgotten(
         for host in {*assigned, *desired}.difference(barred)
     )
     return bool(desired) and lacks and answered - asked < follow_s <= now - asked
+
+
+def placed_otherwise(
+    assigned: Placement, discovered: Placement, max_np: int | None, min_np: int
+) -> bool:
+    """Return whether the driver would place the slots otherwise than it has.
+
+    It fills the hosts that it has used longest first, with ``max_np`` slots at most.
+
+    Args:
+        assigned: what it has placed, by host.
+        discovered: what the host discovery script offers now, by host.
+        max_np: None: as many as there are.
+        min_np: with fewer slots it places nothing, and waits for others.
+    """
+    if sum(discovered.values()) < min_np:
+        return True
+    left = sum(discovered.values()) if max_np is None else max_np
+    would: dict[str, int] = {}
+    for host in sorted(discovered, key=lambda one: (not assigned.get(one), one)):
+        would[host] = min(discovered[host], left)
+        left -= would[host]
+    return any(assigned.get(host, 0) != would.get(host, 0) for host in {*assigned, *would})
 
 
 class AfterLoss(Enum):

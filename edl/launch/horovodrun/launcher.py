@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,22 @@ import psutil
 
 from edl.launch.horovodrun.driver import read_identity
 
+DISCOVERY_S = 30.0  # for a host discovery script
+
 
 @dataclass(frozen=True)
 class ElasticLimits:
-    """What horovodrun was asked for. ``max_np`` None: as many as there are slots."""
+    """What horovodrun was asked for. ``max_np`` None: as many as there are slots.
+
+    ``reset_limit``: how often its driver may place the slots anew; None: as often as it likes.
+    """
 
     np: int
     min_np: int
     max_np: int | None
+    reset_limit: int | None = None
+    discovery: str = ""  # the command line of the host discovery script
+    slots: int = 1  # of a host for which the script names no number
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,18 @@ class Launcher:
             return None
         if args.num_proc is None:
             return None
-        return ElasticLimits(args.num_proc, args.min_num_proc or args.num_proc, args.max_num_proc)
+        return ElasticLimits(
+            args.num_proc,
+            args.min_num_proc or args.num_proc,
+            args.max_num_proc,
+            args.reset_limit,
+            args.host_discovery_script or "",
+            args.slots or 1,
+        )
+
+    def may_limit_resets(self) -> bool:
+        """Return whether horovodrun may have been given --reset-limit, or a part of that word."""
+        return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:
         """Which job its driver has; None: it has no driver yet, or no job."""
@@ -53,6 +73,29 @@ class Launcher:
         ports = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
         found = (read_identity("127.0.0.1", port) for port in sorted(ports))
         return next((identity for identity in found if identity is not None), None)
+
+
+def discovered(limits: ElasticLimits) -> dict[str, int] | None:
+    """Return the slots by host that the host discovery script offers now; None: it fails.
+
+    It runs as the driver runs it once a second.
+    """
+    try:
+        done = subprocess.run(
+            limits.discovery,
+            shell=True,  # as Horovod does: it is the user's command line
+            capture_output=True,
+            text=True,
+            timeout=DISCOVERY_S,
+            check=True,
+        )
+        found = {}
+        for line in done.stdout.split():
+            host, _, slots = line.partition(":")
+            found[host] = int(slots or limits.slots)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return found
 
 
 def find_launcher() -> Launcher | None:

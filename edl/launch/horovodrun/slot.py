@@ -37,6 +37,7 @@ from edl.core.job.placement import Placement
 from edl.core.records import Asker, JobState, KeptSlot, Snapshot
 from edl.launch.command import title
 from edl.launch.horovodrun.driver import Answer, Driver
+from edl.launch.horovodrun.late_start import LateStart
 from edl.launch.horovodrun.workers import SlotWorkers
 from edl.launch.parent import is_unread
 from edl.launch.supervisor import Supervisor
@@ -84,6 +85,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._desired: Placement = {}
         self._desired_since = 0.0  # since when it is that
         self._reminded = False  # the driver, of it
+        self._late_start = LateStart(driver, limits.discover_s)
         self._lost_slots = LostSlots(host, slot, limits)
         self._pending_at = -limits.freed_s  # when a slot that was taken back was last seen in use
         self._released = False  # fewer are desired, for a signal
@@ -175,7 +177,15 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
-        """The driver forgets a change of hosts that it finds while its rank 0 starts."""
+        """Let the driver place the slots anew if a change of hosts has escaped it.
+
+        One does that it finds while its rank 0 starts. What another discovery script than
+        edl-discover says, only the driver knows.
+        """
+        if not snapshot.desired.hosts:
+            if self._late_start.has_missed_hosts(snapshot, now):
+                self._driver.ask()
+            return
         desired = {host: workers for host, workers in snapshot.desired.hosts.items() if workers}
         if desired != self._desired:
             self._desired, self._desired_since, self._reminded = desired, now, False
