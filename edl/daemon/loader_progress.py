@@ -69,7 +69,6 @@ class LoaderProgress(TrainingProgress):
         self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: update, size
         self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
         self.pieces = 1  # in which each worker trains its next batch
-        self.last_exchange: list[list[float]] = []  # everybody's values in the last exchange
         self.untrained = 0  # samples of epochs that all workers have left before their end
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
@@ -187,6 +186,7 @@ class LoaderProgress(TrainingProgress):
         self.open_step.trained(self.sampler)
         self.close_step()
         self.step, self.has_stepped = self.step + 1, True
+        self.answer = []  # each worker has it, or could not have come to this step
         size, before = len(records), self.source.batching
         wished = wished_batch(records) if before.is_chosen else 0
         if wished and before.choosing(wished).of_all(size) != before.of_all(size):
@@ -234,10 +234,10 @@ class LoaderProgress(TrainingProgress):
         if self.optimizers > 1:
             self._updated, self.schedule = updated, self.schedule.after_step(updated)
 
-    def exchanged(self, values: list[list[float]]) -> None:
-        """An exchange between two steps is complete: what everybody has sent, in rank order."""
+    def exchanged(self, answer: list[bytes]) -> None:
+        """Note that an exchange is complete: what all workers have sent, in rank order."""
         self.exchanges += 1
-        self.last_exchange = values
+        self.answer = answer
 
     def adopt(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Membership changed: what the others have left is free again.
@@ -246,8 +246,10 @@ class LoaderProgress(TrainingProgress):
         begin after it, has as many pieces for all.
         """
         self.members = members
-        if self._source is not None and not in_step:
-            self.pieces = self._source.batching.pieces(len(members))
+        if not in_step:
+            self.answer = []  # all members have come to this switch, after the exchange
+            if self._source is not None:
+                self.pieces = self._source.batching.pieces(len(members))
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
             self._sampler.regroup(self.open_step.untrained)
@@ -310,16 +312,16 @@ class LoaderProgress(TrainingProgress):
             "schedule": self.schedule.snapshot(),
             "untrained": self.untrained,
             "exchanges": self.exchanges,
-            "last_exchange": self.last_exchange,
+            "answer": [len(payload) for payload in self.answer],
         }
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Move to the sync root's progress.
 
         Who missed a step that others completed is done with it: its samples are in the model
-        that it receives. Who missed an exchange that the root has completed gets what was told in
-        it. Nobody has missed two of either, or both: an exchange needs all, after the step before
-        it, and so does each step.
+        that it receives. Who missed an exchange that the root has completed gets its
+        :attr:`answer` beside the header. Nobody has missed two of either, or both: an exchange
+        needs all, after the step before it, and so does each step.
 
         If the root has left the epoch already, this one is over here, too, and the root's ledger
         is kept for the next. A root that has not left it yet will begin the next one as all do,
@@ -380,7 +382,7 @@ class LoaderProgress(TrainingProgress):
         self.noise.take_over(header["noise"], is_behind)
         # The root may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
-        self.exchanges, self.last_exchange = int(header["exchanges"]), header["last_exchange"]
+        self.exchanges = int(header["exchanges"])
 
     @property
     def place(self) -> Place:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -291,13 +291,13 @@ class LoaderSteps(Steps):
 
     # --- between two steps, and at the end
 
-    def exchange(self, values: Sequence[float]) -> list[list[float]]:
+    def exchange(self, payload: bytes) -> list[bytes]:
         self.before_exchange()
         if self.warming_up and not self.open:
-            return [[float(value) for value in values]]
+            return [payload]
         check_place(self._progress)
         now_s = self._mailbox.clock.now_s
-        return exchange(values, self.ring, self._progress, self._repair, now_s)
+        return exchange(payload, self.ring, self._progress, self._repair, now_s)
 
     def leave(self) -> None:
         """The script has left its loop with a batch in hand: let its record arrive, at least.

@@ -32,7 +32,9 @@ class TrainingProgress(ABC):
         without_checkpoint: what to do before all workers die, as the end of a sentence.
         members: worker ids of the ring in rank order.
         has_state: it holds the job's, since the first time it was synchronised.
-        exchanges: how many exchanges between steps the job has made.
+        exchanges: how many exchanges of messages (:mod:`edl.daemon.exchange`) the job has made.
+        answer: what all workers have sent in the last one, in rank order, as long as one of them
+            may not have it yet; else nothing.
         joined_after: the step after which the newest workers joined, while the job trained; the
             same on all workers.
     """
@@ -45,6 +47,7 @@ class TrainingProgress(ABC):
         self.step = 0
         self.has_state = False
         self.exchanges = 0
+        self.answer: list[bytes] = []
         self.joined_after = NEVER
 
     @property

@@ -7,7 +7,6 @@ It calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 from edl import failpoints
@@ -94,12 +93,11 @@ class ScriptSteps(Steps):
         self._progress.saved()
         self._progress.ended = True
 
-    def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        mine = [float(value) for value in values]
+    def exchange(self, payload: bytes) -> list[bytes]:
         if self.warming_up:
-            return [mine]
+            return [payload]
         failpoints.reached("exchange")
-        return self.ring.exchange(mine)
+        return self.ring.exchange(payload)
 
     def leave(self) -> None:
         """It holds no batch."""

@@ -135,11 +135,11 @@ class StateCheck:
         members, ring = self._progress.members, self._ring
         if members[ring.place.rank] in leaving:
             with contextlib.suppress(RingBroken):
-                ring.exchange([0.0])  # when it ends, all know
+                ring.exchange(b"")  # when it ends, all know
             ring.break_()
             raise NewcomerDiffers(why)
         logger.info("%s", why)
-        ring.exchange([0.0])
+        ring.exchange(b"")
         # Nobody breaks the ring before those who leave: they have to know it, or would come back.
         ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
         raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -77,8 +77,11 @@ class Steps(ABC):
         """
 
     @abstractmethod
-    def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        """Everybody's ``values`` in rank order; see :meth:`edl.daemon.worker.Worker.exchange`."""
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Return all payloads in rank order, between two steps.
+
+        See :meth:`edl.daemon.worker.Worker.exchange_bytes`.
+        """
 
     @abstractmethod
     def leave(self) -> None:
@@ -122,6 +125,12 @@ class Steps(ABC):
     def median_step_us(self) -> int:
         """The usual step."""
         return round(self.pace.median_step_s * 1e6)
+
+    @property
+    def sync_root(self) -> int:
+        """The worker that brings the job's state into the present ring."""
+        current = self._switching.generation
+        return self._switching.worker if current is None else current.sync_root
 
     def records(self) -> StepRecords:
         """Everybody's step records, in rank order; waits for them.

@@ -43,6 +43,7 @@ from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.state_check import Compared
 from edl.errors import JobFailed, RingBroken, RingError, UnevenEnd, UsageError
+from edl.ring.frames import split
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
@@ -496,6 +497,11 @@ class Switching:
             receive = Receive.STEP if self.progress.has_state else Receive.ALL
         if generation.joined and self.replica is not None:
             self.replica.synchronise(self._ring, root, receive)
+        answer: list[bytes] = []
+        if sizes := header.get("answer"):  # of an exchange that some survivors may have missed
+            mine = b"".join(self.progress.answer)
+            answer = split(self._ring.broadcast(mine, root, "edl.answer"), sizes)
+        self.progress.answer = answer
         self.progress.take_over(header, receive)
 
     def _over(self) -> JobFailed:

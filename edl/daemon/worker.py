@@ -26,7 +26,7 @@ from edl.core.sizes import Sizes
 from edl.core.step.source import Source
 from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.coordinator import Coordinator
-from edl.daemon.exchange import OUT_OF_PLACE
+from edl.daemon.exchange import OUT_OF_PLACE, packed, unpacked
 from edl.daemon.finishing import Finishing
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.loader_steps import LoaderSteps
@@ -210,12 +210,6 @@ class Worker:
         return self.steps.generation
 
     @property
-    def sync_root(self) -> int:
-        """The worker that brings the job's state into this generation."""
-        generation = self._switching.generation
-        return self.id if generation is None else generation.sync_root
-
-    @property
     def leader(self) -> Leader:
         return self._mailbox.leader or Leader(0, self.id)
 
@@ -292,11 +286,19 @@ class Worker:
     # --- between two steps ---
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        """Everybody's ``values`` in rank order, as many from each; all workers, at the same point.
+        """Return the numbers of all workers in rank order; see :meth:`exchange_bytes`.
 
-        The same on all, whoever dies meanwhile: those whom the survivors lack are in the answer if
-        one of the survivors had it, and then all get it; else the survivors exchange once more.
-        While this worker warms up, and in a job of one, its own.
+        Raises:
+            UsageError: a worker has sent more numbers than another; and as there.
+        """
+        return unpacked(self.exchange_bytes(packed(values)))
+
+    def exchange_bytes(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all workers in rank order; all call it at the same point.
+
+        The sizes may differ. The answer is the same on all, whoever dies meanwhile: if one of the
+        survivors had it, then all get it, with what the dead have sent; else the survivors
+        exchange once more. While this worker warms up, and in a job of one, it is its own payload.
 
         A script that keeps its own place in its data is broken off instead, like at any collective.
 
@@ -307,7 +309,7 @@ class Worker:
         """
         if self.finished:
             raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
-        return self.steps.exchange(values)
+        return self.steps.exchange(payload)
 
     def log_event(self, details: Details, reason: str) -> None:
         """Write what all workers know into the job's event log: rank 0 does, the others do not."""

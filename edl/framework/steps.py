@@ -211,7 +211,7 @@ class Steps:
 
         The sync root is not new, and trains as long as it holds enough.
         """
-        root, loader = self._worker.sync_root, self._worker.loader
+        root, loader = self._worker.steps.sync_root, self._worker.loader
         source = loader.progress.source
         if not source.lets_newcomers_pad:
             return False

@@ -11,12 +11,11 @@ import logging
 import time
 from typing import Any, Protocol
 
-import numpy as np
-
 from edl.core.job.topology import Place, place
 from edl.core.records import Generation
 from edl.core.step.step_record import StepRecord, StepRecords, Table
 from edl.errors import RendezvousFailed, RingBroken
+from edl.ring import frames
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,8 @@ class Collectives(Protocol):
     Every method raises :class:`CollectiveFailed` when the ring is broken.
     """
 
-    def allgather_start(self, row: Table, name: str) -> Any: ...
+    def allgather_start(self, row: Table, name: str) -> Any:
+        """Send ``row``; the first dimension may differ between the members."""
 
     def allgather_finish(self, handle: Any) -> Table: ...
 
@@ -156,19 +156,17 @@ class Ring:
             handle = self._call(self._collectives.allgather_start, record.encode(), "edl.barrier")
             self._call(self._collectives.allgather_finish, handle)
 
-    def exchange(self, values: list[float]) -> list[list[float]]:
-        """The ``values`` of all members, in rank order; as many from each.
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all members, in rank order; each of any size.
 
         Raises:
             RingBroken: a worker is gone.
         """
         if self.alone:
-            return [values]
-        row = np.array([values], dtype=np.float64).view(np.int64)
-        handle = self._call(self._collectives.allgather_start, row, "edl.exchange")
-        rows: Table = self._call(self._collectives.allgather_finish, handle)
-        everybody: list[list[float]] = np.ascontiguousarray(rows).view(np.float64).tolist()
-        return everybody
+            return [payload]
+        frame = frames.pack(payload)
+        handle = self._call(self._collectives.allgather_start, frame, "edl.exchange")
+        return frames.unpack(self._call(self._collectives.allgather_finish, handle))
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         """``payload`` of the rank ``root``; the others' payload is ignored."""

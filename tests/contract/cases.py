@@ -95,9 +95,13 @@ def broadcasts_of_any_size(member: Member) -> Any:
     return received
 
 
-def numbers_are_exchanged_exactly(member: Member) -> Any:
+def payloads_of_any_size_are_exchanged(member: Member) -> Any:
     build(member, 1, 0, 1, 2)
-    answers = member.ring.exchange([0.1 * member.worker, 1e300, -0.0])
+    answers = []
+    for size in (*SIZES, 8, 16):
+        payload = bytes([member.worker + 1]) * (size * member.worker)
+        received = member.ring.exchange(payload)
+        answers.append([[len(data), hashlib.sha256(data).hexdigest()] for data in received])
     member.ring.close()
     return answers
 
@@ -115,7 +119,7 @@ def what_does_not_fit_is_refused(member: Member) -> Any:
     build(member, 1, 0, 1, 2)
     refused = False
     try:
-        member.ring.exchange([1.0] * (member.worker + 1))
+        member.average(np.ones(member.worker + 1), "edl.gradient.a")
     except UsageError:
         refused = True
     answers = gather(member)
@@ -128,7 +132,7 @@ def alone_nothing_is_sent(member: Member) -> Any:
     answers = [
         member.ring.alone,
         gather(member),
-        member.ring.exchange([1.5]),
+        member.ring.exchange(b"alone")[0].decode(),
         member.ring.broadcast(b"mine", 0, "message").decode(),
     ]
     member.ring.barrier(row(member.worker))

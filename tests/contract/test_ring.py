@@ -57,9 +57,16 @@ def test_broadcasts_of_any_size(members: Members) -> None:
     assert members.run("broadcasts_of_any_size") == [expected] * WORKERS
 
 
-def test_numbers_are_exchanged_exactly(members: Members) -> None:
-    rows = [[0.1 * worker, 1e300, -0.0] for worker in range(WORKERS)]
-    assert members.run("numbers_are_exchanged_exactly") == [rows] * WORKERS
+def test_payloads_of_any_size_are_exchanged(members: Members) -> None:
+    """One member sends nothing, and no two of them as much as each other."""
+    expected = [
+        [
+            [size * worker, hashlib.sha256(bytes([worker + 1]) * (size * worker)).hexdigest()]
+            for worker in range(WORKERS)
+        ]
+        for size in (*SIZES, 8, 16)
+    ]
+    assert members.run("payloads_of_any_size_are_exchanged") == [expected] * WORKERS
 
 
 def test_gradients_are_averaged(members: Members) -> None:
@@ -72,7 +79,7 @@ def test_what_does_not_fit_is_refused(members: Members) -> None:
 
 def test_alone_nothing_is_sent(members: Members) -> None:
     answers = members.run("alone_nothing_is_sent")
-    assert answers == [[True, [worker], [[1.5]], "mine", 1] for worker in range(WORKERS)]
+    assert answers == [[True, [worker], "alone", "mine", 1] for worker in range(WORKERS)]
 
 
 def test_a_cut_ends_the_ring_on_all(members: Members) -> None:

@@ -11,6 +11,7 @@ import pytest
 from edl.config import Config
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
+from edl.daemon.exchange import packed, unpacked
 from edl.daemon.job_of_one import JobOfOne
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.worker import Worker
@@ -34,6 +35,17 @@ def test_it_takes_place_between_two_steps_of_the_training() -> None:
     worker.loader.records()
     worker.loader.end()
     assert worker.exchange([1.0, 2.0]) == [[1.0, 2.0]]
+    assert worker.exchange_bytes(b"") == [b""]
     worker.finishing.finish()
     with pytest.raises(UsageError, match="all epochs are trained"):
         worker.exchange([1.0])
+
+
+def test_numbers_come_as_they_were_sent() -> None:
+    rows = [[0.1, 1e300, -0.0], [float("inf"), 0.2, 5e-324]]
+    assert unpacked([packed(row) for row in rows]) == rows
+
+
+def test_uneven_numbers_are_refused_with_all_counts() -> None:
+    with pytest.raises(UsageError, match=r"the 3 workers exchanged 2, 1, 2 numbers"):
+        unpacked([packed([1.0, 2.0]), packed([1.0]), packed([1.0, 2.0])])

@@ -89,20 +89,39 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
 def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:
     root, late = progress_of(0), progress_of(1)
     root.has_state = late.has_state = True
-    root.exchanged([[1.0], [float("inf")]])
-    late.take_over(json.loads(json.dumps(root.header())), Receive.NOTHING)
-    assert (late.exchanges, late.last_exchange) == (1, [[1.0], [float("inf")]])
+    root.exchanged([b"one", b""])
+    header = json.loads(json.dumps(root.header()))
+    assert header["answer"] == [3, 0]  # the bytes themselves go beside the header
+    late.take_over(header, Receive.NOTHING)
+    assert late.exchanges == 1
     newcomer = progress_of(2)
     newcomer.take_over(late.header(), Receive.ALL)
     assert newcomer.exchanges == 1
+
+
+def test_an_answer_is_kept_until_a_step_or_a_planned_switch() -> None:
+    """It may be large, and from then on each worker has it."""
+    one = progress_of(0)
+    one.exchanged([b"large"])
+    one.adopt((0, 1), in_step=True)
+    assert one.answer == [b"large"]
+    one.adopt((0, 1, 2))
+    assert one.header()["answer"] == []
+    one.exchanged([b"large"])
+    batch = one.sampler.form(one.ledger)
+    assert batch is not None
+    one.open_step.begin(batch, padding=False)
+    row = StepRecord(1, 0, 0, batch.samples, batch.position, 1, 0, 0, 0)
+    one.complete(StepRecords.of([replace(row, **one.row())]))
+    assert one.answer == []
 
 
 def test_nobody_misses_two_exchanges() -> None:
     """The second needs everybody, after the first."""
     root, late = progress_of(0), progress_of(1)
     root.has_state = late.has_state = True
-    root.exchanged([[1.0]])
-    root.exchanged([[2.0]])
+    root.exchanged([b"1"])
+    root.exchanged([b"2"])
     with pytest.raises(AssertionError):
         late.take_over(root.header(), Receive.NOTHING)
 

@@ -102,8 +102,8 @@ def watch_exchanges():
 
     exchange = Ring.exchange
 
-    def exchange_and_strike(self, values):
-        answer = exchange(self, values)
+    def exchange_and_strike(self, payload):
+        answer = exchange(self, payload)
         strike("answered")
         return answer
 
