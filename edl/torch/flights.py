@@ -98,8 +98,9 @@ class Flights:
             RingBroken: the ring is.
         """
         assert gradient.flight is not None
-        average = self._wait(gradient.flight.handle)
-        return torch.view_as_complex(average) if gradient.flight.sent.is_complex() else average
+        flight = gradient.flight
+        average = self._wait(flight.handle)
+        return torch.view_as_complex(average) if flight.sent.is_complex() else average
 
     def landed(self) -> None:
         """All that were sent have come back."""
@@ -109,14 +110,15 @@ class Flights:
     def forget(self) -> None:
         """Let Horovod forget what was under way in a ring that is gone."""
         for gradient in self._gradients:
+            assert gradient.flight is not None
             with contextlib.suppress(RingBroken):
-                self.land(gradient)
+                self._wait(gradient.flight.handle)
             gradient.flight = None
         self._gradients.clear()
         self._failed, self.is_void = None, False
 
     def _wait(self, handle: int) -> torch.Tensor:
-        average: torch.Tensor = self._guard(finish, handle)
+        average: torch.Tensor = self._guard(finish, handle)  # None for one that was waited for
         return average
 
     def _guard(self, function: Callable[..., Any], *arguments: object) -> Any:

@@ -13,6 +13,7 @@ from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from edl.daemon.progress import Receive
+from edl.torch import flights
 from edl.torch.closures import after_closure
 from edl.torch.optimizer import _evaluates_again, listen
 from edl.torch.optimizer_state import complete
@@ -210,6 +211,32 @@ def test_the_mean_of_complex_gradients(samples: int, worker: Worker) -> None:
     assert torch.allclose(job.c.grad, mean)
     job.step()
     assert torch.allclose(job.c.detach(), 1 - mean)
+
+
+def test_the_ring_breaks_with_complex_gradients_on_their_way(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(worker, "a")
+    job.model.register_parameter("c", torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    job.sgd.add_param_group({"params": [job.c]})
+    job.reduction._hook_new()
+    worker.begin(present=torch.tensor([1.0, 1.0]))
+    waited: list[int] = []
+    finish = flights.finish
+
+    def wait(handle: int) -> Any:
+        """As Horovod: nothing comes of a second wait for the same."""
+        waited.append(handle)
+        if waited.count(handle) > 1:
+            return None
+        if len(waited) == 3:
+            worker.breaks = [lambda: False]
+        return finish(handle)
+
+    monkeypatch.setattr(flights, "finish", wait)
+    (job.a + job.c.real.sum()).backward()
+    assert job.c.grad is not None
+    assert torch.equal(job.c.grad, torch.full((2,), 0.5 + 0j))
 
 
 def test_complex_parameters_reach_a_newcomer() -> None:
