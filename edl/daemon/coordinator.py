@@ -2,7 +2,7 @@
 
 :class:`edl.daemon.daemon.Daemon` keeps it in ZooKeeper, :mod:`edl.testing.memory` in memory, and
 :class:`edl.daemon.job_of_one.JobOfOne` is for a script without a launcher. None of the methods
-waits for anybody, but :meth:`Coordinator.flush`.
+waits for anybody, but :meth:`Coordinator.flush` and :meth:`Coordinator.signature_of_job`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.core.events import Event
+from edl.core.job.signature import Signature
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobEnd, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
@@ -47,6 +48,9 @@ class Coordinator(Protocol):
 
     def start(self) -> tuple[Member, Generation | None]:
         """Register this worker; its record, and the job's generation when it has one already."""
+
+    def signature_of_job(self) -> Signature:
+        """That of the model of a worker in the ring; empty: none of them has said it in time."""
 
     def stand_for_election(self) -> None:
         """Become a candidate; from now on this worker may lead."""

@@ -7,6 +7,7 @@ while ZooKeeper is away. When its worker leads, it also runs :class:`edl.leader.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
+from edl.core.job.signature import Signature
 from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.job_spec import JobSettings
 from edl.core.records import (
@@ -43,7 +45,8 @@ from edl.daemon.mailbox import Mailbox
 from edl.daemon.own_log import OwnLog
 from edl.daemon.unwritten import Unwritten
 from edl.errors import ConfigError, CoordinationError, UnknownJob
-from edl.http.client import ask_all
+from edl.http.client import MODEL_PATH, ask_all, signature_of
+from edl.http.server import Request
 from edl.http.signing import Guard, http_key
 from edl.leader.leader import LeaderTerm
 from edl.ring.rendezvous import RendezvousServer
@@ -147,6 +150,7 @@ class Daemon:
         if self.settings.chaos:
             door.open_door(self._server, self._session, self._ring)
         self._ending.add_to(self._server)
+        self._server.add_route(MODEL_PATH, self._answer_model, "application/json")
         self._mailbox.leads(leader)
         self._mailbox.policy_is(policy)
         self._server.start()
@@ -184,6 +188,13 @@ class Daemon:
         """Take back this worker's part in ring and election; what is to be made known still is."""
         self._withdrawn = True
         self._wake.set()
+
+    def signature_of_job(self) -> Signature:
+        generation = self._mailbox.newest(0)
+        for seat in generation.seats if generation is not None else ():
+            if found := signature_of(seat):
+                return found
+        return {}
 
     def stand_for_election(self) -> None:
         member = self._unwritten.member
@@ -412,6 +423,9 @@ class Daemon:
         )
         self._mailbox.leads(Leader(leadership.term, member.id))
         return term
+
+    def _answer_model(self, _request: Request) -> tuple[int, bytes]:
+        return 200, json.dumps(self._mailbox.signature()).encode()
 
     def _health(self) -> Mapping[str, Any]:
         member = self._unwritten.member

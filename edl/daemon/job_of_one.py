@@ -7,6 +7,7 @@ import uuid
 
 from edl.config import Config
 from edl.core.events import Event
+from edl.core.job.signature import Signature
 from edl.core.records import Generation, JobEnd, Member, RingFailure, Seat, Stage
 from edl.core.sizes import Sizes
 from edl.daemon.job_policy import NoPolicy
@@ -33,6 +34,9 @@ class JobOfOne:
         seat = Seat(member.id, member.host, member.slot, member.address, member.port)
         reason = "a job of one worker"
         return member, Generation(NUMBER, 0, (seat,), member.id, (member.id,), (), reason)
+
+    def signature_of_job(self) -> Signature:
+        return {}
 
     def stand_for_election(self) -> None: ...
 

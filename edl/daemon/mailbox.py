@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
+from edl.core.job.signature import Signature
 from edl.core.policy.file import Policy, parse
 from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.records import END, NO_POLICY, Generation, JobPolicy, JobState, Leader
@@ -29,6 +31,7 @@ class Mailbox:
     written: Policy | None = None
     ring: RingReport = NO_REPORT
     given_up: frozenset[int] = frozenset()  # all workers that the leader has evicted
+    signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0

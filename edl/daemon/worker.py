@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event
+from edl.core.job.signature import Signature, why_unfit
 from edl.core.policy.file import Policy
 from edl.core.records import Leader
 from edl.core.sizes import Sizes
@@ -37,7 +38,7 @@ from edl.daemon.steps import Steps
 from edl.daemon.stream_sampler import Reader
 from edl.daemon.switching import Replica, Shared, Switching
 from edl.daemon.wishes import Wishes
-from edl.errors import UsageError
+from edl.errors import NewcomerDiffers, UsageError
 from edl.ring.ring import Ring
 
 
@@ -111,8 +112,12 @@ class Worker:
         """End the warm-up and enter the ring with the job's state; returns before a batch.
 
         Ends the process quietly (SystemExit 0) when the job ends or has no use for this worker.
+
+        Raises:
+            NewcomerDiffers: its model is not that of the job.
         """
         self.loader.open_step.abandon()
+        self._check_model()
         failpoints.reached("warmed_up")
         generation = self._switching.join()
         self._check.joined()
@@ -247,6 +252,15 @@ class Worker:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
         self.replica = self._check.replica = replica
         self.checkpointing.replica = self._switching.replica = replica
+
+    def describe_model(self, signature: Callable[[], Signature]) -> None:
+        """Let newcomers ask for the ``signature`` of this worker's model, in any thread."""
+        self._mailbox.signature = signature
+
+    def _check_model(self) -> None:
+        mine = self._mailbox.signature()
+        if mine and (why := why_unfit(mine, self._coordinator.signature_of_job())):
+            raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
 
     def leave_data_to_script(self, state: Shared, entered: Callable[[], None]) -> None:
         """The script keeps its own place in its data; ``state`` is what follows the job.

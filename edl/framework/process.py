@@ -264,6 +264,7 @@ def attach_replica(replica: FrameworkReplica) -> None:
     """
     global _replica
     current_worker().attach_replica(replica)
+    current_worker().describe_model(replica.signature)
     replica.track(_tracked_early)
     _replica = replica
 

@@ -105,6 +105,13 @@ class FrameworkReplica(ABC):
     def learning_rates(self) -> dict[str, float]:
         """See :class:`edl.daemon.state_check.Compared`."""
 
+    def signature(self) -> dict[str, str]:
+        """The shape of each tensor of the models by name: what a newcomer must have, too.
+
+        Empty, where it cannot be told before the state comes. Called in any thread.
+        """
+        return {}
+
     # --- what all have in common
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:

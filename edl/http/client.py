@@ -16,6 +16,8 @@ from edl.http.signing import SCHEME, authorization
 
 ASK_AT_ONCE = 32
 END_PATH = "/end"
+MODEL_PATH = "/model"
+MODEL_S = 5.0  # for one worker to say what its model is
 END_TOLD_S = 5.0  # for one worker to answer that it knows
 
 
@@ -63,6 +65,16 @@ def change(
     signed = authorization(key, nonce, worker, method, path, body)
     response = _request(method, address, port, path, body, timeout_s, 0, signed)
     return response[:2]
+
+
+def signature_of(seat: Seat) -> dict[str, str]:
+    """The shapes of the tensors of that worker's model by name; empty: it has not said them."""
+    try:
+        status, body = fetch(seat.address, seat.port, MODEL_PATH, MODEL_S)
+        found: dict[str, str] = json.loads(body) if status == 200 else {}
+    except (OSError, ValueError, RendezvousFailed):
+        return {}
+    return found
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from edl.core.events import Event
 from edl.core.job.ages import AgeTracker
 from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
+from edl.core.job.signature import Signature
 from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.records import (
     Assigned,
@@ -69,6 +70,7 @@ class MemoryJob:
         self.answered: list[Request] = []
         self.events: list[Event] = []
         self.agents: dict[str, int] = {}  # host -> slots
+        self.signature: Signature = {}  # of the model of those in the ring
         self.leader: Leader | None = None
         self.gone: dict[int, float] = {}
         self.frozen: dict[int, float] = {}
@@ -288,6 +290,9 @@ class MemoryCoordinator:
     def withdraw(self) -> None:
         self._withdrawn = True
         self._dirty = True
+
+    def signature_of_job(self) -> Signature:
+        return self._job.signature
 
     def stand_for_election(self) -> None:
         self._candidate = True

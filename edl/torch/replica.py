@@ -151,6 +151,9 @@ class TorchReplica(FrameworkReplica):
             "scalers": self._scalers.states(),
         }
 
+    def signature(self) -> dict[str, str]:
+        return {name: str(tuple(one.shape)) for name, one in self._model_tensors().items()}
+
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[Part]) -> dict[str, int]:

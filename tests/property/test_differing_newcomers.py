@@ -143,3 +143,31 @@ def test_a_fault_at_each_point_of_it(worker: int, fault: str) -> None:
         assert isinstance(script, Counting)
         script.prove(job.results)
         assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
+
+
+@dataclass(frozen=True)
+class Lacking(Counting):
+    """A script whose model on ``strays`` has not what the others have added to it in their loop."""
+
+    samples: int = 144
+    epochs: int = 1
+    strays: tuple[int, ...] = (2,)
+
+    def __call__(self, one: LoopbackWorker) -> None:
+        lacks = one.worker.id in self.strays
+        one.worker.describe_model(lambda: {"w": "(1,)"} if lacks else GROWN)
+        super().__call__(one)
+
+
+GROWN = {"w": "(1,)", "lora": "(2,)"}
+
+
+@pytest.mark.parametrize("np", [1, 2])
+def test_one_whose_model_lacks_something_costs_the_others_nothing(np: int) -> None:
+    job = of(Lacking(strays=(np,)), np=np)
+    job.memory.signature = GROWN
+    job.after_step(5, lambda job: job.scale({"a": np + 1}))
+    job.run()
+    assert_goes_on(job, np)
+    assert "the job's model has lora, and this newcomer's has not" in str(job.errors[np])
+    assert [each.number for each in job.memory.generations] == [1], "nobody has built a ring"

@@ -659,6 +659,15 @@ def test_a_newcomer_that_was_refused_is_not_replaced() -> None:
     assert slots(decide(facts, own(trainer(0), known), NOW)) == [2]  # somebody asks for more
 
 
+def test_a_newcomer_that_was_refused_before_it_joined_is_not_replaced_either() -> None:
+    refused = trainer(1, exit_code=REFUSED_EXIT, exited=NOW, seated=False, ready=False)
+    facts = snapshot(2, generation(0), hosts=(Host("a", 4, "1.1.1.1"),))
+    decision = decide(facts, own(trainer(0), refused), NOW)
+    assert decision.starts == ()
+    assert decision.give_up is not None
+    assert decision.give_up.desired == {"a": 1}
+
+
 # --- the end of a process
 
 

@@ -77,8 +77,8 @@ class Process:
 
     @property
     def refused(self) -> bool:
-        """It had joined the job, and found that no other start of the script would help."""
-        return self.exit_code == REFUSED_EXIT and self.seated
+        """It had joined the job, or was about to, and found that no other start would help."""
+        return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
     def obeyed(self) -> bool:

@@ -1,0 +1,36 @@
+"""Decide whether a newcomer's model can take over the state of the job, before it joins.
+
+In a ring it would be too late: a newcomer that ends there costs the others a repair, and so does
+each one that is started in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.errors import first
+
+Signature = Mapping[str, str]  # of a model: the shape of each tensor that workers share, by name
+
+
+def why_unfit(mine: Signature, theirs: Signature) -> str:
+    """Say why a newcomer whose model is ``mine`` cannot join a job of ``theirs``; empty: it can.
+
+    Nothing is known of a model without tensors.
+    """
+    if not mine or not theirs or mine == theirs:
+        return ""
+    advice = (
+        "build all modules before the loop over the epochs, those that are trained later, too: a "
+        "newcomer begins in the job's epoch, and has not run what a script does in epochs before"
+    )
+    if lacking := sorted(theirs.keys() - mine.keys()):
+        return f"the job's model has {first(lacking)}, and this newcomer's has not; {advice}"
+    if odd := sorted(mine.keys() - theirs.keys()):
+        return f"this newcomer's model has {first(odd)}, and the job's has not; {advice}"
+    differing = [
+        f"{name} has shape {mine[name]} in this newcomer's model and {theirs[name]} in the job's"
+        for name in sorted(mine)
+        if mine[name] != theirs[name]
+    ]
+    return f"{first(differing)}; all workers must build the same model"
