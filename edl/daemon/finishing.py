@@ -23,8 +23,15 @@ from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.steps import Steps
 from edl.daemon.switching import Switching
+from edl.errors import UsageError
 
 logger = logging.getLogger(__name__)
+
+ENDED_IN_WARM_UP = (
+    "the script of w{worker} ended while it warmed up, before it had joined the job. A newcomer "
+    "gets one batch, which counts for nothing, and joins when its loop asks for more: a decision "
+    "to end must not depend on that batch (edl.is_warming_up(), edl.step())"
+)
 
 
 class Finishing:
@@ -73,14 +80,18 @@ class Finishing:
         """The script has ended with success: if all have, after the same step, the job is finished.
 
         Nothing is done where there is nothing to agree on: training has not begun here, or is over;
-        this worker warms up, or leaves; the script keeps its own place in its data.
+        this worker leaves; the script keeps its own place in its data.
 
         Raises:
+            UsageError: this worker has not joined yet.
             WorkerEvicted, JobFailed: see :meth:`finish`.
         """
         switching, steps = self._switching, self._steps()
-        in_ring = switching.generation is not None and not switching.warming_up
-        if self.finished or self.told_to_leave or not (in_ring and switching.is_in_ring):
+        if self.finished or self.told_to_leave or not switching.is_in_ring:
+            return
+        if switching.warming_up:
+            raise UsageError(ENDED_IN_WARM_UP.format(worker=switching.worker))
+        if switching.generation is None or self._mailbox.job_state.over:
             return
         if not (steps.ends_with_script and steps.progress.has_state):
             return

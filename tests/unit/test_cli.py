@@ -340,6 +340,13 @@ def test_status_for_people() -> None:
         assert part in text
 
 
+def test_status_says_how_many_samples_were_left_out() -> None:
+    now = job_status(snapshot(), "zk")
+    assert "untrained" not in shown(table(now))
+    said = shown(table(replace(now, untrained=1208)))
+    assert "1,208 samples of epochs that were left before their end" in said
+
+
 def test_status_tells_what_horovodrun_has_not_assigned_yet() -> None:
     now = job_status(snapshot(), "zk")
     said = replace(now, hosts={}, desired={"a": 2, "b": 1}, assigned={"a": 2, "b": 0})

@@ -100,3 +100,61 @@ ending.Closing(close, lambda: print("unblocked", flush=True), lambda: 0.0).start
 """
     said = ["unblocked", "closed", "edl-exiting:0", "edl-ended:0"]
     assert run(tmp_path, script).stdout.split() == said
+
+
+CLOSING = """
+import signal, threading
+import edl.framework.process
+ending.arm()
+closing = ending.Closing(lambda: None, lambda: None, lambda: 0.0, lambda: print("told", flush=True))
+"""
+BY_SIGNAL = """
+closing.start()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+BY_THREAD = """
+def train():
+    closing.start()
+    time.sleep(0.3)
+threading.Thread(target=train).start()
+time.sleep(0.1)
+"""
+IN_FORK = """
+closing.start()
+child = multiprocessing.get_context("fork").Process(target=print, args=("child",))
+child.start()
+child.join()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("closing.start()\nsys.exit(0)", True),
+        ("closing.start()\nsys.exit(3)", False),
+        ("closing.start()\nsys.excepthook = print\nraise ValueError", False),
+        (BY_SIGNAL, False),
+        (BY_THREAD, False),
+        (IN_FORK, False),
+    ],
+    ids=["exit 0", "exit 3", "error", "signal", "other thread", "fork"],
+)
+def test_the_other_workers_are_told_of_an_end_that_the_script_chose(
+    tmp_path: Path, last: str, told: bool
+) -> None:
+    """Not of an error, of another code than 0, of a signal's handler; not by a fork."""
+    assert ("told" in run(tmp_path, CLOSING + last).stdout.split()) == told
+
+
+def test_what_ends_the_job_at_the_end_of_a_script_is_a_sentence(tmp_path: Path) -> None:
+    script = """
+from edl.errors import JobFailed
+def fails():
+    raise JobFailed("w0 ended its script")
+ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
+"""
+    done = run(tmp_path, script)
+    assert done.stderr == "edl: w0 ended its script\n"

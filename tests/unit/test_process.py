@@ -142,6 +142,24 @@ def test_who_exits_with_0_out_of_a_ring_that_others_repair_has_failed() -> None:
     )
 
 
+def test_a_newcomer_whose_script_ends_in_its_warm_up_has_failed() -> None:
+    """Else the next one would be started at once, and end in the same way."""
+    ended = Process(1, "l1", NOW - 10, worker=7, exit_code=0, exited=NOW, last_line="edl: ended")
+    one = seen(ended, FACTS, NOW)
+    assert (one.deserted, one.failures_now, one.pause_s(30.0)) == (True, 1, 1.0)
+    text = "w7 on a exited with code 0 before it had joined the job; its last line: edl: ended"
+    assert one.ending_text("a") == text
+    over = replace(FACTS, job=replace(JOB, state=JobState.FINISHED))
+    for other, facts in (
+        (ended, over),
+        (ended, replace(FACTS, generation=None)),
+        (ended, replace(FACTS, evicted={7: "it is not wanted any more"})),
+        (replace(ended, ready=True), FACTS),
+        (replace(ended, ending_since=NOW - 1), FACTS),
+    ):
+        assert not seen(other, facts, NOW).deserted
+
+
 @pytest.mark.parametrize(
     "how_it_left", ["by a switch", "asked by its launcher", "with an error", "as all others did"]
 )

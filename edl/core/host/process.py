@@ -62,7 +62,7 @@ class Process:
     exited: float | None = None
     last_line: str = ""  # of its output, that is not noise; known when it has exited
     used_up: bool = False  # its slot was given up after it
-    deserted: bool = False  # it exited with code 0, and the others had to go on without it
+    deserted: bool = False  # it exited with code 0, and the others go on without it
 
     @property
     def alive(self) -> bool:
@@ -146,6 +146,9 @@ class Process:
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
             return what + (f"{LAST_LINE}{self.last_line}" if self.last_line else "")
+        if self.deserted and not self.seated:
+            last = f"{LAST_LINE}{self.last_line}" if self.last_line else ""
+            return f"{what} before it had joined the job{last}"
         if self.deserted:
             return (
                 f"{what} inside the training, and did not end its script (as by os._exit); the "
@@ -223,7 +226,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     return replace(
         process,
         exit_code=code,
-        deserted=process.deserted or _deserted(process, worker, generation, leaving),
+        deserted=process.deserted or _deserted(process, worker, snapshot, leaving),
         worker=worker,
         seated=seated,
         generation=generation.number if generation and in_ring else process.generation,
@@ -235,13 +238,19 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     )
 
 
-def _deserted(
-    process: Process, worker: int | None, generation: Generation | None, leaving: bool
-) -> bool:
-    """Whether it has exited with 0 out of a ring that the others had to repair."""
-    if process.exit_code != 0 or not process.seated or leaving or process.ending_since is not None:
+def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
+    """Whether it has exited with 0 out of a ring that the others had to repair, or in its warm-up.
+
+    By itself, that is, and not as it was to end.
+    """
+    generation = snapshot.generation
+    if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:
         return False
-    if generation is None or not (generation.repairs and generation.seats):
+    if generation is None or not generation.seats or snapshot.job.state is not JobState.RUNNING:
+        return False
+    if not process.seated:
+        return not process.ready and worker not in snapshot.evicted
+    if not generation.repairs:
         return False
     return generation.number > process.generation > 0 and worker not in generation.members
 

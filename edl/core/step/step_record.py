@@ -289,7 +289,7 @@ def check_together(records: StepRecords) -> None:
             f"{_joined(workers[left])} left epoch {behind.epoch} before its end, after "
             f"{behind.step} steps of the job, and {_joined(workers[~left])} did not; leave "
             "a loop after the same step on all workers, or on none: a `break` must not depend on "
-            "what one worker sees"
+            "what one worker sees, or has counted itself (edl.step() is the job's)"
         )
 
 

@@ -1,0 +1,55 @@
+"""Trains by steps: --way "steps" or "job" counts those of the job, "own" this worker's, and "hand"
+these with a batch in hand. Rank 0 writes the model into --model at the end."""
+
+import argparse
+import time
+
+import no_compiler  # noqa: F401
+import torch
+
+import edl.torch as edl
+
+options = argparse.ArgumentParser()
+options.add_argument("--way", choices=["steps", "job", "own", "hand"])
+options.add_argument("--steps", type=int)
+options.add_argument("--model")
+args = options.parse_args()
+
+edl.init()
+numbers = torch.arange(80.0).reshape(-1, 1)
+loader = edl.DataLoader(torch.utils.data.TensorDataset(numbers), batch_size=4)
+model = torch.nn.Linear(1, 1)
+optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), 1e-6), model)
+edl.checkpoint(args.model + ".checkpoints")
+
+
+def train(batch):
+    optimizer.zero_grad()
+    model(batch[0]).mean().backward()
+    optimizer.step()
+    time.sleep(0.05)
+
+
+def forever():
+    for _ in loader.epochs(10**6):
+        yield from loader
+
+
+batches = forever()
+if args.way == "steps":
+    for batch in loader.steps(args.steps):
+        train(batch)
+elif args.way == "job":
+    while edl.step() < args.steps:
+        train(next(batches))
+elif args.way == "own":
+    for _ in range(args.steps):
+        train(next(batches))
+else:
+    for number, batch in enumerate(batches):
+        if number >= args.steps:
+            break
+        train(batch)
+if edl.rank() == 0:
+    torch.save(model.state_dict(), args.model)
+print(f"ended at step {edl.step()}", flush=True)

@@ -1,0 +1,52 @@
+"""Training by steps in real jobs: all end after the same one, or the job ends with who left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paths import SCRIPTS
+
+from edl.testing.job import started
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
+
+BY_STEPS, STEPS = SCRIPTS / "by_steps.py", 400
+
+
+@pytest.mark.parametrize("way", ["steps", "job"])
+def test_by_the_count_of_the_job(way: str, tmp_path: Path, zk_hosts: str) -> None:
+    """With a join and a death: whoever is there ends after the same step."""
+    words = ["--way", way, "--steps", str(STEPS), "--model", str(tmp_path / "model.pt")]
+    with started(tmp_path, zk_hosts, BY_STEPS, *words, np=2, max_np=3) as job:
+        job.wait_for_step(10)
+        job.scale(3)
+        job.wait_for_size(3)
+        job.kill("w0")
+        assert job.end() == 0, job.describe("did not finish")
+        said = [line for line in job.output().splitlines() if "ended at step" in line]
+        assert len(said) >= 2, job.describe("too few have ended")
+        assert all(line.endswith(f"ended at step {STEPS}") for line in said)
+        (finished,) = job.events("finished")
+        assert finished["reason"].startswith(f"trained {STEPS} steps")
+        assert job.events("checkpoint")[-1]["step"] == STEPS
+    assert (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize("way", ["own", "hand"])
+def test_by_a_count_of_each_workers_own(way: str, tmp_path: Path, zk_hosts: str) -> None:
+    """A newcomer has a lower one: one sentence names who left, and it takes over nothing."""
+    words = ["--way", way, "--steps", str(STEPS), "--model", str(tmp_path / "model.pt")]
+    with started(tmp_path, zk_hosts, BY_STEPS, *words, np=2, max_np=3) as job:
+        job.wait_for_step(10)
+        job.scale(3)
+        job.wait_for_size(3)
+        assert job.end() == 1, job.describe("not failed")
+        (failed,) = job.events("job_failed")
+        sentence = f"w0 and w1 ended their script after step {STEPS}, "
+        assert failed["reason"].startswith(sentence)
+        assert "and w2 trains on; all workers must end after the same step" in failed["reason"]
+        assert job.events("checkpoint")[-1]["step"] == STEPS
+        assert "[w3]" not in job.output(), "nobody is replaced"
+        assert "[w2] ended at step" not in job.output()
+        assert "Traceback" not in job.output()
