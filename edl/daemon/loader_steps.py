@@ -286,6 +286,9 @@ class LoaderSteps(Steps):
         self.pace.end()
         self._publish()
 
+    def joined(self) -> None:
+        self._check.joined()
+
     def compare(self, records: StepRecords) -> None:
         self._check.compare(records)
 

@@ -7,13 +7,27 @@ redone, is the script's own matter (docs/adr/0010).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from edl.daemon.progress import Receive, TrainingProgress
 
 
+class Comparable(Enum):
+    """Whether the workers of a script hold the same state when they save it."""
+
+    UNKNOWN = "unknown"
+    YES = "yes"
+    NO = "no"
+
+
 class ScriptProgress(TrainingProgress):
-    """The saves that all workers have made. ``ended``: the script's training has, somewhere."""
+    """The saves that all workers have made.
+
+    Attributes:
+        ended: the script's training has, somewhere.
+        comparable: as the first save has shown; the same on all workers.
+    """
 
     unit = "saves of its state"
     without_checkpoint = "; start the job again from the script's own checkpoint"
@@ -21,6 +35,7 @@ class ScriptProgress(TrainingProgress):
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
+        self.comparable = Comparable.UNKNOWN
 
     def saved(self) -> None:
         """The script has saved its state, as all workers do at this point of it."""
@@ -41,8 +56,15 @@ class ScriptProgress(TrainingProgress):
         self.members = members
 
     def header(self) -> dict[str, Any]:
-        return {"step": self.step, "ended": self.ended}
+        return {
+            "step": self.step,
+            "ended": self.ended,
+            "joined_after": self.joined_after,
+            "comparable": self.comparable.value,
+        }
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         self.step, self.has_state = int(header["step"]), True
         self.ended = bool(header["ended"])
+        self.joined_after = int(header["joined_after"])
+        self.comparable = Comparable(header["comparable"])

@@ -14,6 +14,7 @@ from edl.core.policy.ring_report import RingReport
 from edl.core.step.step_record import StepRecords, Stop
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.script_progress import ScriptProgress
+from edl.daemon.script_state_check import ScriptStateCheck
 from edl.daemon.steps import Steps
 from edl.daemon.switching import Switching
 from edl.daemon.wishes import Wishes
@@ -26,9 +27,18 @@ logger = logging.getLogger(__name__)
 class ScriptSteps(Steps):
     """The steps of one worker whose script says when its state is saved."""
 
-    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching, wishes: Wishes) -> None:
+    def __init__(
+        self,
+        ring: Ring,
+        mailbox: Mailbox,
+        switching: Switching,
+        wishes: Wishes,
+        progress: ScriptProgress,
+        check: ScriptStateCheck,
+    ) -> None:
         super().__init__(ring, mailbox, switching, wishes)
-        self._progress = ScriptProgress()
+        self._progress = progress
+        self._check = check
 
     @property
     def progress(self) -> ScriptProgress:
@@ -53,22 +63,42 @@ class ScriptSteps(Steps):
             self.pace.end()
             self._mailbox.report(replace(self._mailbox.progress, updated_at=self.pace.ended))
 
+    def before_save(self) -> None:
+        """The script is about to save its state: look first whether newcomers hold the same.
+
+        Raises:
+            RingBroken: a worker is gone, or a newcomer that differs; see :meth:`repair`.
+            NewcomerDiffers: that is this worker.
+            StateDiffers: old workers differ from each other; the job ends.
+        """
+        if self._check.newcomers_are_due:
+            self._check.before_save()
+            self._send(replace(self.idle_record(), state=self._check.state))
+            self.records()
+            self._check.newcomers_are_right()
+
     def saved(self) -> None:
         """The script has saved its state, as all workers do at this point of it."""
         self._progress.saved()
 
-    def agree(self) -> bool:
+    def agree(self, compares: bool = False) -> bool:
         """All are at this point of the script. True when they are to switch: at the boundary.
+
+        Args:
+            compares: the state has just been saved: a part of it is compared.
 
         Raises:
             RingBroken: a worker is gone; see :meth:`repair`.
             RingError: the workers are not at the same point.
+            NewcomerDiffers, StateDiffers: the states differ.
         """
         assert not self.warming_up
         failpoints.reached("boundary")
         self._mailbox.check()
         self._wishes.look()
-        self._send(self.idle_record())
+        if compares:
+            self._check.saved()
+        self._send(replace(self.idle_record(), state=self._check.state if compares else 0))
         reason = self._completed()
         wishes = tuple(self.records().values("wish"))
         self._mailbox.ring = RingReport(wishes=wishes, is_timed=False)
@@ -105,5 +135,8 @@ class ScriptSteps(Steps):
     def last_record(self, stop: Stop) -> None:
         return None
 
+    def joined(self) -> None:
+        self._check.joined()
+
     def compare(self, records: StepRecords) -> None:
-        """What the script trains is not compared."""
+        self._check.compare(records)

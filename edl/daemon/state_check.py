@@ -18,11 +18,11 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.plural import names
-from edl.core.step.newcomers import Said, on_trial, who_leaves, why_they_leave
+from edl.core.step.newcomers import CAUSE, Said, on_trial, who_leaves, why_they_leave
 from edl.core.step.state_check import (
     WHOLE,
     Digests,
@@ -39,7 +39,7 @@ from edl.core.step.state_check import (
 from edl.core.step.step_record import StepRecords, Stop
 from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.progress import Receive
+from edl.daemon.progress import Receive, TrainingProgress
 from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.ring.ring import Ring
 
@@ -59,27 +59,29 @@ class Compared(Protocol):
         """See :class:`edl.daemon.switching.Shared`."""
 
 
-class StateCheck:
-    """One worker's part in it. Runs in the training thread.
+class Comparison:
+    """What a worker does to compare its state with the others'. Runs in the training thread.
 
     Args:
         checkpointing: knows the settings of the job, too.
         log_event: writes an event, on one worker.
     """
 
+    cause: ClassVar[str] = CAUSE  # of what a newcomer computes otherwise, and what to do
+    unit: ClassVar[str] = "step"
+
     def __init__(
         self,
         ring: Ring,
-        progress: LoaderProgress,
+        progress: TrainingProgress,
         checkpointing: Checkpointing,
         log_event: Callable[[Details, str], None],
     ) -> None:
         self._ring = ring
-        self._progress = progress
+        self._at: TrainingProgress = progress
         self._checkpointing = checkpointing
         self._log_event = log_event
         self._digests: Digests = {}
-        self._split_in: int | None = None  # the generation in whose ring states differ
         self._joined_after: int | None = None  # the step, if the job trained before
         self.replica: Compared | None = None
         self.state = 0  # what goes with the row of this step; 0: nothing is due
@@ -88,6 +90,62 @@ class StateCheck:
     def _every(self) -> int:
         """Steps in which all is compared; 0: nothing is."""
         return self._checkpointing.settings.state_check_steps
+
+    def joined(self) -> None:
+        """This worker has joined a job that trains, and has its state."""
+        self._joined_after = self._at.step
+
+    def now(self, group: Group = WHOLE) -> int:
+        """The digest of that group of the state as it is; 0: there is nothing to compare."""
+        if self._every == 0 or self._ring.alone or self.replica is None:
+            return 0
+        self._digests = self.replica.digests(group)
+        return fold(self._digests)
+
+    def _exchange(self, digests: Digests) -> dict[int, Said]:
+        """Everybody's digests of the parts and learning rates, by worker in rank order."""
+        rates = self.replica.learning_rates() if self.replica is not None else {}
+        mine = Said(digests, rates, on_trial(self._joined_after, self._at.step))
+        sent = json.dumps(vars(mine)).encode()
+        return {
+            worker: Said(**json.loads(self._ring.broadcast(sent, rank, "edl.digests")))
+            for rank, worker in enumerate(self._at.members)
+        }
+
+    def _leave(self, leaving: tuple[int, ...], said: dict[int, Said], step: int) -> NoReturn:
+        """Let newcomers leave the ring: it is broken, and the others go on without them."""
+        why = why_they_leave(leaving, step, said, self.cause, self.unit)
+        self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
+        members, ring = self._at.members, self._ring
+        if members[ring.place.rank] in leaving:
+            with contextlib.suppress(RingBroken):
+                ring.exchange(b"")  # when it ends, all know
+            ring.break_()
+            raise NewcomerDiffers(why)
+        logger.info("%s", why)
+        ring.exchange(b"")
+        # Nobody breaks the ring before those who leave: they have to know it, or would come back.
+        ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
+        raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
+
+    def _end(self, why: str, found: Split) -> NoReturn:
+        self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
+        self._checkpointing.fail(why, StateDiffers)
+
+
+class StateCheck(Comparison):
+    """One worker's part in a job whose batches come from edl's loader."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        progress: LoaderProgress,
+        checkpointing: Checkpointing,
+        log_event: Callable[[Details, str], None],
+    ) -> None:
+        super().__init__(ring, progress, checkpointing, log_event)
+        self._progress = progress
+        self._split_in: int | None = None  # the generation in whose ring states differ
 
     def begin_step(self) -> None:
         """A batch is handed out, so all that belongs to the step before is done.
@@ -98,10 +156,6 @@ class StateCheck:
         begins_epoch = progress.ledger.done == 0
         group = due(progress.step, begins_epoch, self._every, progress.joined_after)
         self.state = self.now(group) if group is not None else 0
-
-    def joined(self) -> None:
-        """This worker has joined a job that trains, and has its state."""
-        self._joined_after = self._progress.step
 
     def compare(self, records: StepRecords) -> None:
         """All rows of a step are here, or all workers are at the end.
@@ -117,7 +171,7 @@ class StateCheck:
         if found is not None and (not heals or progress.step == progress.joined_after + 1):
             said = self._exchange(self._digests)
             if leaving := who_leaves(found, said):
-                self._leave(leaving, said)
+                self._leave(leaving, said, progress.step)
             if not heals:
                 tables = {worker: one.digests for worker, one in said.items()}
                 rates = {worker: one.rates for worker, one in said.items()}
@@ -127,29 +181,6 @@ class StateCheck:
                 self._split_in = self._ring.generation
             if (records.column("stop") >= Stop.FINISHED).all():
                 self.heal()
-
-    def _leave(self, leaving: tuple[int, ...], said: dict[int, Said]) -> NoReturn:
-        """Let newcomers leave the ring: it is broken, and the others go on without them."""
-        why = why_they_leave(leaving, self._progress.step, said)
-        self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
-        members, ring = self._progress.members, self._ring
-        if members[ring.place.rank] in leaving:
-            with contextlib.suppress(RingBroken):
-                ring.exchange(b"")  # when it ends, all know
-            ring.break_()
-            raise NewcomerDiffers(why)
-        logger.info("%s", why)
-        ring.exchange(b"")
-        # Nobody breaks the ring before those who leave: they have to know it, or would come back.
-        ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
-        raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
-
-    def now(self, group: Group = WHOLE) -> int:
-        """The digest of that group of the state as it is; 0: there is nothing to compare."""
-        if self._every == 0 or self._ring.alone or self.replica is None:
-            return 0
-        self._digests = self.replica.digests(group)
-        return fold(self._digests)
 
     def heal(self) -> None:
         """All workers are between two steps: who differs gets what most hold, if anybody does.
@@ -181,17 +212,3 @@ class StateCheck:
         logger.warning("%s", why)
         workers = tuple(f"w{worker}" for worker in found.odd)
         self._log_event(StateDiffersDetails(workers, f"w{found.source}"), why)
-
-    def _exchange(self, digests: Digests) -> dict[int, Said]:
-        """Everybody's digests of the parts and learning rates, by worker in rank order."""
-        rates = self.replica.learning_rates() if self.replica is not None else {}
-        mine = Said(digests, rates, on_trial(self._joined_after, self._progress.step))
-        sent = json.dumps(vars(mine)).encode()
-        return {
-            worker: Said(**json.loads(self._ring.broadcast(sent, rank, "edl.digests")))
-            for rank, worker in enumerate(self._progress.members)
-        }
-
-    def _end(self, why: str, found: Split) -> NoReturn:
-        self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
-        self._checkpointing.fail(why, StateDiffers)

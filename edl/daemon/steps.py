@@ -107,6 +107,10 @@ class Steps(ABC):
         return ""
 
     @abstractmethod
+    def joined(self) -> None:
+        """This worker has joined a job that trains."""
+
+    @abstractmethod
     def compare(self, records: StepRecords) -> None:
         """Raises StateDiffers when the workers do not hold the same state."""
 

@@ -61,6 +61,10 @@ class Shared(Protocol):
         """Send (rank ``root``), or take over what ``receive`` says."""
 
 
+class ScriptState(Shared, Compared, Protocol):
+    """The state of a script that keeps its own place in its data."""
+
+
 class Replica(Shared, Durable, Compared, Protocol):
     """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 

@@ -32,11 +32,13 @@ from edl.daemon.finishing import Finishing
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.loader_steps import LoaderSteps
 from edl.daemon.mailbox import Mailbox
+from edl.daemon.script_progress import ScriptProgress
+from edl.daemon.script_state_check import ScriptStateCheck
 from edl.daemon.script_steps import ScriptSteps
 from edl.daemon.state_check import StateCheck
 from edl.daemon.steps import Steps
 from edl.daemon.stream_sampler import Reader
-from edl.daemon.switching import Replica, Shared, Switching
+from edl.daemon.switching import Replica, ScriptState, Switching
 from edl.daemon.wishes import Wishes
 from edl.errors import NewcomerDiffers, UsageError
 from edl.ring.ring import Ring
@@ -81,7 +83,11 @@ class Worker:
         self.loader = LoaderSteps(
             ring, mailbox, self._switching, self.wishes, progress, self._check
         )
-        self.script = ScriptSteps(ring, mailbox, self._switching, self.wishes)
+        saves = ScriptProgress()
+        self._saved_check = ScriptStateCheck(ring, saves, self.checkpointing, self.log_event)
+        self.script = ScriptSteps(
+            ring, mailbox, self._switching, self.wishes, saves, self._saved_check
+        )
         self.steps: Steps = self.loader
         self.finishing = Finishing(
             lambda: self.steps,
@@ -120,7 +126,7 @@ class Worker:
         self._check_model()
         failpoints.reached("warmed_up")
         generation = self._switching.join()
-        self._check.joined()
+        self.steps.joined()
         # The state that came is of before the others' callbacks, which may have changed it.
         self._switched(len(generation.previous), self.size)
 
@@ -262,7 +268,7 @@ class Worker:
         if mine and (why := why_unfit(mine, self._coordinator.signature_of_job())):
             raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
 
-    def leave_data_to_script(self, state: Shared, entered: Callable[[], None]) -> None:
+    def leave_data_to_script(self, state: ScriptState, entered: Callable[[], None]) -> None:
         """The script keeps its own place in its data; ``state`` is what follows the job.
 
         ``entered()`` is called in each new ring, before the state is exchanged there.
@@ -294,7 +300,7 @@ class Worker:
         self.steps, progress = self.script, self.script.progress
         progress.adopt(self.loader.progress.members)
         self._switching.progress = self.checkpointing.progress = progress
-        self._switching.replica = state
+        self._switching.replica = self._saved_check.replica = state
         self._switching.on_enter = entered
 
     # --- between two steps ---

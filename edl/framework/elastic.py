@@ -32,9 +32,11 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
+from edl.core.step.state_check import WHOLE, Group
 from edl.daemon.progress import Receive
 from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
+from edl.framework.digest import Part, Parts
 from edl.framework.horovod_errors import refusal
 from edl.framework.process import current_worker, let_state_follow
 from edl.ring.ring import Ring
@@ -75,6 +77,7 @@ class State(ABC):
         for name, value in attributes.items():
             setattr(self, name, value)
         self._saved: Any = None
+        self._compared = Parts(self._trained, self._size_of)
         State.save(self)  # that of a derived class may need attributes which do not exist yet
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -117,6 +120,7 @@ class State(ABC):
     def sync(self) -> None:
         """Take over the state of rank 0; all workers, at the same point."""
         self.synchronise(current_worker().ring, 0, Receive.ALL)
+        self._compared.forget()
         self.save()
 
     def reset(self) -> None:
@@ -146,6 +150,7 @@ class State(ABC):
 
     def renew(self) -> None:
         """The ring is new: begin from here, and go back to here."""
+        self._compared.forget()
         self.save()
 
     def trains(self, worker: Worker | None) -> None:
@@ -163,22 +168,49 @@ class State(ABC):
                 raise HostsUpdatedInterrupt(False)
             return
         if commit:
+            if worker is not None:
+                worker.script.before_save()
             self.save()
         if worker is None:
             return
         if commit:
             worker.script.saved()
-        if worker.script.agree():
+        if worker.script.agree(compares=commit):
             if not commit:
                 self.save()
                 worker.script.saved()
             raise HostsUpdatedInterrupt(False)
+
+    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+        """See :class:`edl.daemon.state_check.Compared`."""
+        return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
         """The names of what :meth:`_values` returns."""
         return set(self._names)
 
     # --- what a framework knows ---
+
+    @abstractmethod
+    def learning_rates(self) -> dict[str, float]:
+        """See :class:`edl.daemon.state_check.Compared`."""
+
+    @abstractmethod
+    def _trained(self) -> dict[str, Any]:
+        """What the averaged gradients keep equal on all workers, in containers.
+
+        Parameters and what their optimizers hold. No statistics of a forward pass, and no other
+        attribute: a script may keep numbers of each worker's own there.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def _size_of(value: Any) -> int | None:
+        """The bytes of an array in what is compared; None: it is none."""
+
+    @abstractmethod
+    def _digested(self, parts: Iterable[Part]) -> dict[str, int]:
+        """A digest of each part by name, but for those that cannot be compared."""
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -16,12 +16,15 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.framework import elastic
+from edl.framework.digest import Part
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
 from edl.framework.state import Stateful, few, map_leaves
 from edl.ring.ring import Ring
+from edl.tensorflow.digest import digests, size_of
+from edl.tensorflow.lr_schedule import present_rate
 from edl.tensorflow.transfer import array_of, exchange
-from edl.tensorflow.variables import Access, EagerAccess, SessionAccess, differences, named
+from edl.tensorflow.variables import Access, EagerAccess, SessionAccess, differences, named, plain
 from edl.tensorflow.xla import turn_off_xla
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -46,6 +49,11 @@ class _VariablesState(State):
     @abstractmethod
     def _variables(self) -> dict[str, list[Any]]:
         """The groups by name."""
+
+    _size_of = staticmethod(size_of)
+
+    def _digested(self, parts: Iterable[Part]) -> dict[str, int]:
+        return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -122,6 +130,18 @@ class TensorFlowKerasState(_VariablesState):
     def _variables(self) -> dict[str, list[Any]]:
         return {"model": list(self.model.weights), "optimizer": list(self.optimizer.variables)}
 
+    def _trained(self) -> dict[str, Any]:
+        # What Keras adds up of several batches is each worker's own until it is averaged.
+        own = {id(plain(each)) for each in getattr(self.optimizer, "_accumulated_gradients", ())}
+        shared = (each for each in self.optimizer.variables if id(plain(each)) not in own)
+        return {"model": named(self.model.trainable_variables), "optimizer": named(shared)}
+
+    def learning_rates(self) -> dict[str, float]:
+        rate = present_rate(self.optimizer)
+        if isinstance(rate, tf.Variable):
+            (rate,) = self._access.read([rate])
+        return {} if rate is None else {"learning rate": float(rate)}
+
 
 class TensorFlowState(_VariablesState):
     """Variables, and further attributes.
@@ -148,6 +168,12 @@ class TensorFlowState(_VariablesState):
 
     def _variables(self) -> dict[str, list[Any]]:
         return {"variables": self.variables}
+
+    def _trained(self) -> dict[str, Any]:
+        return {"variables": named(each for each in self.variables if each.trainable)}
+
+    def learning_rates(self) -> dict[str, float]:
+        return {}  # of an optimizer that the state does not know
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:

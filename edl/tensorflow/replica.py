@@ -14,9 +14,10 @@ import tensorflow as tf
 from edl.checkpoint.safetensors import Blob
 from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
-from edl.framework.digest import Part, of_value
+from edl.framework.digest import Part
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Stateful, few, map_leaves
+from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
 from edl.tensorflow.variables import (
     Access,
@@ -129,25 +130,10 @@ class TensorFlowReplica(FrameworkReplica):
         read = dict(zip(variables, self.access.read([*variables.values()]), strict=True))
         return {name: float(rate) for name, rate in (present | read).items()}
 
-    @staticmethod
-    def size_of(value: Any) -> int | None:
-        if isinstance(value, tf.Variable):
-            elements = value.shape.num_elements()
-            return None if elements is None else elements * value.dtype.base_dtype.size
-        return value.nbytes if isinstance(value, np.ndarray) else None
+    size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[Part]) -> dict[str, int]:
-        variables: list[Part] = []
-        others: list[Part] = []
-        for part in parts:
-            (variables if isinstance(part.value, tf.Variable) else others).append(part)
-        values = zip(variables, self.access.read_parts(variables), strict=True)
-        found = {part.name: of_value(value) for part, value in values}
-        for part in others:
-            array = array_of(part.value)
-            value = part.value if array is None else array
-            found[part.name] = of_value(value, part.start, part.stop)
-        return {name: digest for name, digest in found.items() if digest is not None}
+        return digests(self.access, parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         values: list[tuple[Any, Array]] = []

@@ -6,7 +6,7 @@ What it means: :mod:`edl.framework.elastic`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -14,10 +14,13 @@ import torch
 
 from edl.errors import UsageError
 from edl.framework import elastic
+from edl.framework.digest import Part
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
 from edl.framework.state import Stateful, map_leaves
 from edl.ring.ring import Ring
+from edl.torch.digest import digests, size_of
+from edl.torch.replica import rates_of
 from edl.torch.sampler import ElasticSampler
 from edl.torch.transfer import exchange
 
@@ -45,6 +48,25 @@ class TorchState(State):
         for name in self._names:
             for parameter in _parameters(getattr(self, name)):
                 parameter.grad = None
+
+    def learning_rates(self) -> dict[str, float]:
+        things = (getattr(self, name) for name in self._names)
+        return rates_of([thing for thing in things if isinstance(thing, torch.optim.Optimizer)])
+
+    def _trained(self) -> dict[str, Any]:
+        trained: dict[str, Any] = {}
+        for name in self._names:
+            thing = getattr(self, name)
+            if isinstance(thing, torch.nn.Module):
+                trained[name] = dict(thing.named_parameters())
+            elif isinstance(thing, torch.optim.Optimizer):
+                trained[name] = thing.state_dict()
+        return trained
+
+    _size_of = staticmethod(size_of)
+
+    def _digested(self, parts: Iterable[Part]) -> dict[str, int]:
+        return digests(parts)
 
     def _values(self) -> dict[str, Any]:
         values = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -160,15 +160,7 @@ class TorchReplica(FrameworkReplica):
         return digests(parts)
 
     def learning_rates(self) -> dict[str, float]:
-        rates = {}
-        for number, each in enumerate(self._trained):
-            of = f" of optimizer {number}" if len(self._trained) > 1 else ""
-            groups = each.optimizer.param_groups
-            for index, group in enumerate(groups):
-                where = f" of parameter group {index}" if len(groups) > 1 else ""
-                if "lr" in group:
-                    rates[f"learning rate{where}{of}"] = float(group["lr"])
-        return rates
+        return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         mine = self._model_tensors()
@@ -307,3 +299,16 @@ def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, 
         for key, value in state.items()
         if not isinstance(key, int) or names[key] in numbers
     }
+
+
+def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
+    """Return the present learning rates of ``optimizers``, by what each is called in a sentence."""
+    rates = {}
+    for number, optimizer in enumerate(optimizers):
+        of = f" of optimizer {number}" if len(optimizers) > 1 else ""
+        groups = optimizer.param_groups
+        for index, group in enumerate(groups):
+            where = f" of parameter group {index}" if len(groups) > 1 else ""
+            if "lr" in group:
+                rates[f"learning rate{where}{of}"] = float(group["lr"])
+    return rates

@@ -22,9 +22,11 @@ from edl.core.step.newcomers import TRIAL_STEPS, Said, on_trial, who_leaves, why
 from edl.core.step.source import Source
 from edl.core.step.state_check import (
     ALIGN_BYTES,
+    PARTS_OF_SCRIPT,
     WHOLE,
     Group,
     due,
+    due_at_save,
     extents,
     first_difference,
     fold,
@@ -171,6 +173,21 @@ def test_the_whole_state_is_due_after_the_first_step_of_newcomers() -> None:
     assert due(80, False, 100, joined_after=80) == Group(80, 100)
     assert due(82, False, 100, joined_after=80) == Group(82, 100)
     assert due(81, False, 0, joined_after=80) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "is_first", "expected"),
+    [
+        (1, 500, True, WHOLE),
+        (7, 500, False, Group(7, PARTS_OF_SCRIPT)),
+        (7, 5, False, Group(2, 5)),
+        (7, 0, True, None),
+    ],
+)
+def test_what_is_due_when_a_script_saves(
+    step: int, every: int, is_first: bool, expected: Group | None
+) -> None:
+    assert due_at_save(step, every, is_first) == expected
 
 
 @pytest.mark.parametrize(
@@ -439,8 +456,8 @@ class Job:
     generation = 1
     is_broken = False
 
-    def exchange(self, values: list[float]) -> list[list[float]]:
-        return [values] * 3
+    def exchange(self, payload: bytes) -> list[bytes]:
+        return [payload] * 3
 
     def break_(self) -> None:
         self.is_broken = True

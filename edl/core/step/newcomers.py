@@ -17,6 +17,11 @@ from edl.core.plural import names, verb
 from edl.core.step.state_check import Digests, Rates, Split, different_rate, first_difference
 
 TRIAL_STEPS = 500  # how long a worker counts as a newcomer: a schedule may differ later only
+SCRIPT_CAUSE = (
+    "No state carries what a script computes from hvd.size() or counts by itself, as in "
+    "Adam(rate * hvd.size()): let the rate be a variable of the state, or set it in a callback of "
+    "state.register_reset_callbacks. EDL_STATE_CHECK_STEPS=0 turns this check off"
+)
 CAUSE = (
     "No state carries what a script computes in functions, closures and counters of its own: use "
     "edl.step(), edl.track or edl.LRSchedule"
@@ -61,8 +66,18 @@ def who_leaves(found: Split, said: Mapping[int, Said]) -> tuple[int, ...]:
     return tuple(sorted(worker for group in others for worker in group))
 
 
-def why_they_leave(leaving: tuple[int, ...], step: int, said: Mapping[int, Said]) -> str:
-    """Say who leaves, what differs first, what probably causes it, and what to do: for people."""
+def why_they_leave(
+    leaving: tuple[int, ...],
+    step: int,
+    said: Mapping[int, Said],
+    cause: str = CAUSE,
+    unit: str = "step",
+) -> str:
+    """Say who leaves, what differs first, what probably causes it, and what to do: for people.
+
+    Args:
+        unit: what ``step`` counts.
+    """
     first = leaving[0]
     staying = [worker for worker in said if worker not in leaving]
     steps = sorted({said[worker].joined_after or 0 for worker in leaving})
@@ -77,7 +92,7 @@ def why_they_leave(leaving: tuple[int, ...], step: int, said: Mapping[int, Said]
     count = len(leaving)
     state = verb(count, "its state differs", "their states differ")
     return (
-        f"{names(leaving)} joined after step {when}, and after step {step} {state} from that of "
-        f"{names(staying)}: {what}. "
-        f"{CAUSE}. {names(leaving)} {verb(count, 'ends', 'end')}, and the others train on"
+        f"{names(leaving)} joined after {unit} {when}, and after {unit} {step} {state} from that "
+        f"of {names(staying)}: {what}. "
+        f"{cause}. {names(leaving)} {verb(count, 'ends', 'end')}, and the others train on"
     )

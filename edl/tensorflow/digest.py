@@ -1,0 +1,36 @@
+"""Digests of variables and arrays of TensorFlow; see :mod:`edl.framework.digest`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from edl.framework.digest import Part, of_value
+from edl.tensorflow.transfer import array_of
+from edl.tensorflow.variables import Access
+
+
+def size_of(value: Any) -> int | None:
+    """Return the bytes of a variable or an array; None: it is neither."""
+    if isinstance(value, tf.Variable):
+        elements = value.shape.num_elements()
+        return None if elements is None else elements * value.dtype.base_dtype.size
+    return value.nbytes if isinstance(value, np.ndarray) else None
+
+
+def digests(access: Access, parts: Iterable[Part]) -> dict[str, int]:
+    """Return a digest of each part by name, but for those that cannot be compared."""
+    variables: list[Part] = []
+    others: list[Part] = []
+    for part in parts:
+        (variables if isinstance(part.value, tf.Variable) else others).append(part)
+    values = zip(variables, access.read_parts(variables), strict=True)
+    found = {part.name: of_value(value) for part, value in values}
+    for part in others:
+        array = array_of(part.value)
+        value = part.value if array is None else array
+        found[part.name] = of_value(value, part.start, part.stop)
+    return {name: digest for name, digest in found.items() if digest is not None}
