@@ -30,7 +30,8 @@ BROKEN_OFF = (
     "backward() raised an exception in this batch, and the script is done with the batch without "
     "an update, which the other workers make: where the script handles the exception, let it call "
     "optimizer.zero_grad() and optimizer.step(); if it clips or scales gradients, "
-    "optimizer.synchronize() and the same between the two"
+    "optimizer.synchronize() and the same between the two; inside of edl.no_sync(), "
+    "edl.notify_batch_end() leaves the batch out"
 )
 
 

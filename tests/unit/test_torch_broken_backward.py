@@ -147,6 +147,20 @@ def test_a_batch_that_is_left_so_is_refused(
         end(job.optimizers)
 
 
+def test_one_of_the_batches_that_are_added_up_fails_and_is_left_out(worker: Worker) -> None:
+    job = Job(worker, "a", "b")
+    worker.begin(present=ones(1, 1), a=ones(0), b=ones(0))
+    with job.optimizers.no_sync():
+        fail(job)
+        job.sgd.zero_grad()
+        assert job.optimizers.leave_out()
+    job.optimizers.settle()
+    worker.begin(present=ones(1, 1), a=ones(0), b=ones(0))
+    (2 * job.a + 4 * job.b).backward()
+    job.optimizers.settle()
+    assert worker.sent.count("edl.gradient.b") == 1, "nothing was on its way"
+
+
 def test_nothing_was_computed_yet(worker: Worker) -> None:
     job = Job(worker, "a", "b")
     worker.begin(present=ones(1, 1), a=ones(8), b=ones(6))
