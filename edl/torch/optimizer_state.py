@@ -9,7 +9,7 @@ for wrappers hold the same dicts under several names.
 from __future__ import annotations
 
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,7 +60,7 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
     """Its ``state_dict()``; of a wrapper, the same of it and of what is in it."""
     inner = inner_optimizers(optimizer)
     if not inner:
-        return optimizer.state_dict()
+        return _state_dict(optimizer)
     numbers: dict[Any, int] = {}
     groups = []
     for group in optimizer.param_groups:
@@ -131,6 +131,20 @@ def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
         **within,
         **({"attributes": state["attributes"]} if "attributes" in state else {}),
     }
+
+
+def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
+    """Its ``state_dict()``, also when a script has removed a group whose parameters had a state."""
+    listed = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    held = optimizer.state
+    kept = {k: v for k, v in held.items() if not isinstance(k, torch.Tensor) or k in listed}
+    if len(kept) == len(held):
+        return optimizer.state_dict()
+    optimizer.state = defaultdict(dict, kept)
+    try:
+        return optimizer.state_dict()
+    finally:
+        optimizer.state = held
 
 
 def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
