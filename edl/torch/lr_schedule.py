@@ -19,6 +19,7 @@ from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 from edl.torch.closures import Arguments, after_closure
+from edl.torch.optimizer_state import stepping
 from edl.torch.schedulers import counted, counts_samples, schedulers_of
 
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
@@ -224,4 +225,4 @@ def before_each_update(
     def before(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments | None:
         return after_closure(arguments, named, lambda: then(current_worker().loader.update))
 
-    optimizer.register_step_pre_hook(before)
+    stepping(optimizer).register_step_pre_hook(before)

@@ -12,7 +12,8 @@ from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
 from edl.torch.closures import AGAIN, Arguments, after_closure
 from edl.torch.lr_schedule import follow_policy
-from edl.torch.optimizer_state import complete, inner_optimizers, is_sharpness_aware
+from edl.torch.optimizer_state import complete
+from edl.torch.optimizer_state import stepping as stepping_in
 from edl.torch.reduction import GradientReduction
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
@@ -129,7 +130,6 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         found_inf = getattr(optimizer, "found_inf", None)
         reduction.end_step(skipped=False if found_inf is None else found_inf)
 
-    within = inner_optimizers(optimizer).values() if is_sharpness_aware(optimizer) else ()
-    for each in (optimizer, *within):  # second_step() calls the inner one's step()
+    for each in dict.fromkeys((optimizer, stepping_in(optimizer))):  # SAM's second step
         each.register_step_pre_hook(before)
         each.register_step_post_hook(after)

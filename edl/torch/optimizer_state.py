@@ -40,6 +40,12 @@ def is_sharpness_aware(optimizer: Optimizer) -> bool:
     return all(callable(getattr(optimizer, name, None)) for name in ("first_step", "second_step"))
 
 
+def stepping(optimizer: Optimizer) -> Optimizer:
+    """The optimizer whose ``step()`` makes the update: of SAM's kind the inner one."""
+    within = [*inner_optimizers(optimizer).values()] if is_sharpness_aware(optimizer) else []
+    return within[0] if within else optimizer
+
+
 def complete(optimizer: Optimizer) -> None:
     """Give an optimizer whose class has not called ``Optimizer.__init__`` what that makes."""
     own = vars(optimizer)

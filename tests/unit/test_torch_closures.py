@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from edl.daemon.progress import Receive
-from edl.torch import flights
+from edl.torch import flights, lr_schedule
 from edl.torch.closures import after_closure
 from edl.torch.optimizer import _evaluates_again, listen
 from edl.torch.optimizer_state import complete
@@ -358,3 +359,24 @@ def test_a_wrapper_changes_nothing_in_a_step_that_others_have_completed(worker: 
     worker.breaks = []
     optimizer.step()
     assert survivor.digests() == job.digests()
+
+
+@pytest.mark.parametrize("has_closure", [False, True], ids=["two steps", "closure"])
+def test_a_rate_by_samples_is_set_before_the_update_of_both_forms(
+    has_closure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SimpleNamespace(loader=SimpleNamespace(update=7))
+    monkeypatch.setattr(lr_schedule, "current_worker", lambda: worker)
+    net = torch.nn.Linear(2, 1)
+    sam: Any = Sam(net.parameters(), lr=0.5)
+    sam.synchronize = lambda: None
+    updates: list[Any] = []
+    lr_schedule.before_each_update(sam, updates.append, "edl.LRSchedule")
+    net(torch.ones(1, 2)).sum().backward()
+    if has_closure:
+        sam.step(lambda: net(torch.ones(1, 2)).sum().backward())
+    else:
+        sam.first_step()
+        net(torch.ones(1, 2)).sum().backward()
+        sam.second_step()
+    assert updates == [7]
