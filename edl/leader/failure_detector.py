@@ -112,6 +112,12 @@ class FailureDetector:
             return None
         ports = {s.id: (s.address, s.port) for s in seats if s.id != self._worker}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
+        gone = {w for w, health in answers.items() if health.liveness is Liveness.REFUSED}
+        seats = [
+            seat for seat in seats if seat.id not in gone
+        ]  # dead, or through: that is no stall
+        if not seats:
+            return None
         silent = {w for w, health in answers.items() if health.liveness is Liveness.SILENT}
         self._mute = {worker: self._mute.get(worker, now) for worker in silent}
         reports = [
