@@ -436,7 +436,7 @@ class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="r
 @dataclass(frozen=True)
 class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
     """All workers leave an epoch before all of its samples are trained, and go on to the next one
-    or end: a loop of the script was shorter than the epoch.
+    or end: a loop of the script was shorter than the epoch. `edl run` does not show it.
     """
 
     epoch: Annotated[int, "counted from 0"]

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from edl import failpoints
 from edl.core.events import EpochLeftDetails, Event, SlowWorkerDetails
-from edl.core.step.epoch_end import ended_by_count, ended_by_script
+from edl.core.step.epoch_end import ended_by_count, ended_by_script, left_out
 from edl.core.step.ledger import Ledger
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.slowest import Slow
@@ -140,6 +140,7 @@ class LoaderSteps(Steps):
         if left.is_over or self.warming_up:
             return
         self._progress.untrained += left.untrained
+        self._report()
         if self.ring.place.rank != 0:
             return
         step = self._progress.step
@@ -321,8 +322,9 @@ class LoaderSteps(Steps):
         self._left_in = self.generation
 
     def told_end(self, stop: Stop) -> str:
-        left = self._progress.epoch_left
-        return ended_by_script(left) if stop is Stop.ENDED else ended_by_count(left)
+        left, untrained = self._progress.epoch_left, self._progress.untrained
+        here = ended_by_script(left) if stop is Stop.ENDED else ended_by_count(left)
+        return here + left_out(untrained)
 
     def last_record(self, stop: Stop) -> StepRecord:
         """The row of the end; it also reaches those who are in a step still, if any.

@@ -40,8 +40,10 @@ from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
 
-# By `edl run`: its last line says how the job has ended, and that a worker ends well is usual.
+# By `edl run`: its last line says how the job has ended, and that a worker ends well is usual. Of
+# epochs that are left early rank 0 has warned once.
 NOT_SHOWN = (
+    EventKind.EPOCH_LEFT,
     EventKind.WORKER_EXITED,
     EventKind.JOB_FINISHED,
     EventKind.JOB_FAILED,

@@ -230,7 +230,9 @@ def test_an_epoch_that_all_leave_too_early_is_told(caplog: pytest.LogCaptureFixt
     warnings = [each for each in caplog.messages if "train by steps, loader.steps(n)" in each]
     assert len(warnings) == 1
     assert "; " in job.memory.job.reason
-    assert f"of {SAMPLES} samples of epoch 1 are trained" in job.memory.job.reason
+    assert f"of {SAMPLES} samples of epoch 1 are trained; " in job.memory.job.reason
+    words = f"; {sum(missed)} samples of epochs that all workers left early are not trained"
+    assert job.memory.job.reason.endswith(words)
 
 
 def test_a_job_of_one_ends_with_the_same_words() -> None:

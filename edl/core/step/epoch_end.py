@@ -48,3 +48,10 @@ def ended_by_script(left: EpochLeft) -> str:
 def ended_by_count(left: EpochLeft) -> str:
     """How much of its last epoch a job has trained that has finished, if not all of it."""
     return "" if left.is_over else f"; {left.share} of epoch {left.epoch} are trained"
+
+
+def left_out(samples: int) -> str:
+    """How many samples of all epochs were left out unawares, as the end of a sentence."""
+    if not samples:
+        return ""
+    return f"; {samples:,} samples of epochs that all workers left early are not trained"
