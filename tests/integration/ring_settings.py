@@ -220,6 +220,8 @@ def _work(worker: int, order: Mapping[str, Any], port: int) -> list[dict[str, An
             Path(generation.scope).touch()
         _wait_for(Path(generation.scope))
         ring.build(generation, rank)
+        if order["settings"].get("HOROVOD_TIMELINE") == "DYNAMIC":
+            hvd.start_timeline(f"started.{number}.json")
         total, wrong, step = sum(planned.workers) + len(planned.workers), 0, 0
         try:
             for step in range(STEPS):
