@@ -258,7 +258,9 @@ class LoaderSteps(Steps):
         """
         self._repair(error, self.pace.waiting_since)
         self.changes += 1
-        if not self.open_step.superseded:
+        if self._progress.announces_late:
+            self._records = self._pending = None  # it goes out with the first gradient
+        elif not self.open_step.superseded:
             self._send_row()
         return self.open_step.superseded
 
@@ -302,6 +304,20 @@ class LoaderSteps(Steps):
         check_place(self._progress)
         now_s = self._mailbox.clock.now_s
         return exchange(payload, self.ring, self._progress, self._repair, now_s)
+
+    def exchange_in_step(
+        self, payload: bytes, repair: Callable[[RingBroken, float], None]
+    ) -> list[bytes]:
+        """Return the payloads of all workers in rank order, while a step is open.
+
+        All workers come to it at the same point of the same batch.
+
+        Args:
+            payload: this worker's; of any size.
+            repair: see :func:`edl.daemon.exchange.exchange`. In a step gradients may be on their
+                way, too.
+        """
+        return exchange(payload, self.ring, self._progress, repair, self._mailbox.clock.now_s)
 
     def leave(self) -> None:
         """The script has left its loop with a batch in hand: let its record arrive, at least.

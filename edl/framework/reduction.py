@@ -30,6 +30,7 @@ from typing import TypeVar
 from edl import failpoints
 from edl.core.step.step_state import (
     DECIDED,
+    EXCHANGING,
     REOPENED,
     SUPERSEDED_FROM,
     Step,
@@ -177,6 +178,29 @@ class StepReduction:
             self._worker.loader.announce()
             self._on(StepEvent.SEND)
             failpoints.reached("gradient")
+
+    # --- inside of the forward and backward passes
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the workers may exchange messages in the open step: all are in its passes."""
+        loader = self._worker.loader
+        alone = self._worker.warming_up or self._worker.ring.alone
+        return loader.open and not alone and self.step.state in EXCHANGING
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all workers in rank order; see :attr:`exchanges`.
+
+        A worker that dies meanwhile costs the others a repair, as it does while gradients are on
+        their way: these are sent once more.
+        """
+
+        def repair(error: RingBroken, _since: float) -> None:
+            self._broke(error)
+            self._repair()
+
+        self._worker.loader.pace.wait()
+        return self._worker.loader.exchange_in_step(payload, repair)
 
     # --- a framework that calls back
 

@@ -19,11 +19,13 @@ from edl.torch.reduction import GradientReduction, LastStep
 from edl.torch.replica import TorchReplica
 from edl.torch.scalers import see_scalers
 from edl.torch.schedulers import watch_schedulers
+from edl.torch.sync_batch_norm import synchronise_batch_norm
 
 _optimizers: Optimizers | None = None  # once there is one
 _replica: TorchReplica | None = None
 
 watch_schedulers()  # a script may make one before edl.init()
+synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else found.exchange())
 
 
 def init(**settings: Any) -> None:

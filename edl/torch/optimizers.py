@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,6 +97,25 @@ class Optimizers:
     def loss_scale(self) -> float:
         """What the losses of the open step were multiplied by; 1.0 without a scaler."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
+
+    # --- inside of the forward and backward passes
+
+    def exchange(self) -> Callable[[bytes], list[bytes]] | None:
+        """Return what exchanges messages in the open step; None where there is nobody to ask.
+
+        Raises:
+            UsageError: with several optimizers.
+        """
+        first = self._reductions[0]
+        if not first.exchanges:
+            return None
+        if self.several:
+            raise UsageError(
+                "SyncBatchNorm works with one edl.Optimizer that makes one update for each batch; "
+                "with several, use torch.nn.BatchNorm1d, 2d or 3d, whose statistics are each "
+                "worker's own"
+            )
+        return first.exchange
 
     # --- backward passes
 

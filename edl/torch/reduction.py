@@ -217,6 +217,15 @@ class GradientReduction:
         self.accumulation.begin_step()
 
     @property
+    def exchanges(self) -> bool:
+        """See :attr:`edl.framework.reduction.StepReduction.exchanges`."""
+        return self._reduction.exchanges
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """See :meth:`edl.framework.reduction.StepReduction.exchange`."""
+        return self._reduction.exchange(payload)
+
+    @property
     def step(self) -> Step:
         """This optimizer's part of the open step."""
         return self._reduction.step

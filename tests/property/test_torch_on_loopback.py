@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,13 +93,24 @@ class Sgd:
         self._reduction = GradientReduction(optimizers, self._sgd, self._net, LastStep())
         listen(self._sgd, self._reduction)
         self._optimizers, self._habit = optimizers, habit
+        self.told: dict[tuple[int, str], list[bytes]] = {}  # what all exchanged in a step, and when
         self._losses = losses  # of one backward pass: also those of other models
 
     def zero(self) -> None:
         self._sgd.zero_grad(set_to_none=self._to_none)
 
     def compute(self, gradient: Vector) -> None:
-        self._losses.append((self._net.w * torch.from_numpy(gradient)).sum())
+        loss = (self._net.w * torch.from_numpy(gradient)).sum()
+        exchange = self._optimizers.exchange() if self._habit == EXCHANGES else None
+        if exchange is not None:
+            loss = loss + 0.0 * self._net.unused.sum()  # whose gradient is sent before the other
+            self.told[self._worker.step, "forward"] = exchange(f"w{self._worker.id}".encode())
+            loss.register_hook(lambda _: self._exchange_in_backward(exchange))
+        self._losses.append(loss)
+
+    def _exchange_in_backward(self, exchange: Callable[[bytes], list[bytes]]) -> None:
+        payload = f"w{self._worker.id} ".encode() * self._worker.id  # of uneven sizes
+        self.told[self._worker.step, "backward"] = exchange(payload)
 
     def finish(self) -> None:
         if self._habit == LEAVES_OUT and self._worker.loader.batch_weight == 0:
@@ -128,6 +139,7 @@ class Sgd:
 # What scripts do that was taught elsewhere: Horovod's synchronize() before they clip, the end of
 # each batch said twice, and no backward pass for a batch that counts for nothing.
 SYNCHRONIZES, NOTIFIES, LEAVES_OUT = "synchronizes", "notifies", "leaves out"
+EXCHANGES = "exchanges"  # in forward and backward passes, as SyncBatchNorm does
 
 
 @dataclass(frozen=True)
@@ -141,6 +153,7 @@ class TorchSeveral(CountingSeveral):
     to_none: bool = True
     looks: bool = False
     habit: str = ""
+    told: dict[int, dict[tuple[int, str], list[bytes]]] = field(default_factory=dict)
 
     def wrap(
         self, one: LoopbackWorker, models: Models
@@ -153,6 +166,7 @@ class TorchSeveral(CountingSeveral):
             Sgd(one.worker, optimizers, each, self.to_none, self.looks, losses, self.habit)
             for each in models.all
         ]
+        self.told[one.worker.id] = wrapped[0].told
         return wrapped, optimizers.settle
 
 
@@ -183,6 +197,37 @@ def test_a_death_at_each_point(turns: tuple[tuple[str, ...], ...]) -> None:
         for point in points(1 + worker, 90, 7, worker):
             trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
             assert trial.run().memory.job.state is JobState.FINISHED
+
+
+def check_told(script: TorchSeveral, survivors: Sequence[int]) -> int:
+    """Whatever two survivors were told at one point of one step is the same; returns how much."""
+    answers: dict[tuple[int, str], list[bytes]] = {}
+    for worker in survivors:
+        for at, answer in script.told[worker].items():
+            assert answers.setdefault(at, answer) == answer, at
+    return len(answers)
+
+
+def test_an_exchange_in_a_step_has_one_answer_whoever_dies_meanwhile() -> None:
+    for worker in range(3):
+        for point in points(1 + worker, 120, 4, worker):
+            script = TorchSeveral((ONE,), samples=14, epochs=1, habit=EXCHANGES)
+            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            job = trial.run()
+            assert job.memory.job.state is JobState.FINISHED
+            assert check_told(script, [*job.results]) >= 6, point
+
+
+@FEWER
+@given(
+    seed=SEEDS,
+    changes=some(scales(), 0, 2),
+    faults=some(faults("kill", "cut", "fail"), 0, 3),
+)
+def test_exchanges_in_steps(seed: int, changes: Sequence[Change], faults: Sequence[Fault]) -> None:
+    script = TorchSeveral((ONE,), samples=15, epochs=2, habit=EXCHANGES)
+    job = Trial(seed, script=script, changes=tuple(changes), faults=tuple(faults)).run()
+    check_told(script, [*job.results])
 
 
 @FEWER

@@ -109,6 +109,7 @@ REOPENED = frozenset(state for state in StepState if StepEvent.REOPEN in TRANSIT
 SUPERSEDED_FROM = frozenset(
     state for state in StepState if StepEvent.SUPERSEDE in TRANSITIONS[state]
 )
+EXCHANGING = frozenset({StepState.HANDED_OUT, StepState.SENDING})  # forward and backward passes run
 CHANGES_NOTHING = frozenset({StepState.SUPERSEDED, StepState.DROPPED})
 DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more to reduce
 

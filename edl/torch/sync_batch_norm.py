@@ -1,0 +1,160 @@
+"""Batch normalisation over the samples of a whole step, of all workers.
+
+``torch.nn.SyncBatchNorm`` asks ``torch.distributed`` for the other workers and is a local layer
+without a process group; Horovod's wants a GPU, and its collectives are not repaired when a worker
+dies. While edl trains, both compute what follows here, in the job's ring.
+
+Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
+losses. edl multiplies its gradients by n_i / N, with N = sum n_i, so the job's loss is
+sum_i n_i / N L_i. With g the derivative of L_i by an output y = gamma xhat + beta, xhat =
+(x - mean) / sigma, and M elements a channel in the batches of all workers, the derivative of the
+job's loss by an input of worker i is
+
+    gamma / sigma * (n_i / N g - 1/M sum_j n_j / N S_j - xhat/M sum_j n_j / N Q_j)
+
+where S_j = sum g and Q_j = sum g xhat over the elements of worker j. This layer returns it divided
+by n_i / N, in which N cancels. A worker with padding gets something finite that counts for nothing.
+
+Each exchange is protected as gradients are (:mod:`edl.daemon.exchange`): survivors of a broken ring
+go on with the same statistics. In evaluation, in a warm-up, in a job of one and between two steps
+the statistics are local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from edl.core.step.moments import Channels, Moments, combined, weighted_sum
+from edl.framework.process import current_worker, is_initialized
+
+Exchange = Callable[[bytes], list[bytes]]
+
+
+def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
+    """Let the two layers use the job's ring from now on; called once.
+
+    Args:
+        exchange_of_step: returns the exchange of the open step; None: statistics are local.
+    """
+    for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
+        _synchronise(kind, exchange_of_step)
+
+
+def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> None:
+    alone = kind.forward
+
+    def forward(self: Any, inputs: torch.Tensor) -> torch.Tensor:
+        if not is_initialized():
+            return alone(self, inputs)  # type: ignore[no-any-return]
+        self._check_input_dim(inputs)
+        exchange = exchange_of_step() if self.training else None
+        if exchange is None:
+            # Horovod's layer would use its own collectives, and refuses a CPU.
+            local: torch.Tensor = torch.nn.modules.batchnorm._BatchNorm.forward(self, inputs)
+            return local
+        weight = current_worker().steps.batch_weight
+        outputs, moments = _Normalise.apply(  # type: ignore[no-untyped-call]
+            inputs, self.weight, self.bias, self.eps, weight, exchange
+        )
+        _track(self, moments)
+        return outputs  # type: ignore[no-any-return]
+
+    kind.forward = forward
+
+
+def _track(layer: Any, moments: Moments) -> None:
+    """Let the running statistics follow, as PyTorch's own layers do."""
+    if not layer.track_running_stats:
+        return
+    layer.num_batches_tracked.add_(1)
+    factor = layer.momentum
+    if factor is None:  # the average over all batches
+        factor = 1.0 / float(layer.num_batches_tracked)
+    unbiased = moments.squares / max(moments.elements - 1.0, 1.0)
+    with torch.no_grad():
+        for running, value in ((layer.running_mean, moments.mean), (layer.running_var, unbiased)):
+            running.lerp_(torch.from_numpy(value).to(running), factor)
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalise with the moments of all workers; see the module for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        gamma: torch.Tensor | None,
+        beta: torch.Tensor | None,
+        eps: float,
+        weight: int,
+        exchange: Exchange,
+    ) -> tuple[torch.Tensor, Moments]:
+        x = inputs.to(_wide(inputs.dtype))
+        own = _moments(x, weight)
+        moments = combined([Moments.decode(each) for each in exchange(own.encode())])
+        if moments.elements == 1:
+            raise ValueError(
+                "Expected more than 1 value per channel when training, got input size "
+                f"{tuple(inputs.shape)}"
+            )
+        shape = (1, -1, *([1] * (x.dim() - 2)))
+        mean = torch.from_numpy(moments.mean).to(x).view(shape)
+        scale = torch.from_numpy(1.0 / np.sqrt(moments.variance + eps)).to(x).view(shape)
+        normal = (x - mean) * scale
+        outputs = normal if gamma is None else normal * gamma.to(x).view(shape)
+        if beta is not None:
+            outputs = outputs + beta.to(x).view(shape)
+        ctx.save_for_backward(normal, gamma, beta, scale)
+        ctx.elements, ctx.weight, ctx.exchange = moments.elements, weight, exchange
+        ctx.kind = inputs.dtype
+        return outputs.to(inputs.dtype), moments
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _moments_gradient: Any) -> tuple[Any, ...]:
+        normal, gamma, beta, scale = ctx.saved_tensors
+        g = gradient.to(normal.dtype)
+        others = [axis for axis in range(g.dim()) if axis != 1]
+        total, along = g.sum(others), (g * normal).sum(others)
+        shape = (1, -1, *([1] * (g.dim() - 2)))
+        inputs = None
+        if ctx.needs_input_grad[0]:
+            sums = torch.cat([total, along]).double().cpu().numpy()
+            row = np.concatenate([[float(ctx.weight)], sums])
+            whole = weighted_sum(ctx.exchange(row.tobytes()))
+            part = whole / (ctx.weight or 1) / ctx.elements
+            mean_g, mean_along = (
+                torch.from_numpy(half).to(g).view(shape) for half in np.split(part, 2)
+            )
+            inputs = (g - mean_g - normal * mean_along) * scale
+            if gamma is not None:
+                inputs = inputs * gamma.to(g).view(shape)
+            inputs = inputs.to(ctx.kind)
+        by_gamma = along.to(gamma.dtype) if ctx.needs_input_grad[1] else None
+        by_beta = total.to(beta.dtype) if ctx.needs_input_grad[2] else None
+        return inputs, by_gamma, by_beta, None, None, None
+
+
+def _moments(x: torch.Tensor, weight: int) -> Moments:
+    """Return the moments of a batch, over all axes but the second; none of one for padding."""
+    channels = x.shape[1]
+    if weight == 0 or x.numel() == 0:
+        return Moments(0.0, np.zeros(channels), np.zeros(channels))
+    rows = x.detach().transpose(0, 1).reshape(channels, -1)
+    variance, mean = torch.var_mean(rows, dim=1, correction=0)
+    count = rows.shape[1]
+    return Moments(float(count), _array(mean), count * _array(variance))
+
+
+def _array(values: torch.Tensor) -> Channels:
+    found: Channels = values.double().cpu().numpy()
+    return found
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    """Return the type in which inputs of this type are normalised, as PyTorch does."""
+    return torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
