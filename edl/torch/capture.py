@@ -82,9 +82,15 @@ def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Ten
     Raises:
         CheckpointError: naming the first parameters and buffers that differ.
     """
-    odd = sorted(mine.keys() ^ theirs.keys())
-    if odd:
-        raise CheckpointError(f"the checkpoint is of another model: only one has {few(odd)}")
+    if lacking := sorted(theirs.keys() - mine.keys()):
+        raise CheckpointError(
+            f"the checkpoint is of another model: only it has {few(lacking)}; a script that adds "
+            "modules in its loop must build them before it to be resumed"
+        )
+    if odd := sorted(mine.keys() - theirs.keys()):
+        raise CheckpointError(
+            f"the checkpoint is of another model: only this script's has {few(odd)}"
+        )
     shapes = [
         f"{name} has shape {tuple(theirs[name].shape)} there and {tuple(mine[name].shape)} here"
         for name in sorted(mine)

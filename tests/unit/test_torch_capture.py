@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_with_its_names(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a job with Adam, and this script trains with SGD"):
         TorchReplica(*trained(torch.optim.SGD)).restore(state)
     linear = torch.nn.Linear(3, 4)
-    with pytest.raises(CheckpointError, match=r"only one has 0.bias; 0.weight; 1.bias and"):
+    with pytest.raises(CheckpointError, match=r"only it has 0.bias; 0.weight; 1.bias and"):
         TorchReplica(linear, torch.optim.Adam(linear.parameters())).restore(state)
     tracking = TorchReplica(*trained())
     tracking.track({"scheduler": Tracked({})})
