@@ -137,6 +137,12 @@ def say_ended(word: str = ENDED) -> None:
     Path(f"/proc/self/task/{os.getpid()}/comm").write_text(f"{word}:{_code}")
 
 
+def say_refused() -> None:
+    """Tell the launcher that no other start would help, before the others see that it is gone."""
+    if _armed:
+        say_ended(EXITING)
+
+
 class Closing:
     """Runs ``close`` at the end of the process, and ``unblock`` when that takes long.
 

@@ -337,6 +337,7 @@ def _speak_in_sentences() -> None:
             logger.debug("", exc_info=(kind, error, trace))
             print(f"edl: {error}", file=sys.stderr, flush=True)
             if refused:  # CPython ends with the code of what its hook raises
+                ending.say_refused()
                 raise SystemExit(REFUSED_EXIT)
         else:
             previous(kind, error, trace)

@@ -26,6 +26,7 @@ from edl.core.host.supervision import (
     without_zookeeper,
 )
 from edl.core.host.upkeep import to_ask
+from edl.core.job.liveness import GONE
 from edl.core.records import (
     Asked,
     Generation,
@@ -657,6 +658,17 @@ def test_a_newcomer_that_was_refused_is_not_replaced() -> None:
     assert outcome.reason.endswith("left: the last line of w1: edl: w1 joined after ...")
     known = replace(refused, used_up=True)
     assert slots(decide(facts, own(trainer(0), known), NOW)) == [2]  # somebody asks for more
+
+
+def test_nobody_is_started_for_one_that_is_about_to_be_refused() -> None:
+    """The leader knows that it is gone, the process is on its way out, and has said why."""
+    roomy = (Host("a", 4, "1.1.1.1"),)
+    gone = {1: f"{GONE}: 127.0.0.1:1 refuses connections"}
+    facts = snapshot(2, generation(0), hosts=roomy, evicted=gone)
+    leaving = trainer(1, gone=NOW, ended=NOW, ended_code=REFUSED_EXIT)
+    assert slots(decide(facts, own(trainer(0), leaving), NOW)) == []
+    killed = trainer(1, gone=NOW)
+    assert slots(decide(facts, own(trainer(0), killed), NOW)) == [2]
 
 
 def test_a_newcomer_that_was_refused_before_it_joined_is_not_replaced_either() -> None:

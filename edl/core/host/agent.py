@@ -73,6 +73,7 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     counted -= sum(fills_its_place(p, own.limits, now) for p in to_end if p in filling)
     occupied = {p.slot for p in own.living} | {m.slot for m in others}
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
+    counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
     lacking = 0 if ring_is_away(snapshot, own, now) else wanted - counted
     places = _places(lacking, slots, occupied, own)
     limit = snapshot.job.spec.settings.max_restarts

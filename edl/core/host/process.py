@@ -81,6 +81,12 @@ class Process:
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
+    def refuses(self) -> bool:
+        """It has said that it ends in this way, and is about to."""
+        says = self.ended is not None and self.ended_code == REFUSED_EXIT
+        return self.alive and says and self.worker is not None
+
+    @property
     def obeyed(self) -> bool:
         """It ended because its launcher ended it, or because the leader had given it up."""
         if self.exit_code is None:
