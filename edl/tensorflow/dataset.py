@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,10 +22,28 @@ from edl.framework.steps import asked_length
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineFeed
 from edl.tensorflow.source import Load, signature_of
+from edl.tensorflow.strategies import watch_strategies
 
 # What may follow: one element in, one out, in the same order.
 _KEEPS_ORDER = ("map", "prefetch", "with_options")
-_LOOKS_ON = ("apply", "as_numpy_iterator", "cardinality", "fingerprint", "options")
+_LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
+
+
+class _Readers(threading.local):
+    """Whether this thread is in a method of an ElasticDataset, which may read it."""
+
+    own = False
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        before, self.own = self.own, True
+        try:
+            yield
+        finally:
+            self.own = before
+
+
+_readers = _Readers()
 
 
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
@@ -31,6 +51,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     def __init__(self, batches: tf.data.Dataset) -> None:
         super().__init__(batches, batches._variant_tensor)
+        watch_strategies(ElasticDataset)
         if tf.executing_eagerly() and self.options().deterministic is False:
             raise UsageError(
                 "edl.Dataset: options with deterministic=False would mix up the batches"
@@ -39,10 +60,28 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def _variant_tensor(self) -> Any:
-        """What TensorFlow iterates. AutoGraph makes other data sets of a loop, past our methods."""
+        """What TensorFlow iterates, or makes other data sets of.
+
+        Raises:
+            UsageError: this is not asked for by a method of ours: batches that leave in another way
+                (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of TensorFlow's own, loops
+                that AutoGraph has taken apart) are not those of the steps.
+        """
         if tf.inside_function():
             _check_outside()
+        if not _readers.own:
+            raise UsageError(_OTHER_READER.format(reader=_reader()))
         return super()._variant_tensor
+
+    def __tf_tracing_type__(self, _: Any) -> NoReturn:
+        raise UsageError(_OTHER_READER.format(reader="a tf.function, as its argument"))
+
+    def apply(self, transformation_func: Callable[[Any], Any]) -> ElasticDataset:
+        """What ``transformation_func`` makes of this data set with map and prefetch."""
+        made = transformation_func(self)
+        if not isinstance(made, ElasticDataset):
+            raise UsageError(_OTHER_READER.format(reader=f"apply() with {_called(made)}"))
+        return made
 
     @property
     def batch_index(self) -> int:
@@ -117,7 +156,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         now = training.current()
         _check_outside()
         if now.fitting:
-            raw: Iterator[Any] = super().__iter__()
+            raw = self._raw()
             now.feed.watch(raw)
             return raw
         now.steps.check_may_iterate(
@@ -127,12 +166,43 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         )
         return self._batches(now)
 
+    def _raw(self) -> Iterator[Any]:
+        with _readers.ours():
+            raw: Iterator[Any] = super().__iter__()
+        return raw
+
     def _batches(self, now: training.Training) -> Iterator[Any]:
-        with now.feed.receiving(super().__iter__()) as receive:
+        with now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
                 with process.unhiding():
                     batch = receive()
                 yield batch
+
+
+_OTHER_READER = (
+    "an edl.Dataset is read by {reader}, which would take batches ahead of their steps or pair "
+    "them with data of other samples, so only map, prefetch and with_options may follow it; put "
+    "all that belongs to a sample into the source, edl.Dataset((x, y, weights)), and leave out "
+    "transfers to a device, which TensorFlow does by itself"
+)
+
+
+def _reader() -> str:
+    """What of TensorFlow asks for an edl.Dataset, by the frames that have called."""
+    frame = sys._getframe(2)
+    while frame is not None and "/tensorflow/" in frame.f_code.co_filename.replace("\\", "/"):
+        other = frame.f_locals.get("self")
+        if isinstance(other, tf.data.Dataset) and not isinstance(other, ElasticDataset):
+            return _called(other)
+        if "/distribute/" in frame.f_code.co_filename:
+            return "a tf.distribute strategy"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "something else than its own methods"
+
+
+def _called(made: Any) -> str:
+    name = type(made).__name__.strip("_").removesuffix("V2").removesuffix("V1")
+    return f"a {name}"
 
 
 def _check_outside() -> None:
@@ -155,7 +225,19 @@ def _keeping(name: str) -> Any:
     def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
         if named.get("deterministic", arguments[2] if len(arguments) > 2 else None) is False:
             raise UsageError(f"edl.Dataset: {name}(deterministic=False) would mix up the batches")
-        return ElasticDataset(plain(self, *arguments, **named))
+        with _readers.ours():
+            return ElasticDataset(plain(self, *arguments, **named))
+
+    return method
+
+
+def _looking(name: str) -> Any:
+    plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
+
+    @functools.wraps(plain)
+    def method(self: ElasticDataset, *arguments: Any, **named: Any) -> Any:
+        with _readers.ours():
+            return plain(self, *arguments, **named)
 
     return method
 
@@ -174,9 +256,11 @@ def _spoiling(name: str) -> Any:
 
 for _name in _KEEPS_ORDER:
     setattr(ElasticDataset, _name, _keeping(_name))
+for _name in ("fingerprint", "options"):
+    setattr(ElasticDataset, _name, _looking(_name))
 # All else, so that nothing slips through that this or a later TensorFlow has beside it.
 for _name, _ in inspect.getmembers_static(tf.data.Dataset, inspect.isfunction):
-    if not _name.startswith("_") and _name not in (*_KEEPS_ORDER, *_LOOKS_ON):
+    if not _name.startswith("_") and _name not in (*_KEEPS_ORDER, *_LOOKS_ON, "apply"):
         setattr(ElasticDataset, _name, _spoiling(_name))
 
 

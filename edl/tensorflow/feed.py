@@ -110,6 +110,8 @@ class PipelineFeed:
         """For a loop over ``arriving``, which the pipeline yields: what gets the data of the batch
         that :meth:`next` has handed out.
         """
+        if self._arriving is not None:  # a loop that was left, and whose iterator is kept
+            self.end()
         self._arriving, self._first = arriving, None
         try:
             yield partial(self._receive, arriving)
@@ -122,6 +124,11 @@ class PipelineFeed:
         if self._repeats:
             return self._warm_up
         first, self._first = self._first, None
+        if self._arriving is not arriving:
+            raise UsageError(
+                "two iterators of the edl.Dataset are open at once, and the newer one takes the "
+                "batches; take all from one of them, as in `for batch in dataset`"
+            )
         data = next(arriving) if first is None else first.take()
         if self._worker.warming_up:
             self._warm_up = data

@@ -51,10 +51,7 @@ def _arguments(model: Any) -> Mapping[str, Any] | None:
 
 
 def _is_elastic(data: Any) -> bool:
-    """Whether it is an edl.Dataset, or made from one."""
-    if isinstance(data, ElasticDataset):
-        return True
-    return isinstance(data, tf.data.Dataset) and any(map(_is_elastic, data._inputs()))
+    return isinstance(data, ElasticDataset)
 
 
 def _flat(data: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from edl.errors import UsageError
 from edl.tensorflow import training
 from edl.tensorflow.lr_schedule import check_scaling, correct_momentum, follow_policy
 from edl.tensorflow.reduction import APPLIED, GradientReduction
+from edl.tensorflow.strategies import refuse_strategy
 from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 
 Wrapped = TypeVar("Wrapped")
@@ -97,6 +98,7 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
             "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
             f"is a {kind.__name__}"
         )
+    refuse_strategy()
     follow_policy(optimizer, several=now.has_optimizer)
     check_scaling(optimizer)
     elastic(optimizer, now.attach_optimizer(optimizer, model))
@@ -114,6 +116,7 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
     plain, reduction.noise.optimizer = optimizer.apply, optimizer
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        refuse_strategy()
         variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )

@@ -36,6 +36,7 @@ from edl.tensorflow import gradient_ops
 from edl.tensorflow.collectives import WAITING, average
 from edl.tensorflow.feed import PipelineFeed
 from edl.tensorflow.noise import KerasNoise
+from edl.tensorflow.xla import refuse_xla
 
 Answer = TypeVar("Answer")
 
@@ -113,6 +114,8 @@ class GradientReduction:
         self._bare = [str(v.name) for v, none in zip(variables, bare, strict=True) if none]
         self._without_gradient, self._variables = bare, list(variables)
         self._early = early
+        if not tf.executing_eagerly():
+            refuse_xla()
         if tf.executing_eagerly():
             means, proceed = self._complete(local)
         elif gradient_ops.AVAILABLE:

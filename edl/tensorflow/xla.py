@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
+
+from edl.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -13,3 +16,16 @@ def turn_off_xla(model: Any) -> None:
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
         model.jit_compile = False
+
+
+def refuse_xla() -> None:
+    """Raise UsageError while a ``tf.function(jit_compile=True)`` is traced."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if getattr(frame.f_locals.get("self"), "_jit_compile", False) is True:
+            raise UsageError(
+                "a tf.function with jit_compile=True applies gradients, and XLA cannot compile "
+                "collectives: leave jit_compile out there, or give it to a function that only "
+                "computes the loss"
+            )
+        frame = frame.f_back

@@ -403,6 +403,61 @@ for _ in ds.epochs(1):
         "edl.init(); edl.KerasCallback(max_steps=0)",
         "the number of steps is 0; it must be a whole number",
     ),
+    "fit of a model that a strategy mirrors": (
+        (
+            "edl.init(); ds = edl.Dataset(data, 4)\n"
+            "with tf.distribute.MirroredStrategy().scope():\n model = network(edl.Optimizer(sgd))\n"
+            "model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False)"
+        ),
+        "tf.distribute.MirroredStrategy distributes the training over its own replicas",
+    ),
+    "fit of a model in a strategy's scope, compiled outside of it": (
+        (
+            "edl.init(); ds = edl.Dataset(data, 4)\n"
+            "with tf.distribute.OneDeviceStrategy('/cpu:0').scope():\n model = network()\n"
+            "model.compile(edl.Optimizer(sgd), 'mse')\n"
+            "model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False)"
+        ),
+        "tf.distribute.OneDeviceStrategy distributes the training over its own replicas",
+    ),
+    "a data set that a strategy distributes": (
+        LOOP + "tf.distribute.MirroredStrategy().experimental_distribute_dataset(ds)",
+        "leave out `with strategy.scope():`, strategy.run and experimental_distribute_dataset",
+    ),
+    "a function of a strategy that returns the data set": (
+        LOOP + "next(iter(tf.distribute.MirroredStrategy().distribute_datasets_from_function("
+        "lambda context: ds)))",
+        "an edl.Dataset is read by a tf.distribute strategy",
+    ),
+    "steps in the replicas of a strategy": (
+        LOOP + EACH + "tf.function(tf.distribute.MirroredStrategy().run)(apply)",
+        "tf.distribute.MirroredStrategy distributes the training",
+    ),
+    "zipped": (
+        FIT + "model.fit(tf.data.Dataset.zip((ds, ds)), callbacks=[edl.KerasCallback()])",
+        "an edl.Dataset is read by a ZipDataset",
+    ),
+    "prefetched to a device": (
+        FIT + "ds.apply(tf.data.experimental.prefetch_to_device('/cpu:0'))",
+        "an edl.Dataset is read by a CopyToDeviceDataset",
+    ),
+    "applied to what makes another data set": (
+        FIT + "ds.apply(lambda ds: tf.data.Dataset.range(3))",
+        "an edl.Dataset is read by apply() with a RangeDataset",
+    ),
+    "argument of a function": (
+        LOOP + "@tf.function\ndef f(ds):\n for x, y in ds: apply()\nfor _ in ds.epochs(1): f(ds)",
+        "an edl.Dataset is read by a tf.function, as its argument",
+    ),
+    "two iterators at once": (
+        LOOP.replace("data, 4", "data, 1") + "for _ in ds.epochs(1):\n"
+        " a, b = iter(ds), iter(ds)\n for each in (a, b, a): next(each); apply()",
+        "two iterators of the edl.Dataset are open at once",
+    ),
+    "a function for XLA that applies gradients": (
+        LOOP + EACH + "tf.function(apply, jit_compile=True)()",
+        "a tf.function with jit_compile=True applies gradients",
+    ),
     "options out of order": (
         (
             "edl.init(); some = tf.data.Options(); some.deterministic = False\n"
@@ -460,6 +515,23 @@ edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 history = model.fit(ds, epochs=9, callbacks=[edl.KerasCallback(max_steps=3)], verbose=0)
 assert (edl.step(), len(history.history["loss"])) == (3, 2), history.history
 assert edl.current_worker().loader.progress.untrained == 0
+""",
+        "",
+    ),
+    "an iterator kept over epochs, arrays of NumPy, an order-preserving apply, a distribution": (
+        LOOP
+        + """
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+kept = None
+ds = ds.apply(lambda ds: ds.map(lambda x, y: (x, y), tf.data.AUTOTUNE).prefetch(9))
+assert ds.cardinality() == 2 and ds.options().autotune.enabled is False
+for epoch in ds.epochs(4):
+    if epoch % 2:
+        for x, y in ds.as_numpy_iterator(): apply(); assert isinstance(x, np.ndarray)
+    else:
+        kept = iter(ds)
+        next(kept); apply(); next(kept); apply()
+assert edl.step() == 8
 """,
         "",
     ),

@@ -1,0 +1,55 @@
+"""Refuse what would distribute a worker's training a second time: ``tf.distribute`` strategies.
+
+A strategy splits each batch over its replicas and reads its data sets ahead of the step, into
+buffers on devices. Both break the order in which batches leave an ``edl.Dataset``, and a step would
+wait for a batch that was never handed out. Only the default strategy, which a script has that names
+none, does neither.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+from edl.errors import UsageError
+
+
+def refuse_strategy(strategy: Any = None) -> None:
+    """Raise UsageError for any strategy but the default one.
+
+    Args:
+        strategy: by default the one in whose scope this is called.
+    """
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    if not _is_default(strategy):
+        raise UsageError(
+            f"tf.distribute.{type(strategy).__name__} distributes the training over its own "
+            "replicas, and edl distributes it over the workers of the job; leave out "
+            "`with strategy.scope():`, strategy.run and experimental_distribute_dataset: each "
+            "worker trains on one device, which edl.local_rank() numbers"
+        )
+
+
+@functools.cache
+def watch_strategies(kind: type) -> None:
+    """From now on no strategy distributes a data set of ``kind``, as Keras' ``fit`` makes it do."""
+    plain = distribute_lib.StrategyBase.experimental_distribute_dataset
+
+    @functools.wraps(plain)
+    def method(self: Any, dataset: Any, options: Any = None) -> Any:
+        if isinstance(dataset, kind):
+            refuse_strategy(self)
+        return plain(self, dataset, options)
+
+    distribute_lib.StrategyBase.experimental_distribute_dataset = method
+
+
+def _is_default(strategy: Any) -> bool:
+    kinds = (
+        distribute_lib._DefaultDistributionStrategy,
+        distribute_lib._DefaultDistributionStrategyV1,
+    )
+    return isinstance(strategy, kinds)
