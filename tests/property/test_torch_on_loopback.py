@@ -66,6 +66,18 @@ def loopback() -> Iterator[None]:
     MEMBERS.clear()
 
 
+class Fails(torch.autograd.Function):
+    """A node whose backward runs out of memory."""
+
+    @staticmethod
+    def forward(_ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+
 class Net(torch.nn.Module):
     def __init__(self, counting: CountingModel) -> None:
         super().__init__()
@@ -100,7 +112,12 @@ class Sgd:
         self._sgd.zero_grad(set_to_none=self._to_none)
 
     def compute(self, gradient: Vector) -> None:
+        failing = Fails.apply(0.0 * self._net.unused.sum()) if self._habit == FAILS else None
         loss = (self._net.w * torch.from_numpy(gradient)).sum()
+        if failing is not None and (self._worker.step + self._worker.id) % 3 < 2:
+            with pytest.raises(torch.OutOfMemoryError):  # when the gradient of w is on its way
+                (loss + failing).backward(retain_graph=True)
+            self.zero()
         exchange = self._optimizers.exchange() if self._habit == EXCHANGES else None
         if exchange is not None:
             loss = loss + 0.0 * self._net.unused.sum()  # whose gradient is sent before the other
@@ -139,6 +156,7 @@ class Sgd:
 # What scripts do that was taught elsewhere: Horovod's synchronize() before they clip, the end of
 # each batch said twice, and no backward pass for a batch that counts for nothing.
 SYNCHRONIZES, NOTIFIES, LEAVES_OUT = "synchronizes", "notifies", "leaves out"
+FAILS = "fails"  # in backward, and tries the batch again
 EXCHANGES = "exchanges"  # in forward and backward passes, as SyncBatchNorm does
 
 
@@ -195,6 +213,15 @@ def test_a_death_at_each_point(turns: tuple[tuple[str, ...], ...]) -> None:
     script = TorchSeveral(turns, samples=14, epochs=1)
     for worker in range(3):
         for point in points(1 + worker, 90, 7, worker):
+            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            assert trial.run().memory.job.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
+def test_a_death_at_each_point_where_backward_fails_and_is_tried_again(to_none: bool) -> None:
+    script = TorchSeveral((ONE,), samples=14, epochs=1, habit=FAILS, to_none=to_none)
+    for worker in range(3):
+        for point in points(1 + worker, 110, 5, worker):
             trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
             assert trial.run().memory.job.state is JobState.FINISHED
 
