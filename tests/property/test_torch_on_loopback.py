@@ -78,6 +78,14 @@ class Fails(torch.autograd.Function):
         raise torch.OutOfMemoryError("no memory")
 
 
+class Sharp(torch.optim.SGD):
+    """Of the kind of sharpness-aware training: it has two backward passes for an update."""
+
+    def first_step(self) -> None: ...
+
+    def second_step(self) -> None: ...
+
+
 class Net(torch.nn.Module):
     def __init__(self, counting: CountingModel) -> None:
         super().__init__()
@@ -101,7 +109,8 @@ class Sgd:
         self._worker, self._counting = worker, counting
         self._to_none, self._looks = to_none, looks
         self._net = Net(counting)
-        self._sgd = torch.optim.SGD(self._net.parameters(), lr=1.0)
+        kind = Sharp if habit == TWO_PASSES else torch.optim.SGD
+        self._sgd = kind(self._net.parameters(), lr=1.0)
         self._reduction = GradientReduction(optimizers, self._sgd, self._net, LastStep())
         listen(self._sgd, self._reduction)
         self._optimizers, self._habit = optimizers, habit
@@ -114,6 +123,9 @@ class Sgd:
     def compute(self, gradient: Vector) -> None:
         failing = Fails.apply(0.0 * self._net.unused.sum()) if self._habit == FAILS else None
         loss = (self._net.w * torch.from_numpy(gradient)).sum()
+        if self._habit == TWO_PASSES:
+            loss.backward(retain_graph=True)
+            self.zero()
         if failing is not None and (self._worker.step + self._worker.id) % 3 < 2:
             with pytest.raises(torch.OutOfMemoryError):  # when the gradient of w is on its way
                 (loss + failing).backward(retain_graph=True)
@@ -156,6 +168,7 @@ class Sgd:
 # What scripts do that was taught elsewhere: Horovod's synchronize() before they clip, the end of
 # each batch said twice, and no backward pass for a batch that counts for nothing.
 SYNCHRONIZES, NOTIFIES, LEAVES_OUT = "synchronizes", "notifies", "leaves out"
+TWO_PASSES = "two passes"  # for an update, the first of which moves the weights
 FAILS = "fails"  # in backward, and tries the batch again
 EXCHANGES = "exchanges"  # in forward and backward passes, as SyncBatchNorm does
 
@@ -220,6 +233,15 @@ def test_a_death_at_each_point(turns: tuple[tuple[str, ...], ...]) -> None:
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
 def test_a_death_at_each_point_where_backward_fails_and_is_tried_again(to_none: bool) -> None:
     script = TorchSeveral((ONE,), samples=14, epochs=1, habit=FAILS, to_none=to_none)
+    for worker in range(3):
+        for point in points(1 + worker, 110, 5, worker):
+            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            assert trial.run().memory.job.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
+def test_a_death_at_each_point_of_two_passes_for_an_update(to_none: bool) -> None:
+    script = TorchSeveral((ONE,), samples=14, epochs=1, habit=TWO_PASSES, to_none=to_none)
     for worker in range(3):
         for point in points(1 + worker, 110, 5, worker):
             trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
