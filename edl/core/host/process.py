@@ -157,8 +157,8 @@ class Process:
             return f"{what} before it had joined the job{last}"
         if self.deserted:
             return (
-                f"{what} inside the training, and did not end its script (as by os._exit); the "
-                "others go on without it. End a script by its last line, `return` or sys.exit()"
+                f"{what} inside the training, by os._exit() or in a handler for a signal; the "
+                "others go on without it. A script ends by its last line, `return` or sys.exit()"
             )
         if self.ending_since is not None:
             return f"{what}: it was ended by its launcher: {self.why}"
