@@ -162,7 +162,8 @@ class KerasCallback(keras.callbacks.Callback):
         of the present workers. Of a stream nobody knows it.
         """
         loader = self._training.worker.loader
-        total = loader.progress.source.known_total
+        progress = loader.progress  # without data, on_train_begin says so
+        total = progress.source.known_total if progress.attached else 0
         self._params = {**params, "steps": loader.rounds_of_epoch if total else None}
         return self._params
 
