@@ -43,6 +43,13 @@ from edl.daemon.wishes import Wishes
 from edl.errors import NewcomerDiffers, UsageError
 from edl.ring.ring import Ring
 
+OVER = (
+    "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)` or one "
+    "fit; run each further one, as after unfreezing layers, and each fold or trial, as a job of "
+    "its own: `edl run ... train.py --phase 2`, which loads the weights that rank 0 has saved at the "
+    "end of phase 1; at a prompt, edl.init() begins a new job"
+)
+
 
 class Worker:
     """One worker of a job. Not thread-safe.
@@ -246,7 +253,17 @@ class Worker:
             raise UsageError(
                 "create no edl data loader beside an elastic state; the script reads its own data"
             )
+        self.check_trains()
         self.loader.progress.attach(source, self.id, reader)
+
+    def check_trains(self) -> None:
+        """Refuse to begin another training in this job.
+
+        Raises:
+            UsageError: the script has trained to its end before.
+        """
+        if self.finished:
+            raise UsageError(OVER)
 
     def attach_replica(self, replica: Replica) -> None:
         """Declare the state that is shared.

@@ -149,12 +149,7 @@ class Steps:
             raise UsageError(
                 "this loader is of the job before the last edl.init(); make a new one after it"
             )
-        if self._worker.finished:
-            raise UsageError(
-                "this job's training is over; train all epochs in one "
-                "`for epoch in ....epochs(n)`, or in one fit; at a prompt, edl.init() begins a "
-                "new job"
-            )
+        self._worker.check_trains()
         self._check_batching()
         if self._worker.warming_up:
             self._worker.join()

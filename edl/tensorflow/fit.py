@@ -324,7 +324,11 @@ def _build(model: Any, dataset: Any) -> None:
     if _lacks_variables(model):
         spec = dataset.element_spec
         features = spec[0] if isinstance(spec, tuple) else spec
-        model(tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape[1:]), s.dtype), features))
+        # A dimension that varies, as after padding, does not matter to variables.
+        shapes = tf.nest.map_structure(
+            lambda s: tf.zeros([1 if n is None else n for n in s.shape], s.dtype), features
+        )
+        model(shapes)
 
 
 def _lacks_variables(layer: Any) -> bool:

@@ -30,7 +30,7 @@ ONE_THREAD = (
 
 
 def elastic_shard_generator(
-    source: Any,
+    source: Any = None,
     batch_size: int = 1,
     epochs: int = 1,
     shuffle: bool = False,
@@ -55,6 +55,12 @@ def elastic_shard_generator(
         UsageError: it has no numbered samples, or there is a source already.
     """
     now = training.current()
+    if source is None:
+        raise UsageError(
+            "edl.elastic_shard_generator() lacks the source, what to train on: give it arrays, "
+            "elastic_shard_generator((x, y), batch_size=32), or anything with __len__ and "
+            "__getitem__; there is no file system of the job's that it could find them in"
+        )
     if epochs < 1:
         raise UsageError(f"epochs is {epochs}; it must be at least 1")
     what = "edl.elastic_shard_generator"

@@ -2,62 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from edl.daemon.sampler import Batch
 from edl.data.stream import Reading
 from edl.errors import DataError
+from edl.tensorflow.columns import Columns, column_of, structure_of
 
 Load = Callable[[Batch], Any]
+Collate = Callable[[list[Any]], Any]
+
+PROBES = 16  # samples whose shapes are looked at, where a collate function makes the batches
+_BATCHES = (
+    "the items of a {kind} are batches, and edl forms batches itself: give edl.Dataset its arrays, "
+    "or an object whose __len__ counts samples and whose __getitem__(i) returns one of them"
+)
 
 
-def load_read(stream: Reading) -> Load:
+def load_read(stream: Reading, collate: Collate | None = None) -> Load:
     """A function that returns what was read of ``stream`` as a batch."""
     parse = stream.parse or (lambda sample: sample)
-    return lambda batch: _batch_of([parse(sample) for sample in batch.items])
+    return lambda batch: _collated([parse(sample) for sample in batch.items], collate)
 
 
-def reader_of(source: Any) -> tuple[int, Load]:
+def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
     """The number of samples of ``source``, and a function that returns some of them as a batch.
 
-    An array, or a tuple or dict of arrays of one length, gives batches of the same structure; a
-    list of arrays in it is a tuple, as the inputs of a Keras model may be given. Anything else with
-    ``__len__`` and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts
-    by their parts (``__getitems__``, if there is one, is given all indices of a batch at once).
+    A column, or a tuple or dict of columns of one length, gives batches of the same structure. A
+    column is an array, a list, a Series or DataFrame of pandas, a tensor of PyTorch, or what reads
+    its rows when they are asked for, as h5py does (:mod:`edl.tensorflow.columns`); a list of arrays
+    in it is a tuple, as the inputs of a Keras model may be given. Anything else with ``__len__``
+    and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts by their parts
+    (``__getitems__``, if there is one, is given all indices of a batch at once).
+
+    Args:
+        collate: makes a batch of a list of samples, in place of stacking them.
 
     Raises:
-        DataError: it is empty, or its arrays differ in length.
+        DataError: it is empty, its columns differ in length, or it is nothing of that kind.
     """
-    if isinstance(source, (tuple, dict)):
-        source = _without_lists(source)
-    arrays = _map(source, _array) if _made_of_arrays(source) else None
-    if arrays is not None:
-        leaves = _leaves(arrays)
-        lengths = sorted({len(array) for array in leaves})
-        if len(lengths) > 1:
-            raise DataError(f"the arrays of the data set have different lengths: {lengths}")
-        total, load = lengths[0], lambda batch: _map(arrays, lambda array: array[batch.indices])
-    else:
-        total, load = len(source), lambda batch: _batch_of(_samples(source, batch.items))
+    if isinstance(source, keras.utils.PyDataset):
+        raise DataError(_BATCHES.format(kind=type(source).__name__))
+    columns = structure_of(source)
+    if columns is not None:
+        return _reader_of_columns(columns, collate)
+    total = len(source)
+    _check_some(total)
+    return total, lambda batch: _collated(_samples(source, batch.items), collate)
+
+
+def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
+    lengths = sorted({len(column) for column in _leaves(columns)})
+    if len(lengths) > 1:
+        raise DataError(f"the arrays of the data set have different lengths: {lengths}")
+    _check_some(lengths[0])
+    if collate is None:
+        return lengths[0], lambda batch: map_parts(columns, lambda c: c.rows(batch.indices))
+
+    def sample(position: int) -> Any:
+        return map_parts(columns, lambda column: column.row(position))
+
+    return lengths[0], lambda batch: _collated(list(map(sample, batch.items)), collate)
+
+
+def _check_some(total: int) -> None:
     if total < 1:
         raise DataError("the data set has 0 samples; at least one is needed")
-    return total, load
 
 
-def signature_of(batch: Any) -> Any:
-    """The ``tf.TensorSpec``s of batches like this one, of any number of samples."""
-    return _map(batch, lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype))
+def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False) -> Any:
+    """The ``tf.TensorSpec``s of batches like this one, of any number of samples.
+
+    Args:
+        others: more batches. A dimension that differs between them is None.
+        any_shape: all dimensions are None.
+
+    Raises:
+        DataError: the batches have different structures.
+    """
+    specs = map_parts(
+        batch,
+        lambda a: tf.TensorSpec((None,) * a.ndim if any_shape else (None, *a.shape[1:]), a.dtype),
+    )
+    for other in others:
+        try:
+            specs = _common(specs, other)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"collate_fn returned batches of different structure: {error}; each must have the "
+                "same parts, types and numbers of dimensions"
+            ) from error
+    return specs
+
+
+def _common(spec: Any, batch: Any) -> Any:
+    if isinstance(spec, dict):
+        return {key: _common(item, batch[key]) for key, item in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(_common(item, part) for item, part in zip(spec, batch, strict=True))
+    if spec.dtype != tf.as_dtype(batch.dtype) or len(spec.shape) != batch.ndim:
+        raise ValueError(f"{batch.dtype}{list(batch.shape)} beside {spec.dtype.name}{spec.shape}")
+    dimensions = zip(spec.shape, batch.shape, strict=True)
+    return tf.TensorSpec([a if a == b else None for a, b in dimensions], spec.dtype)
+
+
+def check_fits(batch: Any, spec: Any) -> Any:
+    """Return ``batch``, which a collate function has made, if it is of the signature ``spec``.
+
+    Raises:
+        DataError: it has other shapes, types or parts.
+    """
+    try:
+        wider = _common(spec, batch)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"collate_fn returned a batch unlike the others: {error}") from error
+    if str(wider) != str(spec):
+        raise DataError(
+            f"collate_fn returned a batch of {_shapes(batch)}, and those of {PROBES} samples had "
+            f"{_shapes(spec)}: pad this dimension to one length, for it did not vary there"
+        )
+    return batch
+
+
+def _shapes(value: Any) -> str:
+    return str(map_parts(value, lambda part: tuple(part.shape)))
 
 
 def _samples(source: Any, indices: list[int]) -> list[Any]:
     if hasattr(source, "__getitems__"):
         return list(source.__getitems__(indices))
     return [source[index] for index in indices]
+
+
+def _collated(samples: list[Any], collate: Collate | None) -> Any:
+    if collate is None:
+        return _batch_of(samples)
+    made = _without_lists(collate(samples))
+    return map_parts(made, _part)
+
+
+def _part(part: Any) -> Any:
+    column = column_of(part)
+    if column is None:
+        raise DataError(
+            f"collate_fn returned a {type(part).__name__}; it must return arrays, or a tuple or "
+            "dict of arrays"
+        )
+    return column.rows(np.arange(len(column)))
 
 
 def _batch_of(samples: list[Any]) -> Any:
@@ -72,16 +168,19 @@ def _batch_of(samples: list[Any]) -> Any:
         raise DataError(
             f"samples of the data set cannot be made one batch: {_oddity(samples) or error}. All "
             "must have the same parts and shapes; a list is a sequence of samples, so give data "
-            "and labels as a tuple, (x, y)"
+            "and labels as a tuple, (x, y). Samples of different lengths are padded by "
+            "edl.Dataset(..., collate_fn=f), where f(samples) returns the arrays of a batch"
         ) from error
 
 
 def _oddity(samples: list[Any]) -> str | None:
     """Two of the samples that are not alike; None: they are, as far as one can tell."""
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
-        forms = [str(_map(sample, lambda part: type(part).__name__)) for sample in samples]
+        forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):
         forms = [f"shape {tuple(sample.shape)}" for sample in samples]
+    elif all(isinstance(sample, list) for sample in samples):
+        forms = [f"{len(sample)} values" for sample in samples]
     else:
         forms = [f"a {type(sample).__name__}" for sample in samples]
     odd = [form for form in forms if form != forms[0]]
@@ -97,34 +196,18 @@ def _stack(samples: list[Any]) -> Any:
     if isinstance(first, (bytes, str)):
         return np.array(samples, dtype=object)  # numpy's own type would cut off trailing zeros
     stacked = np.stack([np.asarray(sample) for sample in samples])
+    if stacked.dtype.kind == "U":
+        return stacked.astype(object)
     if stacked.dtype.hasobject and not all(isinstance(one, (str, bytes)) for one in stacked.flat):
         raise ValueError(f"a {type(first).__name__} is no number, text or array of them")
     return stacked
 
 
-def _without_lists(source: Any) -> Any:
-    """With tuples in the place of lists of arrays."""
-    if isinstance(source, dict):
-        return {key: _without_lists(item) for key, item in source.items()}
-    if isinstance(source, tuple):
-        return tuple(_without_lists(item) for item in source)
-    made_of_arrays = isinstance(source, list) and _made_of_arrays(tuple(source))
-    return tuple(source) if made_of_arrays else source
+def _without_lists(made: Any) -> Any:
+    return tuple(made) if isinstance(made, list) else made
 
 
-def _made_of_arrays(source: Any) -> bool:
-    parts = _leaves(source) if isinstance(source, (tuple, dict)) else [source]
-    return bool(parts) and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in parts)
-
-
-def _array(part: Any) -> npt.NDArray[Any]:
-    array = np.asarray(part)
-    if array.ndim == 0:
-        raise DataError("a single number is no data set; its first axis must be the samples")
-    return array
-
-
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: Any) -> list[Columns]:
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, tuple):
@@ -132,9 +215,10 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def _map(value: Any, function: Callable[[Any], Any]) -> Any:
+def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
+    """``value``, a tuple or dict or one part, with ``function`` applied to each part."""
     if isinstance(value, dict):
-        return {key: _map(item, function) for key, item in value.items()}
+        return {key: map_parts(item, function) for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(_map(item, function) for item in value)
+        return tuple(map_parts(item, function) for item in value)
     return function(value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from edl.core.step.stream import StreamSource
 from edl.daemon.worker import Worker
 from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
@@ -33,7 +34,7 @@ from edl.tensorflow.lr_schedule import (
 )
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.source import Load, load_read, reader_of
+from edl.tensorflow.source import Collate, Load, load_read, reader_of
 from edl.tensorflow.variables import CREATED, plain, variables_of
 
 
@@ -52,6 +53,13 @@ class _Trained:
         return {id(plain(variable)) for variable in self.variables()}
 
 
+TF_DATA = (
+    "the samples of a tf.data.Dataset have no numbers, so nobody could tell which of them each "
+    "worker has trained; give edl.Dataset arrays, a class with __len__ and __getitem__(i) that "
+    "returns one sample, or files by edl.data, and follow it with map and prefetch; a small one "
+    "may be list(dataset.unbatch().as_numpy_iterator())"
+)
+_TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 UNFINISHED = (
     "a batch was taken and no gradients were applied for it; every worker must train each batch "
     "with exactly one apply_gradients() of its edl.Optimizer"
@@ -99,8 +107,12 @@ class Training:
         max_global_batch: int | None = None,
         global_batch: Any = None,
         what: str = "edl.Dataset",
+        collate: Collate | None = None,
     ) -> Load:
         """Declare what is trained on; returns what loads a batch.
+
+        Args:
+            collate: makes a batch of a list of samples.
 
         Raises:
             DataError, UsageError: see :func:`edl.tensorflow.source.reader_of`.
@@ -114,14 +126,16 @@ class Training:
         if batches.global_batch:  # who shares it is known when its step begins, and not before
             self.feed.ahead = 0
         order = batches, shuffle, seed, self.feed.ahead
-        if not (is_numbered(source) or isinstance(source, tf.Tensor)):
+        if isinstance(source, tf.data.Dataset):
+            raise UsageError(TF_DATA)
+        if not (is_numbered(source) or isinstance(source, _TENSORS)):
             stream = stream_of(source)
             attach_stream(self.worker, stream, *order)
             if isinstance(stream, StatefulStream):
                 process.track(TensorFlowReplica.check, {"edl.Dataset": stream})
-            self.load = load_read(stream)
+            self.load = load_read(stream, collate)
         else:
-            total, self.load = reader_of(source)
+            total, self.load = reader_of(source, collate)
             attach_source(self.worker, source, total, *order)
         return self.load
 
@@ -172,6 +186,7 @@ class Training:
         Raises:
             UsageError: it may not.
         """
+        self.worker.check_trains()  # else it is of the next fit
         if self.tuner is not None:
             refuse_several()
         if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -267,6 +282,11 @@ class Training:
             return list({id(plain(v)): v for variables in models for v in variables}.values())
         others = {id(plain(v)) for each in self._trained for v in each.optimizer.variables}
         return [variable for variable in CREATED.alive() if id(variable) not in others]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the samples of the source have no numbers."""
+        return isinstance(self.worker.loader.progress.source, StreamSource)
 
     def batches(self) -> Iterator[Any]:
         """What ``tf.data`` reads, in a thread of its own: this worker's batches, loaded."""

@@ -120,6 +120,7 @@ def attach_optimizer(
     """
     global _optimizers, _replica
     worker, last_step = current_worker(), LastStep()
+    worker.check_trains()
     is_first = _of_this_job() is None
     optimizers = _of_this_job() or Optimizers(worker)
     reduction = GradientReduction(optimizers, optimizer, model, last_step, passes_per_step)

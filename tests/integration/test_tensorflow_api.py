@@ -376,6 +376,15 @@ for _ in ds.epochs(1):
         FIT + "for _ in range(2): model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
         "this job's training is over",
     ),
+    "fit, unfreeze, compile, fit": (
+        FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)\n"
+        "model.compile(edl.Optimizer(keras.optimizers.Adam(1e-5)), 'mse')\n",
+        "run each further one, as after unfreezing layers, and each fold or trial, as a job",
+    ),
+    "a fit for each fold": (
+        FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly); edl.Dataset(data, 4)",
+        "run each further one, as after unfreezing layers, and each fold or trial, as a job",
+    ),
     "initial_epoch": (
         FIT
         + "model.fit(ds, epochs=3, initial_epoch=1, callbacks=[edl.KerasCallback()], **quietly)",
@@ -402,6 +411,65 @@ for _ in ds.epochs(1):
     "a fit by no steps": (
         "edl.init(); edl.KerasCallback(max_steps=0)",
         "the number of steps is 0; it must be a whole number",
+    ),
+    "batches of a PyDataset as samples": (
+        """
+class Batches(keras.utils.PyDataset):
+    def __len__(self): return 2
+    def __getitem__(self, index): return data[0][:4], data[1][:4]
+edl.init(); edl.Dataset(Batches())
+""",
+        "the items of a Batches are batches, and edl forms batches itself",
+    ),
+    "a tf.data.Dataset": (
+        "edl.init(); edl.Dataset(tf.data.Dataset.from_tensor_slices(data))",
+        "list(dataset.unbatch().as_numpy_iterator())",
+    ),
+    "a ragged tensor": (
+        "edl.init(); edl.Dataset((tf.ragged.constant([[1], [2, 3]]), np.zeros(2)))",
+        "edl.Dataset was given a RaggedTensor: make it an array (to_tensor())",
+    ),
+    "a sparse tensor": (
+        "edl.init(); edl.Dataset(tf.sparse.from_dense([[1.0, 0.0]]))",
+        "edl.Dataset was given a SparseTensor: make it an array (tf.sparse.to_dense)",
+    ),
+    "lists of different lengths": (
+        "edl.init(); edl.Dataset(([[1], [2, 3]], [0, 1]), 2)",
+        "one has shape (1,) and one (2,); pad them to one length, or give edl.Dataset a collate_fn",
+    ),
+    "no labels": (
+        "edl.init(); edl.Dataset((np.zeros(2), None))",
+        "a part of the data set is a NoneType",
+    ),
+    "text with missing values": (
+        "edl.init(); edl.Dataset((np.array(['a', None]), np.zeros(2)))",
+        "a column has values of type NoneType among others",
+    ),
+    "dates": (
+        "edl.init(); edl.Dataset(np.array(['2020-01-01'], dtype='datetime64[s]'))",
+        "TensorFlow has no type for a column of datetime64[s]",
+    ),
+    "a collate function that returns a list of samples": (
+        "edl.init(); edl.Dataset([[1], [2, 3]], collate_fn=lambda samples: samples)",
+        "collate_fn returned a list; it must return arrays",
+    ),
+    "a collate function whose shapes vary where they did not": (
+        """
+lengths = [2] * 160; lengths[5] = 3
+pad = lambda samples: keras.utils.pad_sequences(samples)
+edl.init(); ds = edl.Dataset([[0] * n for n in lengths], 2, collate_fn=pad)
+model = network(); opt = edl.Optimizer(sgd, model)
+for _ in ds.epochs(1):
+    for _ in ds:
+        with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
+        weights = model.trainable_variables
+        opt.apply_gradients(zip(tape.gradient(loss, weights), weights))
+""",
+        "pad this dimension to one length, for it did not vary there",
+    ),
+    "a generator of shards without a source": (
+        "graph(); edl.elastic_shard_generator()",
+        "edl.elastic_shard_generator() lacks the source",
     ),
     "fit of a model that a strategy mirrors": (
         (
@@ -482,6 +550,60 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "columns of many kinds": (
+        """
+from edl.tensorflow.columns import LazyColumn
+from edl.tensorflow.source import reader_of
+class Series:  # of pandas, whose [i] is by label
+    def to_numpy(self): return np.arange(4)
+    def __len__(self): return 4
+    def __getitem__(self, label): return 3 - label
+Series.__module__ = "pandas.core.series"
+class Lazy:  # as a data set of h5py
+    shape, dtype = (4, 2), np.dtype("float32")
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        assert isinstance(index, int), index
+        return np.full(2, index, np.float32)
+class At:
+    indices = np.array([2, 0]); items = indices.tolist()
+def batch(source):
+    total, load = reader_of(source)
+    assert total == 4, total
+    return tf.nest.map_structure(lambda a: np.asarray(a).tolist(), load(At))
+x, two = np.arange(4.0), [np.arange(4.0), np.arange(4, 8)]
+assert batch((x, list(range(4)))) == ([2.0, 0.0], [2, 0])
+assert batch((x, (0, 1, 2, 3))) == batch((x, range(4))) == ([2.0, 0.0], [2, 0])
+assert batch((list(x), ["a", "b", "c", "d"])) == ([2.0, 0.0], ["c", "a"])
+assert batch((np.array(["a", "b", "c", "d"]), x)) == (["c", "a"], [2.0, 0.0])
+assert batch(Series()) == [2, 0] and batch({"s": Series(), "l": [5, 6, 7, 8]}) == {
+    "s": [2, 0], "l": [7, 5]}
+assert batch((Lazy(), x)) == ([[2.0, 2.0], [0.0, 0.0]], [2.0, 0.0])
+assert batch((two, x)) == (([2.0, 0.0], [6, 4]), [2.0, 0.0])
+assert batch(([np.ones(2), np.zeros(2)] * 2, x)) == ([[1.0, 1.0], [1.0, 1.0]], [2.0, 0.0])
+assert batch(((1.0, 2), (3.0, 4), (5.0, 6), (7.0, 8))) == ([5.0, 1.0], [6, 2])
+""",
+        "",
+    ),
+    "samples of different lengths, padded by a collate function": (
+        """
+words = [[1] * (n % 3 + 1) for n in range(8)]
+def pad(samples):
+    longest = max(len(each) for each, _ in samples)
+    rows = [each + [0] * (longest - len(each)) for each, _ in samples]
+    return np.array(rows), np.array([[label] for _, label in samples], np.float32)
+edl.init(); ds = edl.Dataset((words, list(range(8))), 3, shuffle=True, collate_fn=pad)
+assert [tuple(spec.shape) for spec in ds.element_spec] == [(None, None), (None, 1)]
+seen = []
+class Counts(keras.Model):
+    def __init__(self): super().__init__(); self.dense = keras.layers.Dense(1)
+    def call(self, x): return self.dense(tf.reduce_sum(tf.cast(x, tf.float32), 1, keepdims=True))
+model = Counts(); model.compile(edl.Optimizer(sgd), "mse")
+model.fit(ds, epochs=2, verbose=0, callbacks=[edl.KerasCallback()])
+assert edl.step() == 6
+""",
+        "",
+    ),
     "a loop by steps, and one by the count of the job": (
         LOOP
         + """
