@@ -46,8 +46,8 @@ from edl.ring.ring import Ring
 OVER = (
     "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)` or one "
     "fit; run each further one, as after unfreezing layers, and each fold or trial, as a job of "
-    "its own: `edl run ... train.py --phase 2`, which loads the weights that rank 0 has saved at the "
-    "end of phase 1; at a prompt, edl.init() begins a new job"
+    "its own: `edl run ... train.py --phase 2`, which loads the weights that rank 0 has saved at "
+    "the end of phase 1; at a prompt, edl.init() begins a new job"
 )
 
 
