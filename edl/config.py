@@ -69,6 +69,8 @@ class Config:
     stack_signal: int = 40  # SIGRTMIN + 6: a worker writes where its threads are; 0: none
     stacks: str = ""  # into this file, which the agent names
     log_file: str = ""  # of a worker's output, which the agent names, too
+    # its training thread draws the numbers that the script's seeds give, as all others do
+    same_random: bool = False
     log_mb: int = setting(100, "when a worker's log is so long, in MB, a new one begins", least=1)
 
     # What a job that this process starts is asked to be. Its other processes read that from the

@@ -42,6 +42,12 @@ class Batch:
         items: list[Any] = self.indices.tolist()
         return items
 
+    @property
+    def keys(self) -> list[int]:
+        """Which sample of the epoch each item is: numbers that are the same on all workers."""
+        keys: list[int] = self.indices.tolist()
+        return keys
+
 
 class BatchSampler:
     """Forms batches from the front of a worker's leases; remembers those not yet trained.

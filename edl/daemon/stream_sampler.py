@@ -6,6 +6,7 @@ read than it has: a shard that ends with a batch is known to, and goes with it.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ class StreamBatch(Batch):
     @property
     def items(self) -> list[Any]:
         return list(self.read)
+
+    @property
+    def keys(self) -> list[int]:
+        positions = itertools.chain.from_iterable(range(*span) for span in self.spans)
+        return list(itertools.islice(positions, len(self.read)))
 
 
 @dataclass

@@ -65,6 +65,7 @@ class Worker:
         follows: the policy that the script is to follow from its beginning, also where that is off:
             the job's, or else the script's own.
         local_rank: the slot on its host.
+        same_random: random numbers of the training thread are those of the script on all workers.
         finishing: how its training ends.
     """
 
@@ -72,7 +73,7 @@ class Worker:
         self, config: Config, ring: Ring, mailbox: Mailbox, coordinator: Coordinator
     ) -> None:
         self.ring = ring
-        self.local_rank = config.slot
+        self.local_rank, self.same_random = config.slot, config.same_random
         self._mailbox = mailbox
         self._coordinator = coordinator
         progress = LoaderProgress()

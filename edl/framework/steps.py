@@ -15,6 +15,7 @@ from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.framework.process import is_over
+from edl.framework.random_numbers import RandomNumbers
 
 
 class Feed(Protocol):
@@ -78,6 +79,7 @@ class Steps:
         unfinished: says what is wrong with an open step.
         settle: called before that, when the script is done with a batch: a step that it has
             skipped after its gradients were reduced is complete then.
+        numbers: the random numbers of the training thread.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class Steps:
         feed: Feed,
         unfinished: Callable[[], str],
         settle: Callable[[], None] = lambda: None,
+        numbers: RandomNumbers | None = None,
     ) -> None:
         self._worker = worker
         self._feed = feed
         self._unfinished = unfinished
         self._settle = worker.finishing.settle = settle
+        self._numbers = numbers
         self._restarts = -1
         self._warmed_up = False
         self._came_to_end = False  # the script was told that the epoch is over
@@ -121,6 +125,7 @@ class Steps:
         most = math.inf if count is None else count
         worker.loader.progress.epochs = count or 0
         if worker.warming_up:
+            self.warm_up()
             yield from self._within(worker.loader.epoch)
         self.enter()
         while worker.loader.epoch < most and not self.made_all_steps:
@@ -129,6 +134,11 @@ class Steps:
                 break
             worker.loader.next_epoch()
         worker.finishing.finish(early=self.made_all_steps)
+
+    def warm_up(self) -> None:
+        """All is built, and this newcomer is about to get its first batch."""
+        if self._numbers is not None:
+            self._numbers.warm_up()
 
     def limit(self, max_steps: int | None) -> None:
         """End the training when the job has made ``max_steps`` updates; None: by its epochs."""
@@ -155,6 +165,8 @@ class Steps:
             self._worker.join()
             self._is_new = True
         self._worker.begin()
+        if self._numbers is not None:
+            self._numbers.enter()
 
     def _check_batching(self) -> None:
         """Refuse batches that this script's optimizers cannot have."""
@@ -173,6 +185,8 @@ class Steps:
             UsageError: the batch before was not trained.
         """
         worker, feed = self._worker, self._feed
+        if self._numbers is not None:
+            self._numbers.look()
         self._settle()
         if worker.loader.open:
             if not worker.loader.open_step.may_grow:

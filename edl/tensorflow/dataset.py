@@ -23,6 +23,7 @@ from edl.framework import process
 from edl.framework.steps import asked_length
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineFeed
+from edl.tensorflow.random_numbers import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, check_fits, signature_of
 from edl.tensorflow.strategies import watch_strategies
 
@@ -227,7 +228,7 @@ def _keeping(name: str) -> Any:
     def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
         if named.get("deterministic", arguments[2] if len(arguments) > 2 else None) is False:
             raise UsageError(f"edl.Dataset: {name}(deterministic=False) would mix up the batches")
-        with _readers.ours():
+        with _readers.ours(), own_operation_seeds(training.current().worker):
             return ElasticDataset(plain(self, *arguments, **named))
 
     return method

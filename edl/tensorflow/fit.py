@@ -287,6 +287,7 @@ class _Last(keras.callbacks.Callback):
     def _warm_up(self) -> None:
         """Train the first batch for nothing, so that the graph is built before the join."""
         now = self._training
+        now.steps.warm_up()
         arriving = iter(now.newest_dataset)
         try:
             if now.begin_step():

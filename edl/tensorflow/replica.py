@@ -18,6 +18,7 @@ from edl.framework.digest import Part
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Stateful, few, map_leaves
 from edl.tensorflow.digest import digests, size_of
+from edl.tensorflow.random_numbers import is_seed
 from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
 from edl.tensorflow.variables import (
     Access,
@@ -149,7 +150,7 @@ class TensorFlowReplica(FrameworkReplica):
                     changed = not name.partition("#")[0].endswith("/learning_rate")
                 else:
                     changed = id(variable) in updated
-                if changed or receive is not Receive.STEP:
+                if (changed or receive is not Receive.STEP) and not is_seed(name):
                     values.append((variable, state[group][name]))
         self.access.write(values)
         if receive is not Receive.STEP:

@@ -15,6 +15,7 @@ from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.lr_tuner import refuse_several
+from edl.framework.random_numbers import RandomNumbers
 from edl.framework.reduction import Rounds
 from edl.framework.source import (
     asked_batching,
@@ -32,6 +33,7 @@ from edl.tensorflow.lr_schedule import (
     present_rate,
     warn_of_a_changed_batch,
 )
+from edl.tensorflow.random_numbers import Seeder, last_seed
 from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Collate, Load, load_read, reader_of
@@ -80,7 +82,8 @@ class Training:
             worker, self.feed, self._rounds
         )  # of the first optimizer
         self._trained: list[_Trained] = []
-        self.steps = Steps(worker, self.feed, lambda: UNFINISHED)
+        numbers = RandomNumbers(worker, last_seed, Seeder(self._named_variables))
+        self.steps = Steps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.settle = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function
@@ -95,6 +98,10 @@ class Training:
         self.fitting = False  # Keras' fit takes the batches
         self.callback_states: CallbackStates | None = None  # of that fit
         self.tuner: Any = None  # the edl.LRTuner of the only optimizer
+
+    def _named_variables(self) -> list[tuple[str, Any]]:
+        """Return the variables of the models by path; none before they are known."""
+        return [] if self.replica is None else [*self.replica.variables()["model"].items()]
 
     # --- what is trained, and on what
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch.utils.data
 
+from edl.core.step.seeds import derived_seed
 from edl.daemon.sampler import Batch
 from edl.daemon.worker import Worker
 from edl.data.dataset import Dataset
@@ -23,6 +24,7 @@ from edl.errors import DataError, UsageError
 from edl.framework.first_batch import FirstBatch
 from edl.framework.forks import holding_sigterm, let_go_of_the_network
 from edl.framework.process import current_worker
+from edl.framework.random_numbers import RandomNumbers
 from edl.framework.source import (
     asked_batching,
     attach_source,
@@ -34,6 +36,7 @@ from edl.framework.steps import Steps, asked_length
 from edl.torch.api import begin_loop, has_optimizer, settle_step, track
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
+from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 NO_OPTIMIZER = (
@@ -124,18 +127,31 @@ class DataLoader:
             loaded = _Parsed(stream.parse, is_packed=num_workers > 0)
         if num_workers:
             options.setdefault("persistent_workers", True)
+        pack = loaded.pack if isinstance(loaded, _Parsed) else list
+        collate = options.get("collate_fn")
+        if collate is not None or not draws_nothing(loaded):
+            loaded = Seeded(loaded, in_thread=num_workers == 0)
+        if collate is not None:
+            options["collate_fn"] = SeededCollate(collate, in_thread=num_workers == 0)
+
+        def as_sent(batch: Batch) -> Items:
+            epoch_seed = derived_seed(seed, self._worker.loader.epoch)
+            return Items.of(pack(batch.items), epoch_seed, batch.keys)
+
         self._feed = _LoaderFeed(
             self._worker,
+            as_sent,
             lambda form: torch.utils.data.DataLoader(
                 loaded,
-                batch_sampler=_Leases(form, loaded.pack if isinstance(loaded, _Parsed) else list),
+                batch_sampler=_Leases(form, as_sent),
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,
                 worker_init_fn=_WorkerInit(worker_init_fn),
                 **options,
             ),
         )
-        self._steps = Steps(self._worker, self._feed, _unfinished, settle_step)
+        numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
+        self._steps = Steps(self._worker, self._feed, _unfinished, settle_step, numbers)
         self.dataset = dataset
         self.batch_size = self._source.batch_size
 
@@ -229,8 +245,11 @@ _NONE = object()  # no batch; None may be one, from a collate_fn
 class _LoaderFeed:
     """Batches of this worker's leases, loaded by PyTorch's loader. ``data``: those of the last."""
 
-    def __init__(self, worker: Worker, loader: Callable[..., Any]) -> None:
+    def __init__(
+        self, worker: Worker, as_sent: Callable[[Batch], Items], loader: Callable[..., Any]
+    ) -> None:
         self._worker = worker
+        self._as_sent = as_sent
         self._formed: deque[Batch] = deque()
         try:
             self._loader = loader(self._form)
@@ -317,10 +336,12 @@ class _LoaderFeed:
 
     def _any_data(self) -> Any:
         """A batch to repeat with weight zero, for a worker that has not had one of its own yet."""
-        items = self._worker.loader.sampler.warm_up().items
-        dataset = self._loader.dataset
+        items = self._as_sent(self._worker.loader.sampler.warm_up())
+        dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
         assert collate is not None
+        if hasattr(dataset, "__getitems__"):
+            return collate(dataset.__getitems__(items))
         return collate([dataset[item] for item in items])
 
 
@@ -333,15 +354,13 @@ def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
 class _Leases(torch.utils.data.Sampler[list[Any]]):
     """The batch sampler: asks for one batch after the other until there is none (for now)."""
 
-    def __init__(
-        self, form: Callable[[], Batch | None], pack: Callable[[list[Any]], list[Any]]
-    ) -> None:
+    def __init__(self, form: Callable[[], Batch | None], as_sent: Callable[[Batch], Items]) -> None:
         self._form = form
-        self._pack = pack
+        self._as_sent = as_sent
 
     def __iter__(self) -> Iterator[list[Any]]:
         while (batch := self._form()) is not None:
-            yield self._pack(batch.items)
+            yield self._as_sent(batch)
 
 
 class _WorkerInit:

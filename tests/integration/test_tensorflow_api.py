@@ -550,6 +550,49 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "random numbers, which are each worker's own": (
+        """
+from types import SimpleNamespace
+from edl.daemon.progress import Receive
+from edl.framework.random_numbers import RandomNumbers
+from edl.tensorflow import training
+from edl.tensorflow.random_numbers import Seeder, last_seed, own_operation_seeds
+def drops(model): return float(model(np.ones((1, 64), np.float32), training=True).numpy().sum())
+def made():
+    keras.utils.set_random_seed(3)
+    layers = keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)
+    return keras.Sequential([keras.Input((64,)), *layers])
+plain = made(); drawn = drops(plain), float(tf.random.uniform(()))
+x, y = np.ones((8, 64), np.float32), np.zeros((8, 1), np.float32)
+edl.init(); ds = edl.Dataset((x, y), 4)
+model = made(); model.compile(edl.Optimizer(keras.optimizers.SGD(0.0)), "mse")
+class Draws(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):  # a job of one draws what the script seeds
+        assert (drops(model), float(tf.random.uniform(()))) == drawn
+model.fit(ds, epochs=1, verbose=0, callbacks=[edl.KerasCallback(), Draws()])
+state = training.current().replica.state()
+def begins(**worker):  # as another worker would, with the state of this one
+    keras.utils.set_random_seed(3)
+    training.current().replica.load(state, Receive.ALL)
+    is_so = {"id": 1, "rank": 1, "step": 0, "generation": 1, "same_random": False}
+    one = SimpleNamespace(**{**is_so, **worker})
+    variables = training.current().replica.variables
+    RandomNumbers(one, last_seed, Seeder(lambda: variables()["model"].items())).enter()
+    return drops(model), float(tf.random.uniform(()))
+several = [begins(), begins(rank=2), begins(id=3, step=9, generation=2)]
+assert len({each[0] for each in several}) == len({each[1] for each in several}) == 3, several
+one = SimpleNamespace(id=1, rank=1, generation=1, warming_up=False, same_random=False)
+def mapped(worker):
+    tf.random.set_seed(5)
+    with own_operation_seeds(worker):
+        found = tf.data.Dataset.range(2).map(lambda _: tf.random.uniform(()))
+    assert last_seed() == 5
+    return [float(each) for each in found]
+two, again = SimpleNamespace(**{**vars(one), "rank": 2}), mapped(one)
+assert mapped(two) != again == mapped(one)
+""",
+        "",
+    ),
     "columns of many kinds": (
         """
 from edl.tensorflow.columns import LazyColumn

@@ -1,0 +1,76 @@
+"""Random numbers of the training thread: each worker has its own, and none comes twice.
+
+All workers run one script, which seeds its generators, so all would draw the same dropout masks and
+the same noise: the samples of a step would not be independent, and a newcomer would repeat what was
+drawn in the first epoch. So a worker's generators are seeded anew when it has the job's state and
+training begins: from the script's own seeds, and from the worker's rank in the job's first ring,
+or for a newcomer from its id and the step in which it joins. The model was made before, and is the
+same everywhere. Rank 0 of a job that begins goes on with the numbers of the script, so a job of one
+draws what the framework alone would.
+
+A script that seeds again while it trains (``torch.manual_seed(seed + epoch)``) is noticed at its
+next batch, and the new seed is made this worker's own, too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from edl.core.step.seeds import derived_seed
+from edl.daemon.worker import Worker
+
+KEPT = 0  # the rank, in a job that begins, whose numbers are those of the script
+
+
+def seed_python(seed: int) -> None:
+    """Seed the global generators of Python and NumPy."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+class RandomNumbers:
+    """Those of this process, while it trains for ``worker``.
+
+    Args:
+        read: returns the seed that the framework's generator was given last.
+        seed: seeds all generators of the framework.
+    """
+
+    def __init__(
+        self, worker: Worker, read: Callable[[], int], seed: Callable[[int], object]
+    ) -> None:
+        self._worker, self._read, self._seed = worker, read, seed
+        self._seen: int | None = None  # what read() returned last; None: training has not begun
+        self._own: tuple[str, int, int] | None = None  # what makes it this worker's; None: nothing
+
+    def warm_up(self) -> None:
+        """Give a newcomer numbers of its own before its first batch, which may build a graph."""
+        self._begin("warm-up", self._worker.id, 0)
+
+    def enter(self) -> None:
+        """Give this worker numbers of its own: it has the job's state, and training begins."""
+        worker = self._worker
+        if worker.generation > 1 or worker.step > 0:
+            self._begin("worker", worker.id, worker.step)
+        elif worker.rank != KEPT:
+            self._begin("rank", worker.rank, 0)
+        else:
+            self._seen = self._read()
+
+    def look(self) -> None:
+        """Make a seed this worker's own that the script has set since the last batch."""
+        if self._own is not None and self._read() != self._seen:
+            self._begin(*self._own)
+
+    def _begin(self, kind: str, number: int, step: int) -> None:
+        if self._worker.same_random:
+            return
+        self._own = kind, number, step
+        drawn = random.getrandbits(63), int(np.random.randint(2**31))
+        seed = derived_seed(self._read(), *drawn, *self._own)
+        seed_python(seed)
+        self._seed(seed)
+        self._seen = self._read()

@@ -1,0 +1,76 @@
+"""Random numbers of a worker in TensorFlow and Keras; see :mod:`edl.framework.random_numbers`.
+
+Keras' layers (Dropout, GaussianNoise, augmentation) draw from a seed that they keep in a variable.
+It is no part of the job's state: a newcomer that took over another worker's would draw its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.eager import context
+
+from edl.core.step.seeds import derived_seed
+from edl.daemon.worker import Worker
+from edl.framework.random_numbers import KEPT
+from edl.tensorflow.variables import plain
+
+SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its seed
+
+
+def is_seed(name: str) -> bool:
+    """Return whether a variable of this path holds the seed of a layer."""
+    return name.partition("#")[0].rpartition("/")[2].partition(":")[0] == SEED_STATE
+
+
+def last_seed() -> int:
+    """Return the seed that TensorFlow was given last; 0: none."""
+    return int(context.global_seed() or 0)
+
+
+class Seeder:
+    """Seeds all generators of TensorFlow and Keras in this process.
+
+    Args:
+        variables: returns the variables of the models, by path.
+    """
+
+    def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        self._variables = variables
+
+    def __call__(self, seed: int) -> None:
+        if not tf.executing_eagerly():  # the seeds of a graph are in its operations
+            return
+        tf.random.set_seed(seed % 2**31)
+        states = [(name, plain(v)) for name, v in self._variables() if is_seed(name)]
+        shared = global_state.get_global_attribute("global_seed_generator")
+        if shared is not None:
+            states.append(("keras", plain(shared.state)))
+        for name, state in states:
+            value = derived_seed(seed, name, *np.asarray(state.numpy()).tolist())
+            state.assign(np.array([value % 2**32, value >> 32], state.dtype.as_numpy_dtype))
+
+
+@contextmanager
+def own_operation_seeds(worker: Worker) -> Iterator[None]:
+    """Give the random operations that are created meanwhile seeds of this worker.
+
+    For functions of a ``map`` on a data set, which all workers create alike.
+    """
+    now = context.context()
+    first = not worker.warming_up and worker.generation <= 1
+    if worker.same_random or now._seed is None or (first and worker.rank == KEPT):
+        yield
+        return
+    own = ("rank", worker.rank) if first else ("worker", worker.id)
+    seed, numbers = now._seed, now._rng
+    tf.random.set_seed(derived_seed(seed, *own) % 2**31)
+    try:
+        yield
+    finally:
+        now._seed, now._rng = seed, numbers

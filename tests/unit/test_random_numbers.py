@@ -1,0 +1,179 @@
+"""Random numbers: a sample's follow from (seed, epoch, sample), a worker's are its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+
+from edl.core.step.seeds import derived_seed
+from edl.daemon.worker import Worker
+from edl.framework.random_numbers import RandomNumbers
+from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
+
+
+@pytest.fixture(autouse=True)
+def states() -> Iterator[None]:
+    """Leave the generators of this process as they were."""
+    python, numpy_, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(python)
+    np.random.set_state(numpy_)
+    torch.set_rng_state(torch_)
+
+
+def seed_script(seed: int = 0) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+# --- of the training thread
+
+
+def numbers_of(**worker: Any) -> RandomNumbers:
+    """Those of a worker whose script has seeded everything with 0."""
+    seed_script()
+    is_so = {"id": 0, "rank": 0, "step": 0, "generation": 1, "same_random": False, **worker}
+    one = cast(Worker, SimpleNamespace(**is_so))
+    return RandomNumbers(one, torch.initial_seed, torch.manual_seed)
+
+
+def begun(**worker: Any) -> tuple[float, float, float]:
+    numbers_of(**worker).enter()
+    return draw()
+
+
+def test_a_job_of_one_draws_what_the_script_seeds() -> None:
+    seed_script()
+    plain = draw()
+    assert begun() == plain
+    numbers = numbers_of()
+    numbers.enter()
+    numbers.look()
+    assert draw() == plain
+
+
+def test_each_worker_draws_its_own_numbers_and_the_same_again_in_another_run() -> None:
+    newcomers = [{"id": 3, "generation": 2, "step": 9}, {"id": 4, "generation": 2, "step": 9}]
+    resumed = {"id": 0, "rank": 0, "step": 500}
+    workers: list[dict[str, Any]] = [{}, {"rank": 1, "id": 1}, {"rank": 2, "id": 2}]
+    drawn = [begun(**one) for one in (*workers, *newcomers, resumed)]
+    for kind in range(3):
+        assert len({one[kind] for one in drawn}) == len(drawn)
+    assert [begun(**one) for one in (*workers, *newcomers, resumed)] == drawn
+    # Which of them registered first says nothing: the rank in the first ring counts.
+    assert begun(rank=1, id=2) == drawn[1]
+
+
+def test_a_newcomer_has_other_numbers_in_its_warm_up() -> None:
+    numbers = numbers_of(id=3, generation=0, rank=2)
+    numbers.warm_up()
+    first = draw()
+    seed_script()
+    assert first != draw()
+
+
+def test_a_seed_that_is_set_while_training_becomes_the_worker_s_own() -> None:
+    drawn = []
+    for rank in (1, 2):
+        numbers = numbers_of(rank=rank)
+        numbers.enter()
+        numbers.look()
+        for epoch in (0, 1):
+            torch.manual_seed(100 + epoch)
+            numbers.look()
+            drawn.append(float(torch.rand(())))
+            numbers.look()  # nothing has changed since
+            drawn.append(float(torch.rand(())))
+    assert len({*drawn}) == len(drawn)
+
+
+def test_all_workers_draw_the_same_if_the_script_wants_it() -> None:
+    seed_script()
+    plain = draw()
+    assert begun(rank=1, same_random=True) == begun(rank=2, same_random=True) == plain
+
+
+# --- while a batch is loaded
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, *draw()
+
+
+def mixup(samples: list[Any]) -> tuple[list[Any], float]:
+    return samples, float(np.random.beta(1.0, 1.0))
+
+
+def loaded(batches: Sequence[Sequence[int]], processes: int, epoch: int = 0) -> list[Any]:
+    in_thread = processes == 0
+    items = [Items.of(list(batch), derived_seed(5, epoch), batch) for batch in batches]
+    loader = torch.utils.data.DataLoader(
+        Seeded(Noisy(), in_thread),
+        batch_sampler=cast(Any, items),
+        num_workers=processes,
+        collate_fn=SeededCollate(mixup, in_thread),
+    )
+    return [*loader]
+
+
+def samples_of(batches: list[Any]) -> dict[int, Any]:
+    return {sample[0]: sample[1:] for samples, _ in batches for sample in samples}
+
+
+def test_a_sample_has_the_same_numbers_wherever_it_is_loaded() -> None:
+    seed_script()
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    one = loaded([[0, 1, 2], [3, 4, 5]], processes=0)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    other = loaded([[5, 0], [4, 1], [2, 3]], processes=2)
+    assert samples_of(one) == samples_of(other)
+    assert len({*samples_of(one).values()}) == 6
+    assert samples_of(loaded([[0, 1, 2]], 0, epoch=1))[0] != samples_of(one)[0]
+    # What makes a batch of them goes by its first sample.
+    assert one[0][1] != one[1][1]
+    assert loaded([[3, 1]], 0)[0][1] == one[1][1]
+
+
+def test_the_training_thread_s_generators_go_on_as_they_were() -> None:
+    seed_script()
+    seeded = Seeded(Noisy(), in_thread=True)
+    expected = [draw() for _ in range(2)]
+    seed_script()
+    assert draw() == expected[0]
+    seeded.__getitems__(Items.of([3], 17, [3]))
+    assert draw() == expected[1]
+    assert torch.initial_seed() == 0
+
+
+def test_data_sets_that_draw_nothing_are_known() -> None:
+    x = torch.utils.data.TensorDataset(torch.zeros(4))
+    assert draws_nothing(x)
+    assert draws_nothing(torch.utils.data.Subset(x, [1]))
+    assert draws_nothing(torch.utils.data.ConcatDataset([x, x]))
+    assert not draws_nothing(Noisy())
+    assert not draws_nothing(torch.utils.data.ConcatDataset([x, Noisy()]))
+
+
+def test_the_data_set_shows_through() -> None:
+    noisy = Noisy()
+    seeded = Seeded(noisy, in_thread=True)
+    seeded.scale = 2  # as a worker_init_fn does with get_worker_info().dataset
+    assert (noisy.scale, seeded.scale) == (2, 2)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        seeded.nothing_of_the_kind  # noqa: B018 - it raises
