@@ -16,10 +16,12 @@ from edl.cli.common import (
     ZooKeeperOption,
     choose_job,
     connected,
+    console,
 )
 from edl.client.events import flat
 from edl.core.event_text import cost
 from edl.core.events import Event
+from edl.launch.output import wrapped
 
 
 def events(
@@ -33,22 +35,25 @@ def events(
     """Show what has happened in a job, and why."""
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
-        last = -1
+        last, width = -1, console().width if console().is_terminal else None
         while True:
             over = store.snapshot().job.state.over  # before the events, so that none is missed
             for number, event in store.events.read(last):
                 last = number
-                typer.echo(json.dumps(flat(event)) if as_json else aligned(event))
+                typer.echo(json.dumps(flat(event)) if as_json else aligned(event, width))
             if over or not follow:
                 return
             time.sleep(FOLLOW_S)
 
 
-def aligned(event: Event) -> str:
-    """The event as one line for people, in local time."""
+def aligned(event: Event, width: int | None = None) -> str:
+    """Return the event as one line for people, in local time.
+
+    Args:
+        width: of the terminal, in columns: the reason is broken at words, below its column.
+    """
     clock = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
-    line = (
-        f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} {event.reason}"
-    )
+    columns = f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} "
     text = cost(event)
-    return f"{line}  [{text}]" if text else line
+    line = f"{columns}{event.reason}" + (f"  [{text}]" if text else "")
+    return line if width is None else wrapped(line, width, len(columns))

@@ -27,8 +27,8 @@ def policy(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[JOB] show | set FILE | off | resume | explain | plot FILE",
-            help="The job may be left out when one is running.",
+            metavar="show | set FILE | off | resume | explain | plot FILE [JOB]",
+            help="The job may be left out when one is running; it may also stand first.",
             show_default=False,
         ),
     ] = None,
@@ -73,19 +73,24 @@ def read_policy(file: Path) -> tuple[str, str]:
 
 
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
-    """Job, action and file."""
-    job = None
+    """Return job, action and file.
+
+    The job stands last, as with other verbs, or first.
+    """
+    job, rest = None, words
     if words and (words[0] not in ACTIONS or (len(words) > 1 and words[1] in ACTIONS)):
-        job, words = words[0], words[1:]
-    action = words[0] if words else "show"
+        job, rest = words[0], words[1:]
+    action = rest[0] if rest else "show"
     needed = 2 if action in FILES else 1
-    if action not in ACTIONS or (words and len(words) != needed):
+    if job is None and len(rest) == needed + 1:
+        job, rest = rest[-1], rest[:-1]
+    if action not in ACTIONS or (rest and len(rest) != needed):
         said = " ".join(words) or "nothing"
         raise UsageError(
-            f"{said!r} is not understood; write edl policy [JOB] show, set FILE, off, resume, "
-            "explain or plot FILE"
+            f"{said!r} is not understood; write edl policy show, set FILE, off, resume, explain or "
+            "plot FILE, and then the job, if there are several"
         )
-    return job, action, Path(words[1]) if action in FILES else None
+    return job, action, Path(rest[1]) if action in FILES else None
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:

@@ -1,19 +1,8 @@
-"""An event of the job's log as one line for people."""
+"""What a switch has cost, for people. Agents show less: :mod:`edl.core.host.headlines`."""
 
 from __future__ import annotations
 
-from edl.core.events import Event, EventKind, SwitchDetails, SwitchParts
-
-
-def describe(event: Event) -> str:
-    """Generation, step, kind and reason; for a switch also what it cost.
-
-    A new generation is no kind that need be named beside its number.
-    """
-    kind = "" if event.kind is EventKind.GENERATION else f"{event.kind}: "
-    line = f"generation {event.generation} step {event.step}: {kind}{event.reason}"
-    text = cost(event)
-    return f"{line} ({text})" if text else line
+from edl.core.events import Event, SwitchDetails, SwitchParts
 
 
 def cost(event: Event) -> str:
@@ -28,7 +17,7 @@ def cost(event: Event) -> str:
     stalls = "stall " + ", ".join(f"{name} {_ms(parts.stall_s)} ms" for name, parts in by_number)
     if all(parts.roll_call_s == 0.0 for _, parts in by_number):
         return stalls
-    name, parts = max(by_number, key=lambda item: _without_step_s(item[1]))
+    name, parts = max(by_number, key=lambda item: without_step_s(item[1]))
     recovery = {
         "detect": parts.detect_s,
         "election": parts.election_s,
@@ -38,11 +27,11 @@ def cost(event: Event) -> str:
         "first step": parts.first_step_s,
     }
     each = ", ".join(f"{part} {_ms(seconds)}" for part, seconds in recovery.items() if seconds)
-    return f"no step for {_ms(_without_step_s(parts))} ms: {name} {each}; {stalls}"
+    return f"no step for {_ms(without_step_s(parts))} ms: {name} {each}; {stalls}"
 
 
-def _without_step_s(parts: SwitchParts) -> float:
-    """From when a worker began to wait in the step that failed until it had completed one again."""
+def without_step_s(parts: SwitchParts) -> float:
+    """Return how long a worker completed no step: from its wait in the one that failed, in s."""
     return parts.detect_s + parts.stall_s + parts.first_step_s
 
 

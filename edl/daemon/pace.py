@@ -29,8 +29,13 @@ class Pace:
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
 
     def enter(self, step: int) -> None:
-        """A new ring stands, after ``step``."""
-        self.steps_here, self.entered_at, self._entered = 0, step, self._now_s()
+        """Begin to measure a new ring, which stands after ``step``.
+
+        What was measured last belongs to the ring before: a switch that is logged after one step
+        would show its first step, and its wait.
+        """
+        self.steps_here, self.entered_at, self.first_step_us = 0, step, 0
+        self.waiting_since = self._entered = self._now_s()
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -404,7 +404,7 @@ class Switching:
         """Leave a ring that failed, let all others in it fail too, and report it."""
         text = getattr(error, "detail", str(error))
         name = f"w{self.worker}"
-        logger.warning("%s: ring %d is broken: %s", name, generation, short_error(text))
+        logger.info("%s: ring %d is broken: %s", name, generation, short_error(text))
         logger.debug("%s: %s", name, text)
         failpoints.reached("broken")
         self._ring.break_()

@@ -16,11 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from edl.coordination.job_store import JobStore
-from edl.core.event_text import describe
-from edl.core.events import EndedDetails, Event, EventKind
 from edl.core.host.agent import AgentLimits, AgentState, decide
+from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import failed_late
-from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT, Process, exit_status, how
+from edl.core.host.process import LAST_WORDS, Process, exit_status, how
 from edl.core.host.supervision import Decision, Ending, GiveUp, Start
 from edl.core.host.upkeep import lingers
 from edl.core.job.host_join import arrive, is_last, withdrawn
@@ -39,16 +38,6 @@ from edl.launch.supervisor import Supervisor
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
-
-# By `edl run`: its last line says how the job has ended, and that a worker ends well is usual. Of
-# epochs that are left early rank 0 has warned once.
-NOT_SHOWN = (
-    EventKind.EPOCH_LEFT,
-    EventKind.WORKER_EXITED,
-    EventKind.JOB_FINISHED,
-    EventKind.JOB_FAILED,
-    EventKind.JOB_STOPPED,
-)
 
 _SIGNALS = {
     signal.SIGINT: "Ctrl-C",
@@ -111,6 +100,7 @@ class Agent(Supervisor[AgentState]):
         self._logs = logs
         self._output = output
         self._greeting = greeting
+        self._headlines = Headlines(host.name)
         self._got_np: int | None = None  # workers for which there was a place, when it asked last
         self._guest = guest
         self._ends_last = ends_last
@@ -192,7 +182,7 @@ class Agent(Supervisor[AgentState]):
     def _look(self, snapshot: Snapshot, now: float) -> None:
         if all(host.name != self._host.name for host in snapshot.hosts):
             self._put_host()  # unless the job is over, and another one of its name began
-        self._show_events()
+        self._show_events(snapshot, now)
         super()._look(snapshot, now)
         for process in self._own.living:
             if process.worker is not None:
@@ -201,11 +191,9 @@ class Agent(Supervisor[AgentState]):
         if self._on_snapshot is not None:
             self._on_snapshot(snapshot)
 
-    def _show_events(self) -> None:
-        for event in self._new_events():
-            # The last line says how the job has ended; that workers end as they should is usual.
-            if event.kind not in NOT_SHOWN:
-                self._say(describe(_shortened(event, self._host.name)))
+    def _show_events(self, snapshot: Snapshot, now: float) -> None:
+        for line in self._headlines.take(self._new_events(), snapshot.desired.np, now):
+            self._say(line)
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
         if self._written is not self._host:
@@ -400,8 +388,14 @@ class Agent(Supervisor[AgentState]):
         if not job.state.over:
             self._say(f"host {self._host.name} has left job {job.name}")
             return code
-        self._show_events()
-        self._say(f"job {job.name} {job.state}: {job.reason or 'no reason given'}")
+        self._show_events(snapshot, now)
+        for line in self._headlines.rest(wanted=0):
+            self._say(line)
+        reason = job.reason or "no reason given"
+        said, last_words, sentence = reason.partition(LAST_WORDS)
+        if last_words and self._output.has_shown(sentence.partition(": ")[2]):
+            reason = said
+        self._say(f"job {job.name} {job.state}: {reason}")
         late = failed_late(job, self._own)
         if late is not None:
             self._say(f"after that, {late.name} {how(late.exit_code or 1)}")
@@ -417,13 +411,3 @@ class Agent(Supervisor[AgentState]):
 def exit_after(signals: Iterable[signal.Signals]) -> int:
     """The exit code after the first signal, as a shell has it: 130 after Ctrl-C."""
     return exit_status(-next(iter(signals)))
-
-
-def _shortened(event: Event, host: str) -> Event:
-    """Without the last line of a worker's output that ``host`` shows, whole, just before."""
-    ended = event.details
-    if not isinstance(ended, EndedDetails) or ended.host != host:
-        return event
-    if ended.exit_code == UNSTARTED_EXIT:  # its last line is of no output
-        return event
-    return replace(event, reason=event.reason.partition(LAST_LINE)[0])

@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -32,6 +33,8 @@ _CHUNK_BYTES = 1 << 16
 _LINE_BYTES = 1 << 16  # a longer line is shown in pieces
 _ROUND_BYTES = 1 << 22  # of one worker, before others and the notes have their turn
 _LAST_BYTES = 1 << 18  # of a worker's output that are looked at for why it ended
+_OF_EDL = "edl: "
+_SENTENCES_KEPT = 100  # edl's own lines of workers, of which another one says the same
 _NOTES_KEPT = 1000  # that nobody has read yet
 _END_S = 60.0  # at the end, for a reader that reads nothing
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green")
@@ -92,6 +95,7 @@ class Output:
         self._lock = threading.Lock()  # of what follows; never held while something is written
         self._tails: dict[str, _Tail] = {}
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
+        self._sentences: deque[str] = deque(maxlen=_SENTENCES_KEPT)  # of edl's, by workers
         self._unsaid = 0  # notes that were dropped
         self._wake = threading.Event()
         self._stop = False
@@ -147,9 +151,13 @@ class Output:
             tail.ended = True
         return best(_last_lines(tail.path))
 
+    def has_shown(self, sentence: str) -> bool:
+        """Return whether a worker's output had this sentence of edl's lately."""
+        return sentence in self._sentences
+
     def note(self, text: str) -> None:
         """A line of the agent itself."""
-        self._put(f"edl: {text}")
+        self._put(f"{_OF_EDL}{text}")
 
     # --- the thread that writes
 
@@ -211,7 +219,7 @@ class Output:
         return Text("\n").join([*bars, self._render()])
 
     def _show(self, tail: _Tail, found: list[str]) -> None:
-        lines = [line for line in found if not is_of_horovod(line)]
+        lines = [line for line in found if not is_of_horovod(line) and self._is_news(line)]
         if not lines:
             return
         if not self._console.is_terminal:
@@ -223,9 +231,18 @@ class Output:
         )
         self._guard(lambda: self._console.print(block, soft_wrap=True))
 
+    def _is_news(self, line: str) -> bool:
+        """Return whether no worker has said this before: all are refused in one sentence."""
+        if not line.startswith(_OF_EDL):
+            return True
+        if line in self._sentences:
+            return False
+        self._sentences.append(line)
+        return True
+
     def _say(self, line: str) -> None:
         if self._console.is_terminal:
-            text = Text(line, style="bold")
+            text = Text(wrapped(line, self._console.width, len(_OF_EDL)), style="bold")
             self._guard(lambda: self._console.print(text, soft_wrap=True))
         else:
             self._guard(lambda: _write(sys.stderr, f"{line}\n"))
@@ -301,6 +318,17 @@ def _newest_state(line: bytes) -> bytes:
     """A line that is not complete, without the states of a progress bar that are gone."""
     before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
     return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
+
+
+def wrapped(line: str, width: int, indent: int) -> str:
+    """Return ``line`` broken at words, each further line below the column ``indent``."""
+    return textwrap.fill(
+        line,
+        max(width, indent + 20),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def as_shown(line: bytes) -> str:

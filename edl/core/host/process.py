@@ -24,6 +24,7 @@ STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopp
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
 UNKNOWN_EXIT = -1000  # it ended, and only its parent, which is gone, could have learned how
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
+LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
 # The name of a process whose script has ended, before ":" and its exit code: first while exit
 # handlers of libraries may still run, then when only the interpreter is left. Linux keeps 15
@@ -312,7 +313,7 @@ def last_words(process: Process) -> str:
     """The last line of its output, as a clause."""
     if not process.last_line:
         return f"{process.name} wrote nothing"
-    return f"the last line of {process.name}: {process.last_line}"
+    return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.last_line}"
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:

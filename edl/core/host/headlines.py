@@ -1,0 +1,208 @@
+"""What an agent shows of a job's events: one line for each thing that has happened to the job.
+
+The event log has the parts (`edl events`): of a crash that a process ended, who was evicted, who
+leads now, the generation of the survivors, what the switch has cost. On a terminal it is one line,
+with the cause first::
+
+    step 72: w0 was killed by SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts
+
+and a join or leave is one line, too. A line waits for its last part, for HOLD_S at most; then it
+says what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from edl.core.event_text import without_step_s
+from edl.core.events import (
+    EndedDetails,
+    Event,
+    EventKind,
+    EvictedDetails,
+    GenerationDetails,
+    SwitchDetails,
+    SwitchParts,
+)
+from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT, how
+from edl.core.plural import counted
+
+HOLD_S = 5.0  # that a line waits for its other parts
+
+# The last line of an agent says how the job has ended; that a worker ends well, and who leads, is
+# for `edl events`. Of epochs that are left early rank 0 has warned.
+NOT_SHOWN = frozenset(
+    {
+        EventKind.LEADER,
+        EventKind.EPOCH_LEFT,
+        EventKind.WORKER_EXITED,
+        EventKind.FINISHED,
+        EventKind.JOB_FINISHED,
+        EventKind.JOB_FAILED,
+        EventKind.JOB_STOPPED,
+    }
+)
+# Their reason says by itself what it is about.
+SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STALLED})
+
+
+class Headlines:
+    """Makes lines of the events of one job, as they come.
+
+    Args:
+        host: of the agent that shows them: the output of its workers is shown, too.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._causes: dict[str, str] = {}  # worker -> how it ended, not told yet
+        self._told: set[str] = set()  # workers whose end was told
+        self._left: list[str] = []  # by the repairs that are not told yet
+        self._repair: Event | None = None
+        self._planned: Event | None = None
+        self._since_s: float | None = None  # when the first part came that is not told yet
+
+    def take(self, events: Iterable[Event], wanted: int, now_s: float) -> list[str]:
+        """Return the lines to show now.
+
+        Args:
+            events: those since the last call, in order.
+            wanted: how many workers the job shall have.
+            now_s: a monotonic clock, in seconds.
+        """
+        lines = [line for event in events for line in self._take(event, wanted)]
+        waits = bool(self._causes) or self._repair is not None or self._planned is not None
+        if not waits:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        elif now_s - self._since_s >= HOLD_S:
+            lines += self.rest(wanted)
+        return lines
+
+    def rest(self, wanted: int) -> list[str]:
+        """Return what waits for other parts, as it is known; at the end of a job, say."""
+        lines = [] if self._planned is None else [_line(self._planned)]
+        self._planned = None
+        if self._repair is not None or self._causes:
+            lines += self._crash(wanted, None)
+        self._since_s = None
+        return lines
+
+    def _take(self, event: Event, wanted: int) -> list[str]:
+        """Return the lines that one more event completes."""
+        details = event.details
+        if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
+            return self._ended(event, details)
+        if isinstance(details, EvictedDetails):
+            if details.worker not in self._told:
+                self._causes.setdefault(details.worker, _without_name(event.reason, details.worker))
+            return []
+        if isinstance(details, GenerationDetails):
+            return self._generation(event, details)
+        if isinstance(details, SwitchDetails):
+            return self._switched(event, details, wanted)
+        return [] if event.kind in NOT_SHOWN else [_line(event)]
+
+    def _ended(self, event: Event, details: EndedDetails) -> list[str]:
+        """Keep how a worker has ended until it is known who goes on."""
+        if details.worker in self._told:
+            return []
+        cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
+        shown = details.host == self._host and details.exit_code != UNSTARTED_EXIT
+        if LAST_LINE in event.reason and not shown:
+            cause += LAST_LINE + event.reason.partition(LAST_LINE)[2]
+        if details.worker is None:  # it was in no ring
+            return [f"step {event.step}: slot {details.slot} {cause}"]
+        self._causes[details.worker] = cause
+        return []
+
+    def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
+        """Keep a new membership until its switch says what it has cost."""
+        if not details.members:
+            return []  # the job ends, which the agent's last line says
+        if details.repair and details.left:
+            self._repair = event
+            self._left += [name for name in details.left if name not in self._left]
+            return []
+        before, self._planned = self._planned, None
+        lines = [] if before is None else [_line(before)]
+        if details.left or (details.joined and event.generation > 1):
+            self._planned = event
+            return lines
+        return [*lines, _line(event)]
+
+    def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
+        """Return the line of the generation whose ring stands now."""
+        old = [parts for parts in details.workers.values() if parts.role == "old"]
+        if self._repair is not None and self._repair.generation <= event.generation:
+            return self._crash(wanted, max(map(without_step_s, old), default=None))
+        planned = self._planned
+        if planned is None or planned.generation > event.generation:
+            return []  # it was told already, without what it has cost
+        self._planned = None
+        return [_line(planned) + _stood_still(details.workers)]
+
+    def _crash(self, wanted: int, seconds: float | None) -> list[str]:
+        """Tell a crash: the causes, who goes on, and what follows."""
+        repair, causes = self._repair, self._causes
+        left = self._left or [*causes]
+        parts = [", ".join(_causes({name: causes.get(name, "left the ring") for name in left}))]
+        step = 0
+        if repair is not None and isinstance(repair.details, GenerationDetails):
+            step, members = repair.step, repair.details.members
+            went = "go on" if seconds is None else f"went on after {_seconds(seconds)}"
+            went = went if len(members) > 1 or seconds is not None else "goes on"
+            parts.append(f"{_names(members)} {went}")
+            lacking = wanted - len(members)
+            if lacking == 1:
+                parts.append("a replacement starts")
+            elif lacking > 1:
+                parts.append(f"{counted(lacking, 'replacement')} start")
+        others = {name: how_ for name, how_ in causes.items() if name not in left}
+        self._told |= {*left, *others}
+        self._causes, self._left, self._repair = {}, [], None
+        told = f"step {step}: " if repair is not None else ""
+        return [told + "; ".join(parts), *_causes(others)]
+
+
+def _line(event: Event) -> str:
+    kind = "" if event.kind in SELF_EVIDENT else f"{event.kind}: "
+    return f"step {event.step}: {kind}{event.reason}"
+
+
+def _causes(causes: Mapping[str, str]) -> list[str]:
+    """Return how workers ended, those together that ended alike: "w0 and w1 were killed by ..."."""
+    alike: dict[str, list[str]] = {}
+    for name, cause in causes.items():
+        alike.setdefault(cause, []).append(name)
+    return [f"{_names(names)} {_for(cause, len(names))}" for cause, names in alike.items()]
+
+
+def _for(cause: str, count: int) -> str:
+    """Return ``cause``, which was said of one, for ``count`` workers."""
+    return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
+
+
+def _stood_still(workers: Mapping[str, SwitchParts]) -> str:
+    longest = max((parts.stall_s for parts in workers.values() if parts.role == "old"), default=0.0)
+    return f"; the others stood still for {_seconds(longest)}" if longest else ""
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _names(names: Iterable[str]) -> str:
+    some = [*names]
+    if len(some) > 6:
+        return f"{counted(len(some), 'worker')}"
+    return " and ".join([", ".join(some[:-1]), some[-1]] if len(some) > 1 else some)
+
+
+def _without_name(reason: str, worker: str) -> str:
+    return reason.removeprefix(f"{worker} ")
+
+
+def _place(details: EndedDetails, host: str) -> str:
+    return "" if details.host == host else f"on {details.host} "
