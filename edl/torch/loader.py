@@ -376,11 +376,11 @@ class _WorkerInit:
     def __call__(self, number: int) -> None:
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         worker = multiprocessing.parent_process()  # not the parent: that may be a fork server
         assert worker is not None
+        if os.getppid() != parent or not worker.is_alive():  # also before that was asked for
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()
         let_go_of_the_network()
         if self._then is not None:
