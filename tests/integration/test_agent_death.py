@@ -51,7 +51,7 @@ def test_workers_train_on_without_their_agent_and_the_next_one_takes_them_over(
         after = job.members("w0")
         assert after["w0"] == before["w0"] | {"rank": 0}
         assert "w1" not in after
-        ended = f"w1 on {before['w1']['host']} ended (an earlier agent had started it"
+        ended = "w1 ended (an earlier agent had started it"
         assert ended in job.output()
         job.prove(workers=2)
 
