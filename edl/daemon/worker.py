@@ -107,6 +107,7 @@ class Worker:
         )
         self.replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []
+        self._on_leave: list[Callable[[frozenset[int]], None]] = []
 
     # --- life ---
 
@@ -165,7 +166,8 @@ class Worker:
         target, self.steps.target = self.steps.target, None
         if target is not None:
             self.steps.log_switch_if_due()
-            self._switching.switch(target)
+            if self._let_leave(target):
+                self._switching.switch(target)
         self._switching.synchronise_if_due()
         self._switching.wait_for_min_np(self.steps.idle_record)
         self.checkpointing.save_if_due(self.rank, self.generation)
@@ -237,11 +239,30 @@ class Worker:
         """How many updates the job has made."""
         return self.steps.progress.steps_made
 
+    def _let_leave(self, target: int) -> bool:
+        """Let workers that leave with this switch hand over what they have; all are here.
+
+        Returns:
+            Whether the ring still stands, so that the switch can follow.
+        """
+        number, staying = self.generation, self._mailbox.generation(target).members
+        leaving = frozenset(self.loader.progress.members) - {*staying}
+        for callback in self._on_leave if leaving and staying else ():
+            callback(leaving)
+        return self.generation == number
+
     # --- what the script declares ---
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
         """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)
+
+    def on_leave(self, callback: Callable[[frozenset[int]], None]) -> None:
+        """Call ``callback(ids)`` on all workers of the ring before these workers leave it.
+
+        The workers may exchange messages in it.
+        """
+        self._on_leave.append(callback)
 
     def attach_source(self, source: Source, reader: Reader | None = None) -> None:
         """Declare what is trained on; ``reader`` reads it, if it is a stream.

@@ -19,8 +19,9 @@ what the loop of :mod:`edl.framework.steps` does elsewhere. What it cannot know 
                                                             takes back what the others did again
   ``on_batch_begin``     (the list itself hands out the
                          batch before, for its number)
-  ``on_batch_end``       the ledger moves                   takes a wish to stop into the job
-  ``on_epoch_end``       metrics become the job's           all agree whether to stop
+  ``on_batch_end``       the ledger moves                   takes a wish to stop into the job; after
+                                                            the last one, metrics become the job's
+  ``on_epoch_end``       other numbers become the job's     all agree whether to stop
   ``on_train_end``       the job has finished
   =====================  =================================  =====================================
 """
@@ -43,6 +44,7 @@ from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import check_arguments
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
 from edl.tensorflow.lr_tuner import check_callbacks
@@ -86,6 +88,8 @@ class KerasCallback(keras.callbacks.Callback):
         self._training = training.current()
         self._training.steps.limit(max_steps)
         self._samples = 0  # trained here in this epoch
+        self._metrics: EpochMetrics | None = None
+        self._whole: frozenset[str] = frozenset()  # numbers of the epoch that are the job's already
         self._last: _Last | None = None
         self._params: dict[str, Any] = {}  # of all callbacks
         watch_lists(KerasCallback, KerasCallback._arranged)
@@ -105,7 +109,7 @@ class KerasCallback(keras.callbacks.Callback):
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
-        self._last = _Last(self._training, writers)
+        self._last = _Last(self._training, writers, self)
         self._last.states.follow(
             others,
             [
@@ -122,6 +126,8 @@ class KerasCallback(keras.callbacks.Callback):
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
         check_arguments(self.model)
+        self._metrics = metrics = EpochMetrics(self.model)
+        now.worker.on_leave(lambda leaving: metrics.hand_over(now.worker, leaving))
         now.fitting = True
         if not now.reduction.several:  # the models of these are known
             _build(self.model, now.newest_dataset)
@@ -135,8 +141,15 @@ class KerasCallback(keras.callbacks.Callback):
                 f"fit counts this epoch as {epoch} and the job as {worker.loader.epoch}; leave out "
                 "initial_epoch, which newcomers would not follow"
             )
-        self._samples = 0
+        self._samples, self._whole = 0, frozenset()
+        self.metrics.restore()
         self.last.before_epoch(epoch)
+
+    @property
+    def metrics(self) -> EpochMetrics:
+        """The metrics of the model that is fitted."""
+        assert self._metrics is not None
+        return self._metrics
 
     @property
     def batch(self) -> int:
@@ -150,6 +163,8 @@ class KerasCallback(keras.callbacks.Callback):
             raise UsageError("the epoch is over, and Keras goes on with it")
         progress = now.worker.loader.progress
         self._samples += now.worker.loader.open_step.samples
+        if now.worker.loader.batch_weight == 0:
+            self.metrics.begin_padding()
         now.batch = progress.schedule.batch
         if progress.source.known_total:  # a ring of another size may stand now
             self._params["steps"] = progress.rounds_now
@@ -175,7 +190,16 @@ class KerasCallback(keras.callbacks.Callback):
                 "(or what its map and prefetch return)"
             )
         now.finish_step()
+        self.metrics.end_batch()
         now.worker.loader.end_batch()
+
+    def end_batches(self, logs: Any) -> None:
+        """Let the metrics be those of the whole job: the last batch of the epoch is trained.
+
+        Keras asks them next for the numbers of the epoch, unless ``train_step`` returns others.
+        """
+        names = self.metrics.combine(self._training.worker, self._samples)
+        self._whole = names if names == {*(logs or {})} else frozenset()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         now = self._training
@@ -183,7 +207,8 @@ class KerasCallback(keras.callbacks.Callback):
         end_batch(now.worker)
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
-        numbers = {k: float(v) for k, v in (logs or {}).items() if _is_number(v)}
+        others = {k: v for k, v in (logs or {}).items() if k not in self._whole}
+        numbers = {k: float(v) for k, v in others.items() if _is_number(v)}
         rows = now.worker.exchange(metrics_row(now.worker.id, self._samples, numbers))
         if logs:
             logs.update(job_metrics(rows, list(numbers)))
@@ -198,9 +223,10 @@ class KerasCallback(keras.callbacks.Callback):
 class _Last(keras.callbacks.Callback):
     """Runs after all other callbacks of the ``fit``."""
 
-    def __init__(self, now: training.Training, writers: list[Writer]) -> None:
+    def __init__(self, now: training.Training, writers: list[Writer], first: KerasCallback) -> None:
         super().__init__()
         self._training = now
+        self._first = first
         self._writers = writers
         self._entered: dict[str, Any] | None = None  # the job's state, in the midst of an epoch
         if now.callback_states is None:
@@ -256,6 +282,8 @@ class _Last(keras.callbacks.Callback):
             self._stop(progress.stop)
         elif worker.loader.ledger.finished:
             self.model.stop_training = EPOCH_IS_OVER
+        if self.model.stop_training:
+            self._first.end_batches(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         worker = self._training.worker

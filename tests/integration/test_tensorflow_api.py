@@ -550,6 +550,114 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "all metrics of Keras over the samples of all workers": (
+        """
+import inspect
+from types import SimpleNamespace
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics, is_additive
+rng = np.random.default_rng(0)
+labels, ones = rng.integers(0, 3, 23), np.eye(3, dtype=np.float32)
+guesses = rng.dirichlet(np.ones(3), 23).astype(np.float32)
+target, at = {"target_class_ids": [0]}, {"num_classes": 3}
+options = {"MeanIoU": at, "IoU": at | target, "OneHotIoU": at | target, "OneHotMeanIoU": at}
+options |= {"BinaryIoU": target, "PrecisionAtRecall": {"recall": 0.5}}
+options |= {"RecallAtPrecision": {"precision": 0.5}}
+options |= {"SensitivityAtSpecificity": {"specificity": 0.5}}
+options |= {"SpecificityAtSensitivity": {"sensitivity": 0.5}}
+options |= {"MeanMetricWrapper": {"fn": lambda a, b: keras.ops.mean(abs(a - b), axis=-1)}}
+def kinds():
+    for name, kind in sorted(vars(keras.metrics).items()):
+        if inspect.isclass(kind) and issubclass(kind, keras.metrics.Metric):
+            if kind is not keras.metrics.Metric: yield name, kind
+def numbers(name, part):
+    if name in ("Mean", "Sum"): return (guesses[part],)
+    if name in ("MeanIoU", "IoU"): return labels[part], labels[::-1][part]
+    sparse = name.startswith("Sparse")
+    return labels[part, None] if sparse else ones[labels[part]], guesses[part]
+def worker(payloads):
+    def exchange(mine):
+        payloads.append(mine); return payloads
+    return SimpleNamespace(exchange_bytes=exchange, rank=0, is_shared=True)
+def model_of(metric): return SimpleNamespace(metrics=[metric], get_metrics_result=lambda: {"m": 0})
+seen = 0
+for name, kind in kinds():
+    for cut in ([10], [3, 15]):
+        whole, payloads = kind(**options.get(name, {})), []
+        for part in np.split(np.arange(23), [5, 12]): whole.update_state(*numbers(name, part))
+        for part in np.split(np.arange(23), cut):
+            one = kind(**options.get(name, {})); one.update_state(*numbers(name, part))
+            assert is_additive(one), name
+            assert EpochMetrics(model_of(one)).combine(worker(payloads), len(part)) == {"m"}
+        found, expected = np.asarray(one.result()), np.asarray(whole.result())
+        assert np.allclose(found, expected, rtol=1e-5, atol=1e-6), (name, found, expected)
+    seen += 1
+assert seen > 40, seen
+class Padded(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 1:  # as if it counted for nothing
+            edl.current_worker().loader.open_step.weight = 0
+            edl_callback.metrics.begin_padding()
+edl.init(); ds = edl.Dataset(data, 4); model = network()
+model.compile(edl.Optimizer(keras.optimizers.SGD(0.0)), "mse")
+edl_callback = edl.KerasCallback()
+class Sum(keras.metrics.Sum):
+    def update_state(self, y, p, sample_weight=None): super().update_state(y * 0 + 1)
+model.compile(model.optimizer, "mse", metrics=[Sum(name="s")])
+history = model.fit(ds, epochs=1, callbacks=[edl_callback, Padded()], shuffle=False, verbose=0)
+assert history.history["s"] == [4.0], history.history
+""",
+        "",
+    ),
+    "own metrics that are sums, and one that is none": (
+        """
+import logging
+from types import SimpleNamespace
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics, is_additive
+import pathlib, sys
+folder = tempfile.mkdtemp(); sys.path.insert(0, folder)
+pathlib.Path(folder, "own_metrics.py").write_text('''import keras, numpy as np
+class Adds(keras.metrics.Metric):
+    def __init__(self, **k):
+        super().__init__(**k); self.t = self.add_weight(name="t", initializer="zeros")
+    def update_state(self, y, p, sample_weight=None): self.t.assign_add(keras.ops.sum(p))
+    def result(self): return self.t * 1.0
+    def reset_state(self): self.t.assign(0.0)
+class Assigns(Adds):
+    def update_state(self, y, p, sample_weight=None): self.t.assign(self.t + keras.ops.sum(p))
+class Largest(Adds):
+    def update_state(self, y, p, sample_weight=None):
+        self.t.assign(keras.ops.maximum(self.t, keras.ops.max(p)))
+class Inside(keras.metrics.Metric):
+    def __init__(self, **k): super().__init__(**k); self.mean = keras.metrics.Mean()
+    def update_state(self, y, p, sample_weight=None): self.mean.update_state(p)
+    def result(self): return self.mean.result()
+class Said(Largest):
+    edl_additive = True
+class Several(Largest):
+    def result(self): return {"a": self.t * 1.0, "b": np.array([1.0, 2.0]) * float(self.t)}
+''')
+from own_metrics import *
+assert [is_additive(kind()) for kind in (Adds, Assigns, Inside, Said)] == [True] * 4
+assert not is_additive(Largest())
+said = []
+logging.getLogger("edl.tensorflow.keras_callbacks.metrics").addHandler(
+    SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))
+for kind, expected in ((Largest, 5.0), (Several, {"a": 5.0, "b": [5.0, 10.0]})):
+    metric = kind(name="top"); metric.update_state(None, tf.constant([2.0, 8.0]))
+    model = SimpleNamespace(metrics=[metric], get_metrics_result=dict)
+    one = SimpleNamespace(exchange_bytes=lambda mine: [mine], rank=0, is_shared=True,
+        exchange=lambda row: [row, [row[0], *(value / 4 for value in row[1:])]])
+    metrics = EpochMetrics(model)
+    for _ in range(2): metrics.combine(one, 7)
+    found = metric.result()
+    assert (found if kind is Largest else found["a"]) == 5.0, found
+    assert kind is Largest or found["b"].tolist() == [5.0, 10.0], found
+    metrics.restore(); assert float(metric.t) == 8.0
+    assert float(metric.result() if kind is Largest else metric.result()["a"]) == 8.0
+assert len(said) == 2 and "the state of the metric top may be no sum" in said[0], said
+""",
+        "",
+    ),
     "random numbers, which are each worker's own": (
         """
 from types import SimpleNamespace
