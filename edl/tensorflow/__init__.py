@@ -44,6 +44,7 @@ from edl.tensorflow import diagnose, elastic, horovod_names
 from edl.tensorflow.api import init, mean, step, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
+from edl.tensorflow.gathering import gather, sum
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.horovod_names import DistributedGradientTape
 from edl.tensorflow.lr_schedule import LRSchedule
@@ -73,6 +74,7 @@ __all__ = [
     "data",
     "diagnose",
     "elastic_shard_generator",
+    "gather",
     "generation",
     "init",
     "is_initialized",
@@ -92,6 +94,7 @@ __all__ = [
     "shutdown",
     "size",
     "step",
+    "sum",
     "track",
 ]
 __all__ += ["elastic", *(name for name in horovod_names.__all__ if name not in __all__)]

@@ -42,6 +42,7 @@ from edl.framework.process import (
 )
 from edl.torch import diagnose, elastic, horovod_names
 from edl.torch.api import init, no_sync, notify_batch_end, track
+from edl.torch.gathering import gather, gather_each, sum
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
 from edl.torch.lr_schedule import LRSchedule, in_samples
@@ -59,6 +60,8 @@ __all__ = [
     "current_worker",
     "data",
     "diagnose",
+    "gather",
+    "gather_each",
     "generation",
     "in_samples",
     "init",
@@ -79,6 +82,7 @@ __all__ = [
     "shutdown",
     "size",
     "step",
+    "sum",
     "track",
 ]
 __all__ += ["elastic", *horovod_names.__all__]

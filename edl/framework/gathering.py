@@ -1,0 +1,85 @@
+"""Arrays of all workers, gathered between two steps: what :func:`edl.torch.gather` stands on.
+
+The exchange is protected (:mod:`edl.daemon.exchange`): all workers get the same answer, whoever
+dies meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.errors import UsageError
+from edl.framework.process import current_worker
+
+Array = npt.NDArray[Any]
+LENGTH_BYTES = 8
+
+
+def gather_arrays(arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """Return the arrays of all workers, in rank order.
+
+    All workers call it at the same point with the same names and types; shapes may differ.
+
+    Raises:
+        UsageError: names or types differ; or in the midst of a step, or outside of the training.
+    """
+    forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
+    header = json.dumps(forms).encode()
+    parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(arrays.items())]
+    payload = b"".join([len(header).to_bytes(LENGTH_BYTES, "little"), header, *parts])
+    found = [_read(each) for each in current_worker().exchange_bytes(payload)]
+    kinds = [{name: str(array.dtype) for name, array in each.items()} for each in found]
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise UsageError(
+                f"the worker of rank {rank} gathers {_told(kind)}, and that of rank 0 "
+                f"{_told(kinds[0])}; all must give the same names and types"
+            )
+    return found
+
+
+def check_rows(name: str, parts: list[Array]) -> None:
+    """Make sure that arrays can be put one behind the other.
+
+    Raises:
+        UsageError: their shapes differ beyond the first dimension.
+    """
+    shapes = [part.shape for part in parts]
+    if len({shape[1:] for shape in shapes}) > 1 or len({len(shape) for shape in shapes}) > 1:
+        raise UsageError(
+            f"edl.gather{name and f' of {name}'}: the workers' shapes are "
+            f"{', '.join(map(str, shapes))}; they may differ in the first dimension only"
+        )
+
+
+def check_same_shape(name: str, parts: list[Array]) -> None:
+    """Make sure that arrays can be added up.
+
+    Raises:
+        UsageError: their shapes differ.
+    """
+    shapes = [part.shape for part in parts]
+    if len({*shapes}) > 1:
+        raise UsageError(
+            f"edl.sum{name and f' of {name}'}: the workers' shapes are "
+            f"{', '.join(map(str, shapes))}; they must be equal"
+        )
+
+
+def _read(payload: bytes) -> dict[str, Array]:
+    begin = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
+    arrays = {}
+    for name, kind, shape in json.loads(payload[LENGTH_BYTES:begin]):
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(payload, kind, count, begin).reshape(shape)
+        arrays[name], begin = array.copy(), begin + array.nbytes  # which can be written to
+    return arrays
+
+
+def _told(kind: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {each}".strip() for name, each in kind.items()) or "nothing"

@@ -1,0 +1,52 @@
+"""``edl.gather`` and ``edl.sum`` for tensors and arrays, between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from edl.framework.gathering import Array, check_rows, check_same_shape, gather_arrays
+
+
+def gather(value: Any) -> Array:
+    """Return the rows of all workers' arrays in one, in rank order: the same on all workers.
+
+    All workers call it at the same point, between two steps; not inside of a ``tf.function``. The
+    first dimension may differ; of a number the answer has one element for each worker.
+
+    Args:
+        value: an array, a tensor or a number.
+
+    Raises:
+        UsageError: shapes differ beyond the first dimension, or types differ; in the midst of a
+            step, or outside of the training.
+    """
+    own = _array(value)
+    parts = [each[""] for each in gather_arrays({"": own.reshape(1) if own.ndim == 0 else own})]
+    check_rows("", parts)
+    return np.concatenate(parts)
+
+
+def sum(value: Any) -> Array:
+    """Return the sum of all workers' arrays, the same on all, in the type of this one.
+
+    Integers, and booleans counted as int64, are added exactly, others in double precision.
+
+    Args:
+        value: an array, a tensor or a number, of the same shape on all workers.
+
+    Raises:
+        UsageError: shapes or types differ; in the midst of a step, or outside of the training.
+    """
+    own = _array(value)
+    parts = [each[""] for each in gather_arrays({"": own})]
+    check_same_shape("", parts)
+    wide: Any = np.float64 if np.issubdtype(own.dtype, np.floating) else np.int64
+    total = np.sum([part.astype(wide) for part in parts], axis=0)
+    return np.asarray(total if own.dtype == np.bool_ else total.astype(own.dtype))
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.numpy() if isinstance(value, tf.Tensor) else value)

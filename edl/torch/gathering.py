@@ -1,0 +1,129 @@
+"""Tensors of all workers between two steps: ``edl.gather``, ``edl.gather_each``, ``edl.sum``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, overload
+
+import torch
+
+from edl.framework.gathering import Array, check_rows, check_same_shape, gather_arrays
+
+# Types that NumPy does not know, as one of the same size that it does.
+AS_INTEGERS = {torch.bfloat16: torch.int16}
+
+
+def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """Return the tensors of all workers, one each, in rank order: the same list on all.
+
+    All workers call it at the same point, between two steps. Their shapes may differ. While a
+    newcomer warms up, and in a job of one, the list has its own tensor only. Fits torchmetrics::
+
+        Accuracy(..., dist_sync_fn=edl.gather_each, distributed_available_fn=edl.is_initialized)
+
+    Args:
+        tensor: of any device and shape; the answer is on the same device, without a gradient.
+        group: for torchmetrics, which hands on its process group; there is none.
+
+    Raises:
+        UsageError: in the midst of a step, outside of the training, or the types differ.
+    """
+    found = gather_arrays({"": _array(tensor)})
+    return [_tensor(each[""], tensor) for each in found]
+
+
+@overload
+def gather(value: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+
+@overload
+def gather(value: torch.Tensor) -> torch.Tensor: ...
+
+
+def gather(
+    value: torch.Tensor | Mapping[str, torch.Tensor],
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return the rows of all workers' tensors in one, in rank order: the same on all workers.
+
+    All workers call it at the same point, between two steps. The first dimension may differ; of a
+    tensor without any dimension the answer has one element for each worker. While a newcomer warms
+    up, and in a job of one, it is its own.
+
+    Args:
+        value: a tensor, or a dict of them with the same keys on all workers.
+
+    Raises:
+        UsageError: shapes differ beyond the first dimension, or types or keys differ; in the midst
+            of a step, or outside of the training.
+    """
+    named, tensors = _named(value)
+    found = gather_arrays({name: _rows(_array(each)) for name, each in tensors.items()})
+    together = {}
+    for name, own in tensors.items():
+        parts = [each[name] for each in found]
+        check_rows(name, parts)
+        together[name] = torch.cat([_tensor(part, own) for part in parts])
+    return together if named else together[""]
+
+
+@overload
+def sum(value: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+
+@overload
+def sum(value: torch.Tensor) -> torch.Tensor: ...
+
+
+def sum(
+    value: torch.Tensor | Mapping[str, torch.Tensor] | float,
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return the sum of all workers' tensors, the same on all, in the type of this one.
+
+    All workers call it at the same point, between two steps, with tensors of one shape. Integers
+    (and booleans, which are counted as int64) are added exactly, others in double precision. While
+    a newcomer warms up, and in a job of one, it is its own.
+
+    Args:
+        value: a tensor, a number, or a dict of these with the same keys on all workers.
+
+    Raises:
+        UsageError: shapes, types or keys differ; in the midst of a step, or outside of training.
+    """
+    named, tensors = _named(value)
+    found = gather_arrays({name: _array(each) for name, each in tensors.items()})
+    together = {}
+    for name, own in tensors.items():
+        parts = [each[name] for each in found]
+        check_same_shape(name, parts)
+        wide = _wide(own.dtype)
+        total = torch.stack([_tensor(part, own).to(wide) for part in parts]).sum(0)
+        together[name] = total if own.dtype == torch.bool else total.to(own.dtype)
+    return together if named else together[""]
+
+
+def _named(value: Any) -> tuple[bool, dict[str, torch.Tensor]]:
+    named = isinstance(value, Mapping)
+    tensors = {
+        name: torch.as_tensor(each) for name, each in (value if named else {"": value}).items()
+    }
+    return named, tensors
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    own = tensor.detach().cpu().contiguous()
+    array: Array = own.view(AS_INTEGERS.get(own.dtype, own.dtype)).numpy()
+    return array
+
+
+def _rows(array: Array) -> Array:
+    return array.reshape(1) if array.ndim == 0 else array
+
+
+def _tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(array).view(like.dtype).to(like.device)
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    if kind.is_complex:
+        return torch.complex128
+    return torch.float64 if kind.is_floating_point else torch.int64
