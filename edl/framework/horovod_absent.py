@@ -16,7 +16,7 @@ PROCESS_SETS = (
 )
 ADASUM = "Adasum needs a ring of constant size; use hvd.Average or hvd.Sum"
 _STATE = "the elastic state brings all workers to the same variables; see hvd.elastic.run"
-_LOCAL_LAYERS = (
+LOCAL_LAYERS = (
     "variables that each worker has for its own would be lost with the worker; average all of them"
 )
 _KERAS_MODEL = (
@@ -33,8 +33,12 @@ ABSENT: Mapping[str, str] = {
     "broadcast_global_variables": _STATE,
     "BroadcastGlobalVariablesHook": _STATE,
     "DistributedAdasumOptimizer": ADASUM,
-    "PartialDistributedGradientTape": _LOCAL_LAYERS,
-    "PartialDistributedOptimizer": _LOCAL_LAYERS,
+    "PartialDistributedGradientTape": LOCAL_LAYERS,
+    "PartialDistributedOptimizer": LOCAL_LAYERS,
+    "SyncBatchNormalization": (
+        "Keras 3 has not what Horovod's layer changes; use keras.layers.BatchNormalization, whose "
+        "statistics are each worker's own, or LayerNormalization or GroupNormalization"
+    ),
     "BestModelCheckpoint": (
         "use keras.callbacks.ModelCheckpoint(..., save_best_only=True) on rank 0"
     ),

@@ -10,6 +10,7 @@ from typing import Any
 from edl.errors import EdlError
 from edl.framework import metrics, process
 from edl.tensorflow import tape, training
+from edl.tensorflow.batch_norm import refuse_synchronized
 from edl.tensorflow.collectives import TensorFlowCollectives
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
@@ -33,6 +34,7 @@ def init(**settings: Any) -> None:
     process.start(TensorFlowCollectives, settings)
     CREATED.watch()
     tape.watch()
+    refuse_synchronized()
 
 
 def track(**objects: Any) -> None:

@@ -7,11 +7,13 @@ that. A newcomer that prepares is alone in a ring of one, whatever its ``rank()`
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as _horovod
 import keras
+import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import (
     Adasum,
@@ -21,7 +23,6 @@ from horovod.tensorflow import (
     Min,
     Product,
     Sum,
-    SyncBatchNormalization,
     allgather,
     allgather_object,
     allreduce,
@@ -61,6 +62,8 @@ from edl.tensorflow import training
 from edl.tensorflow.tape import JobTape
 from edl.tensorflow.variables import plain
 
+_TAPE = inspect.signature(_horovod.DistributedGradientTape)
+
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
     """Horovod's, for a script with ``elastic.run``; arguments as there.
@@ -96,19 +99,56 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
                 "edl.Optimizer; compression and the like belong to scripts with an elastic state"
             )
         return JobTape(gradtape)
-    tape = _horovod.DistributedGradientTape(gradtape, *arguments, **named)
-    reduced = tape.gradient
-
-    def gradient(target: Any, sources: Sequence[Any], *more: Any, **others: Any) -> Any:
-        return reduced(target, [plain(each) for each in sources], *more, **others)
-
-    tape.gradient = gradient
-    return tape
+    return _horovod_tape(gradtape, *arguments, **named)
 
 
 def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any) -> Any:
     """Horovod's, for variables of Keras 3, too; arguments as there."""
     return _horovod.broadcast_variables([plain(each) for each in variables], *arguments, **named)
+
+
+def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
+    """Return Horovod's tape, with what it lacks: Keras 3, and local sources in an elastic job.
+
+    There it divides a gradient by the size as an integer, which TensorFlow refuses.
+    """
+    asked = _TAPE.bind(gradtape, *arguments, **named)
+    scales = asked.arguments.get("scale_local_gradients", True)
+    asked.arguments["scale_local_gradients"] = False
+    tape = _horovod.DistributedGradientTape(*asked.args, **asked.kwargs)
+    reduced, divided = tape.gradient, tape.get_local_and_global_gradients
+    register = tape.register_local_source
+    local: set[int] = set()
+
+    def register_local_source(source: Any) -> None:
+        register(plain(source))
+        local.add(id(plain(source)))
+
+    def gradient(target: Any, sources: Sequence[Any], *more: Any, **others: Any) -> Any:
+        variables = [plain(each) for each in sources]
+        return [
+            _by_size(each) if scales and id(variable) in local else each
+            for each, variable in zip(
+                reduced(target, variables, *more, **others), variables, strict=True
+            )
+        ]
+
+    def local_and_global(target: Any, sources: Sequence[Any], *more: Any, **others: Any) -> Any:
+        return divided(target, [plain(each) for each in sources], *more, **others)
+
+    tape.register_local_source, tape.gradient = register_local_source, gradient
+    tape.get_local_and_global_gradients = local_and_global
+    return tape
+
+
+def _by_size(gradient: Any) -> Any:
+    """Return a local gradient over the number of workers: the sum of all is a mean then."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _by_size(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(size_op(), gradient.dtype)
 
 
 def _keras_optimizer(
@@ -187,7 +227,6 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
-    "SyncBatchNormalization",
     "allgather",
     "allgather_object",
     "allreduce",

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from edl.errors import UsageError
+from edl.framework.horovod_absent import LOCAL_LAYERS
 from edl.framework.state import few
 from edl.tensorflow import training
 from edl.tensorflow.reduction import GradientReduction
@@ -28,6 +29,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "_edl_local"
 _PROCEED = "_edl_proceed"  # of a graph in which gradients were reduced before the update
 _APPLIED = "_edl_applied"  # of a graph in which they were applied, too
+
+_OF_LOCAL_VARIABLES = {
+    "register_local_source",
+    "get_local_and_global_gradients",
+}  # of Horovod's tape
 
 as_it_is: Any = tf.autograph.experimental.do_not_convert
 
@@ -80,6 +86,8 @@ class JobTape:
         return self._tape.__exit__(*error)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_LOCAL_VARIABLES:
+            raise UsageError(f"edl.DistributedGradientTape has no {name}: {LOCAL_LAYERS}")
         return getattr(self._tape, name)
 
     @as_it_is  # type: ignore[untyped-decorator]

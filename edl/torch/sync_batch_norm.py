@@ -18,6 +18,9 @@ by n_i / N, in which N cancels. A worker with padding gets something finite that
 Each exchange is protected as gradients are (:mod:`edl.daemon.exchange`): survivors of a broken ring
 go on with the same statistics. In evaluation, in a warm-up, in a job of one and between two steps
 the statistics are local.
+
+A script with an elastic state has Horovod's optimizer, whose loss is the mean of all L_i: n_i / N
+is 1 / size then, and a broken ring breaks the script off, as in any collective of its own.
 """
 
 from __future__ import annotations
@@ -52,12 +55,11 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
         if not is_initialized():
             return alone(self, inputs)  # type: ignore[no-any-return]
         self._check_input_dim(inputs)
-        exchange = exchange_of_step() if self.training else None
+        exchange, weight = _exchange(exchange_of_step) if self.training else (None, 0)
         if exchange is None:
             # Horovod's layer would use its own collectives, and refuses a CPU.
             local: torch.Tensor = torch.nn.modules.batchnorm._BatchNorm.forward(self, inputs)
             return local
-        weight = current_worker().steps.batch_weight
         outputs, moments = _Normalise.apply(  # type: ignore[no-untyped-call]
             inputs, self.weight, self.bias, self.eps, weight, exchange
         )
@@ -67,9 +69,25 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
     kind.forward = forward
 
 
+def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
+    """Return the exchange with the other workers, and what this worker's batch weighs in it.
+
+    In a script with an elastic state Horovod's optimizer counts all workers alike.
+    """
+    worker = current_worker()
+    if (exchange := exchange_of_step()) is not None:
+        return exchange, worker.steps.batch_weight
+    if worker.steps is worker.script and not (worker.warming_up or worker.ring.alone):
+        return worker.script.exchange, 1
+    return None, 0
+
+
 def _track(layer: Any, moments: Moments) -> None:
-    """Let the running statistics follow, as PyTorch's own layers do."""
-    if not layer.track_running_stats:
+    """Let the running statistics follow, as PyTorch's own layers do.
+
+    A batch that is padding on all workers (a piece that none has samples for) leaves no trace.
+    """
+    if not layer.track_running_stats or moments.elements == 0:
         return
     layer.num_batches_tracked.add_(1)
     factor = layer.momentum
@@ -126,7 +144,7 @@ class _Normalise(torch.autograd.Function):
             sums = torch.cat([total, along]).double().cpu().numpy()
             row = np.concatenate([[float(ctx.weight)], sums])
             whole = weighted_sum(ctx.exchange(row.tobytes()))
-            part = whole / (ctx.weight or 1) / ctx.elements
+            part = whole / (ctx.weight or 1) / max(ctx.elements, 1.0)
             mean_g, mean_along = (
                 torch.from_numpy(half).to(g).view(shape) for half in np.split(part, 2)
             )

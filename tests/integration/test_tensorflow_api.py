@@ -488,6 +488,23 @@ for _ in ds.epochs(1):
         ),
         "tf.distribute.OneDeviceStrategy distributes the training over its own replicas",
     ),
+    "synchronized batch normalisation": (
+        (
+            "edl.init(); type(edl.current_worker()._coordinator).is_shared = True\n"
+            "layer = keras.layers.BatchNormalization(synchronized=True)\n"
+            "layer(data[0], training=False); layer(data[0], training=True)"
+        ),
+        "has no batch normalisation over the samples of all workers; leave out synchronized=True",
+    ),
+    "Horovod's synchronized batch normalisation": (
+        "edl.SyncBatchNormalization()",
+        "edl.tensorflow has no SyncBatchNormalization",
+    ),
+    "a local source of the job's tape": (
+        LOOP
+        + "edl.DistributedGradientTape(tf.GradientTape()).register_local_source(tf.Variable(1.0))",
+        "variables that each worker has for its own would be lost with the worker",
+    ),
     "a data set that a strategy distributes": (
         LOOP + "tf.distribute.MirroredStrategy().experimental_distribute_dataset(ds)",
         "leave out `with strategy.scope():`, strategy.run and experimental_distribute_dataset",
@@ -655,6 +672,27 @@ for kind, expected in ((Largest, 5.0), (Several, {"a": 5.0, "b": [5.0, 10.0]})):
     metrics.restore(); assert float(metric.t) == 8.0
     assert float(metric.result() if kind is Largest else metric.result()["a"]) == 8.0
 assert len(said) == 2 and "the state of the metric top may be no sum" in said[0], said
+""",
+        "",
+    ),
+    "a local source of Horovod's tape, and the same layer alone": (
+        """
+edl.init(); layer = keras.layers.Dense(1); layer.build((None, 1))
+layer.kernel.assign([[3.0]])
+with tf.GradientTape() as plain: loss = tf.reduce_sum(layer(data[0]) ** 2)
+expected = [float(tf.reduce_sum(each)) for each in plain.gradient(loss, layer.trainable_variables)]
+for how in ("gradient", "get_local_and_global_gradients"):
+    with tf.GradientTape() as tape: loss = tf.reduce_sum(layer(data[0]) ** 2)
+    tape = edl.DistributedGradientTape(tape)
+    tape.register_local_source(layer.kernel)
+    found = getattr(tape, how)(loss, layer.trainable_variables)
+    if how != "gradient":
+        (_, kernel), (_, bias) = (each[0] for each in found)
+        found = kernel, bias
+    assert [float(tf.reduce_sum(each)) for each in found] == expected, (how, found, expected)
+x = np.arange(8, dtype=np.float32)[:, None]
+synchronized, local = (keras.layers.BatchNormalization(synchronized=each) for each in (True, False))
+assert np.allclose(synchronized(x, training=True), local(x, training=True), atol=1e-5)
 """,
         "",
     ),

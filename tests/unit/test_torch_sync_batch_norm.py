@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,9 +146,63 @@ def test_moments_are_combined_without_loss() -> None:
 @pytest.mark.parametrize("kind", [nn.SyncBatchNorm, edl.SyncBatchNorm], ids=["torch", "horovod"])
 def test_without_other_workers_it_is_a_local_layer(kind, monkeypatch) -> None:
     monkeypatch.setattr(sync_batch_norm, "is_initialized", lambda: True)
+    worker = SimpleNamespace(steps="the loader's", script="the script's")
+    monkeypatch.setattr(sync_batch_norm, "current_worker", lambda: worker)
     x = torch.randn(6, 3, 4)
     made, plain = kind(3), nn.BatchNorm1d(3)
     assert torch.equal(made(x), plain(x))
     assert torch.equal(made.running_mean, plain.running_mean)
     made.eval(), plain.eval()
     assert torch.equal(made(x), plain(x))
+
+
+def test_a_batch_of_padding_on_all_workers_leaves_no_trace() -> None:
+    made = layer()
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    outputs, moments = _Normalise.apply(
+        x, made.weight, made.bias, made.eps, 0, lambda sent: [sent, sent]
+    )
+    outputs.sum().backward()
+    _track(made, moments)
+    assert x.grad.isfinite().all()
+    assert made.running_mean.tolist() == [0.0] * 3
+    assert made.running_var.tolist() == [1.0] * 3
+    assert made.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("kind", [nn.SyncBatchNorm, edl.SyncBatchNorm], ids=["torch", "horovod"])
+def test_in_a_script_with_an_elastic_state_all_workers_count_alike(kind, monkeypatch) -> None:
+    """As Horovod's optimizer has it: the job's loss is the mean of the workers' losses."""
+    torch.manual_seed(0)
+    sizes = (4, 2)
+    x, y = (torch.randn(6, 3, dtype=torch.float64) for _ in range(2))
+    alone, inputs = nn.BatchNorm1d(3).double(), x.clone().requires_grad_()
+    losses = torch.split((alone(inputs) - y) ** 2, list(sizes))
+    (sum(each.mean() for each in losses) / 2).backward()
+
+    ring, workers = Ring(2), threading.local()
+    monkeypatch.setattr(sync_batch_norm, "is_initialized", lambda: True)
+    monkeypatch.setattr(sync_batch_norm, "current_worker", lambda: workers.current)
+    layers = [kind(3).double() for _ in sizes]
+    parts = [each.clone().requires_grad_() for each in torch.split(x, list(sizes))]
+
+    def worker(rank: int) -> Callable[[], None]:
+        def act() -> None:
+            script = SimpleNamespace(exchange=ring.of(rank))
+            workers.current = SimpleNamespace(
+                steps=script,
+                script=script,
+                warming_up=False,
+                ring=SimpleNamespace(alone=False),
+            )
+            goal = torch.split(y, list(sizes))[rank]
+            F.mse_loss(layers[rank](parts[rank]), goal).backward()
+
+        return act
+
+    monkeypatch.setattr("edl.torch.api._of_this_job", lambda: None)
+    in_threads([worker(0), worker(1)])
+    assert torch.allclose(torch.cat([part.grad / 2 for part in parts]), inputs.grad)
+    for made in layers:
+        assert torch.allclose(made.running_mean, alone.running_mean)
+        assert torch.allclose(made.running_var, alone.running_var)

@@ -41,7 +41,7 @@ class Moments(NamedTuple):
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
         """Return what :meth:`encode` has packed."""
-        values = np.frombuffer(payload)
+        values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])
 
