@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+from horovod_calls import CALLS, REFUSED
 from paths import ROOT
 
 from edl.framework.horovod_absent import ABSENT, INTERNAL
@@ -68,3 +70,37 @@ def test_without_horovod_it_is_said_how_to_get_it() -> None:
         )
         sentence = done.stderr.splitlines()[-1]
         assert "need Horovod, and there is none here: run `edl build-horovod`" in sentence
+
+
+CALL = """
+import importlib, json, sys
+order = json.load(sys.stdin)
+exec(order["setup"])
+names, wrong = importlib.import_module(order["module"]).__all__, {}
+names = sorted(names, key=lambda name: (name == "shutdown", name == "stop_timeline", name))
+for name in names:
+    if name not in order["calls"]:
+        wrong[name] = "is called nowhere"
+        continue
+    try:
+        if not eval(order["calls"][name]):
+            wrong[name] = "gives something else"
+    except Exception as error:
+        wrong[name] = repr(error)
+print(json.dumps(wrong))
+"""
+
+
+@pytest.mark.parametrize("module", CALLS)
+def test_each_name_of_horovod_works_when_it_is_called(module: str) -> None:
+    setup, calls = CALLS[module]
+    done = subprocess.run(
+        [sys.executable, "-c", CALL],
+        input=json.dumps({"setup": setup + REFUSED, "calls": calls, "module": module}),
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+        env=os.environ | {"HOROVOD_TIMELINE": "DYNAMIC"},  # start_timeline needs it
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
