@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edl.core.step.noise_scale import gain
 from edl.errors import UsageError
 
 EXPLORE = 0.5  # of the budget, in which Knee stays at its peak
@@ -192,21 +193,14 @@ class OneCycle(Budgeted):
         return _half_cosine(self.peak_lr, self.end * first, self._part(samples, top))
 
 
-Gain = Callable[[float, float], float]
-
-
-def _no_gain(batch: float, base: float) -> float:
-    """While nothing is known of the noise."""
-    return 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
     """How a learning rate follows the global batch, whose size changes with the workers.
 
     k is the global batch over ``batch``. When the global batch changes, the rate does so in equal
     parts over some updates (Lin and others, arXiv 1904.12043): the momentum of the old batches is
-    in the buffer still, and noisier than that of the larger new ones.
+    in the buffer still, and noisier than that of the larger new ones. So it does when the gradient
+    noise scale becomes known, or another one.
 
     Args:
         batch: the global batch, in samples, for which the learning rate was chosen.
@@ -238,18 +232,23 @@ class Scaling:
         """It needs the gradient noise scale."""
         return self.rule == ADASCALE
 
-    def factor(self, batch: float, gain: Gain = _no_gain) -> float:
+    def factor(self, batch: float, scale: float = 0.0) -> float:
         """What the rate is multiplied by, for that global batch, once the ramp is over.
 
         Args:
-            gain: how many updates with a global batch of the second size one with the first is
-                worth, by what is known of the gradients' noise.
+            scale: the gradient noise scale, in samples; 0: it is not known. AdaScale's rule alone
+                asks for it.
         """
         if self.needs_noise:
-            return float(gain(batch, self.batch))
+            return gain(scale, batch, self.batch)
         return float((batch / self.batch) ** RULES[self.rule])
 
-    def at(self, update: int, batches: Sequence[tuple[int, int]], gain: Gain = _no_gain) -> float:
+    def at(
+        self,
+        update: int,
+        batches: Sequence[tuple[int, int]],
+        scales: Sequence[tuple[int, float]] = (),
+    ) -> float:
         """What the rate of an update is multiplied by.
 
         In a ramp 1 + (t - t0) / T (k - 1), where the rate was chosen for 1. One that begins during
@@ -259,21 +258,26 @@ class Scaling:
             update: its number in the job.
             batches: (number of its first update, global batch), for each that the job has had;
                 none: it has made no update, and nothing is multiplied.
-            gain: see :meth:`factor`.
+            scales: the same of each gradient noise scale that was known, in samples.
         """
         if not batches:
             return 1.0
-        since, before = batches[0][0], self.factor(batches[0][1], gain)
+        batch, scale = batches[0][1], 0.0
+        changes = [(first, one, None) for first, one in batches[1:]]
+        known = [(first, None, one) for first, one in scales] if self.needs_noise else []
+        since, before = batches[0][0], self.factor(batch)
         after = before
-        for first, batch in batches[1:]:
+        for first, new_batch, new_scale in sorted([*changes, *known], key=lambda one: one[0]):
             if first > update:
                 break
             before = self._during(first, since, before, after)
-            since, after = first, self.factor(batch, gain)
+            batch = batch if new_batch is None else new_batch
+            scale = scale if new_scale is None else new_scale
+            since, after = first, self.factor(batch, scale)
         return self._during(update, since, before, after)
 
     def _during(self, update: int, since: int, before: float, after: float) -> float:
-        part = min(1.0, (update - since) / self.ramp) if self.ramp else 1.0
+        part = min(1.0, max(0, update - since) / self.ramp) if self.ramp else 1.0
         return before + part * (after - before)
 
 

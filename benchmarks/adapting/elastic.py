@@ -24,7 +24,6 @@ TITLE = "Workers that come and go"
 BATCH = 16  # of a worker; the learning rate is chosen for one
 LARGEST = 16  # workers
 REDRAWN = 4_096  # samples with one number of workers
-MEASURED = 10  # one update in so many measures the noise, as --noise-scale-steps 10
 
 FIXED, IMMEDIATE, RAMP, ADASCALE = "fixed global batch", "immediate", "ramp of 8", "AdaScale"
 METHODS: dict[str, Scaling | None] = {
@@ -51,7 +50,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trained:
-    """``accuracy``: of held-out samples, in parts, at the marks."""
+    """A training.
+
+    ``accuracy``: of held-out samples, in parts, at the marks. ``noise_scale``: what the learning
+    rate has followed at the end.
+    """
 
     accuracy: tuple[float, ...]
     updates: int
@@ -98,22 +101,23 @@ def train(
             x, y = problem.x[now], problem.y[now]
             trained += len(now)
             parts = [(x, y)]
-            measures = scaling and scaling.needs_noise and update % MEASURED == 0
+            measures = scaling and scaling.needs_noise
             if measures and len(now) == count * BATCH:  # the last update has what is left
                 parts = [(x[a : a + BATCH], y[a : a + BATCH]) for a in range(0, len(now), BATCH)]
             each = [net.gradient(weights, *part) for part in parts]
             gradient = np.mean(each, axis=0) if len(each) > 1 else each[0]
             if measures and len(now) == len(each) * BATCH:
                 found = _measured(each, gradient, alone)
-                noise = noise.after(found, len(now), trained) if found else noise
+                noise = noise.after(found, len(now), update) if found else noise
             alone = gradient if len(now) == BATCH else None
-            factor = scaling.at(update, batches, noise.gain) if scaling else 1.0
+            factor = scaling.at(update, batches, noise.changes) if scaling else 1.0
             rate = factor * schedule.at(trained)
             momentum.update(weights, gradient, rate, factor / last_factor)
             last_factor, update = factor, update + 1
             while len(accuracy) < len(marks) and marks[len(accuracy)] <= trained:
                 accuracy.append(net.accuracy(weights, problem.test_x, problem.test_y))
-    return Trained(tuple(accuracy), update, noise.finite, weights)
+    scale = noise.changes[-1][1] if noise.changes else None
+    return Trained(tuple(accuracy), update, scale, weights)
 
 
 def _measured(each: Sequence[Array], mean: Array, before: Array | None) -> Measured | None:
@@ -231,7 +235,8 @@ def section(results: Results, seeds: Sequence[int]) -> Section:
         f"is Knee's. *{FIXED}* is {BATCH} samples whoever is there; *{IMMEDIATE}* multiplies the "
         f"learning rate by the workers at once, *{RAMP}* in 8 updates (the momentum-corrected "
         f"ramp, `Scaling(ramp=8)`), *{ADASCALE}* by the gain of the noise scale that is measured "
-        f'from the workers\' own gradients once in {MEASURED} updates (`rule="adascale"`). The '
+        'from the workers\' own gradients in each update (`rule="adascale"`, '
+        "`--noise-scale-steps 1`). The "
         "learning rate is the best one for the fixed global batch; and once more a third of it. "
         "AdaScale's authors let a training go on for more samples where the gain is "
         "below the workers; edl counts samples, so it ends where the others do. "
@@ -282,7 +287,7 @@ def _found(one: Compared) -> list[str]:
     scales = [each.noise_scale for each in one.trained[ADASCALE] if each.noise_scale]
     if scales:
         notes.append(
-            f"{at}, the noise scale at the end of AdaScale's trainings: {min(scales):,.0f} to "
-            f"{max(scales):,.0f} samples."
+            f"{at}, the noise scale that AdaScale's trainings have followed at the end: "
+            f"{min(scales):,.0f} to {max(scales):,.0f} samples."
         )
     return notes

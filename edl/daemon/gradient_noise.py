@@ -67,8 +67,8 @@ class GradientNoise:
         """What the step record says of the step before."""
         return {"own_square": _bits(self._squares.own), "mean_square": _bits(self._squares.mean)}
 
-    def complete(self, records: StepRecords, trained: int) -> None:
-        """A step is complete. ``trained``: samples that the job has trained without it."""
+    def complete(self, records: StepRecords, step: int) -> None:
+        """Add what the rows of a complete step say of the one before; ``step``: its number."""
         own, mean = records.column("own_square"), records.column("mean_square")
         self.before = self.scale
         if own.any():
@@ -78,7 +78,7 @@ class GradientNoise:
             found = measured(self._counted, squares)
             if found is not None:
                 batch = sum(self._counted.values())
-                self.scale = self.scale.after(found, batch, trained)
+                self.scale = self.scale.after(found, batch, step + 1)
         samples = zip(records.values("worker"), records.values("samples"), strict=True)
         self._counted = dict(samples)
         self._squares, self._open = self._open, Squares()

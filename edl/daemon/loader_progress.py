@@ -174,7 +174,7 @@ class LoaderProgress(TrainingProgress):
         counted_by = self.open_step.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
         self._ledger = complete_step(self.ledger, records, policy, counted_by)
-        self.noise.complete(records, self.trained)
+        self.noise.complete(records, self.step)
         if self.open_step.part == 0:
             samples = global_samples(records)
             self.samples_total += samples
@@ -278,7 +278,7 @@ class LoaderProgress(TrainingProgress):
     def epoch_progress(self) -> dict[str, Any]:
         ledger, noise = self.ledger, self.noise.scale
         return {
-            "noise_scale": noise.finite,
+            "noise_scale": noise.samples,
             "noise_is_biased": noise.is_biased,
             "global_batch": self.source.batching.of_all(len(self.members)) if self.members else 0,
             "epoch": ledger.epoch,

@@ -95,7 +95,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         scaling = self.scaling
         if scaling is None:
             return 1.0
-        return scaling.at(update.number, update.batches, noise.gain)
+        return scaling.at(update.number, update.batches, noise.changes)
 
     def get_config(self) -> dict[str, Any]:
         """For saved models, which are trained on without the job's scaling."""

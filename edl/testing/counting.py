@@ -439,7 +439,7 @@ def prove_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
     """
     assert noise == first, f"w{worker} knows of another noise: {noise}"
     if noise.steps and not noise.is_biased:
-        known = noise.noise / noise.weight, noise.signal / noise.weight
+        known = [one.means for one in noise.averages]
         assert np.allclose(known, (1.0, 0.0)), f"w{worker} has measured {noise}"
 
 

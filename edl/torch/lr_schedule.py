@@ -83,7 +83,7 @@ class LRSchedule(LRScheduler):
         scaling = self.scaling
         factor = 1.0
         if scaling is not None:
-            factor = scaling.at(update.number, update.batches, update.noise.gain)
+            factor = scaling.at(update.number, update.batches, update.noise.changes)
         self._see_groups()
         groups = self.optimizer.param_groups
         for group, schedule, ratio in zip(groups, self.schedules, self._ratios, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 # As in the script.
 TOTAL = 480 * 6
 KNEE = Knee(peak_lr=0.4, warmup=240, explore=1200, total=TOTAL)
-SCALING = Scaling(batch=8, ramp=4)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +43,10 @@ def test_it_follows_samples_and_batch_through_a_join_and_a_kill(
             batches.clear()  # a resumed job has no ramp
         if not batches or batches[-1][1] != batch:
             batches.append((number, batch))
-        factor = SCALING.at(number, batches)
-        if rule == "adascale" and known is not None and len(batches) == 1:
-            gain = (known / 8 + 1) / (known / batch + 1) if known < math.inf else batch / 8
-            factor = gain  # that of the first batch, and no ramp
-        if rule == "linear" or len(batches) == 1:
-            assert weight == bias == pytest.approx(factor * KNEE.at(after)), (generation, number)
+        factor = Scaling(batch=8, rule=rule, ramp=4).at(number, batches, known)
+        assert weight == bias == pytest.approx(factor * KNEE.at(after)), (generation, number)
         assert KNEE.at(after) <= weight * (1 + 1e-9) <= 12 / 8 * KNEE.at(after) * (1 + 2e-9)
     assert {row[1] for row in rows.values()} == {8, 12}
     *_, (_, (after, batch, known, *rates)) = rows.items()
     assert (after, batch, rates) == (TOTAL, 12, [0.0, 0.0])
-    assert known is not None
+    assert known, "the noise scale was known in some update"

@@ -37,6 +37,7 @@ from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import NoiseScale
 from edl.leader.adapting import UNTIMED, Adapted, Adapting
 from edl.leader.size_policy import KEEP_S
+from edl.testing.noise import known_noise
 
 TEXT = '[size]\nrule = "throughput"\nevery_steps = 10\nstaying_steps = 10\n'
 HERE = "127.0.0.1"
@@ -434,10 +435,8 @@ def test_it_chooses_the_global_batch_without_any_policy() -> None:
     leader.batching = Batching(batch_range=(80, 800))
     outcome = leader.trains(now, 60)
     assert outcome.batch == 0
-    assert (
-        outcome.says == "the global batch stays 80: the gradient noise scale is yet to be measured"
-    )
-    leader.noise = NoiseScale(1e6, 1.0, 1.0, 9, 80)
+    assert outcome.says == "the global batch stays 80: the gradient noise scale is not known"
+    leader.noise = known_noise(1e6, 1.0, 80)
     told: list[Any] = []
     for _ in range(200):
         outcome = leader.trains(now, 1)

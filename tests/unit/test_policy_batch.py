@@ -14,6 +14,7 @@ from edl.core.policy.observation import Observation, Seen
 from edl.core.sizes import Sizes
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import NoiseScale
+from edl.testing.noise import known_noise
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Made:
 
 
 def noise(scale: float, first_batch: int = 100) -> NoiseScale:
-    return NoiseScale(scale, 1.0, 1.0, 9, first_batch)
+    return known_noise(scale, 1.0, first_batch)
 
 
 NOW = Observation(
@@ -84,7 +85,7 @@ def test_a_single_batch_tells_nothing_so_another_one_is_tried() -> None:
         ({"model": None}, "its steps are yet to be measured"),
         ({"seen": {1: Seen(500.0, 9, 100.0)}}, "its steps are yet to be measured"),
         ({"seen": {1: Seen(500.0, 50, 180.0)}}, "its steps are yet to be measured"),
-        ({"noise": NoiseScale()}, "the gradient noise scale is yet to be measured"),
+        ({"noise": NoiseScale()}, "the gradient noise scale is not known"),
         ({"noise": noise(130.0)}, "of its progress, by a noise scale of 130, less than 5%"),
     ],
 )

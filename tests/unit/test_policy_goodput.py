@@ -10,7 +10,7 @@ import pytest
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Observation, Seen, Suggestion
 from edl.core.sizes import Sizes
-from edl.core.step.noise_scale import Measured, NoiseScale
+from edl.testing.noise import known_noise
 
 RULE = Goodput()
 # n / (1 + (n - 1) / 8) times 100: 100, 178, 240, 291, 333, 369, 400, 427 for 1 to 8.
@@ -80,13 +80,13 @@ def test_only_sizes_that_may_be() -> None:
 def test_a_sample_in_a_larger_batch_is_worth_less() -> None:
     # 10 samples a worker, noise scale 20, measured at 20 samples. With 2 workers a sample counts 1;
     # with 4 (20 / 20 + 1) / (20 / 40 + 1) / 2 = 0.667; 291 * 0.667 = 194 beside 178: 9.1 %.
-    noise = NoiseScale().after(Measured(20.0, 1.0), 20, 20)
+    noise = known_noise(20.0, 1.0, 20)
     now = replace(NOW, batch=10.0, noise=noise)
     assert RULE.table(now)[4] == pytest.approx(RULE.table(NOW)[4] * 2 / 3)
     assert asked(now).reason == (
         "goes to 4: 4 would make +9.1% of the progress of 2, by a noise scale of 20 samples"
     )
-    none = replace(now, noise=NoiseScale().after(Measured(0.0, 1.0), 20, 20))
+    none = replace(now, noise=known_noise(0.0, 1.0, 20))
     assert asked(none).np == 1, "what all samples of a step say alike, one says as well"
-    only = replace(now, noise=NoiseScale().after(Measured(1.0, -1.0), 20, 20))
+    only = replace(now, noise=known_noise(1.0, -1.0, 20))
     assert asked(only).reason == asked().reason

@@ -75,6 +75,21 @@ def test_rules() -> None:
     assert Scaling(batch=100, ramp=0).at(3, [(0, 100), (3, 400)]) == 4.0
 
 
+def test_a_noise_scale_that_becomes_known_comes_in_a_ramp() -> None:
+    """400 samples are worth 1.6 updates with 100, by a noise scale of 100; by 300 2.29."""
+    ada = Scaling(batch=100, rule="adascale", ramp=4)
+    known = [(10, 100.0), (12, 300.0)]
+    rates = [ada.at(t, [(0, 400)], known) for t in (0, 10, 11, 12)]
+    assert rates == pytest.approx([1.0, 1.0, 1.15, 1.3])
+    later = [ada.at(t, [(0, 400)], known) for t in (13, 16, 99)]
+    assert later == pytest.approx([1.3 + (16 / 7 - 1.3) / 4, 16 / 7, 16 / 7])
+    resumed = [ada.at(t, [(11, 400)], known) for t in (11, 12, 16)]  # the job of before goes on
+    assert resumed == pytest.approx([1.15, 1.3, 16 / 7])
+    both = ada.at(14, [(0, 100), (12, 400)], known)  # of 1 until 12, then to 2.29 in 4 updates
+    assert both == pytest.approx(1.0 + (16 / 7 - 1.0) / 2)
+    assert LINEAR.at(12, [(0, 400)], known) == 4.0
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

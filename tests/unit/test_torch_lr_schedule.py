@@ -12,10 +12,11 @@ from torch.optim import lr_scheduler as lr
 
 from edl.core.policy.file import Policy
 from edl.core.policy.learning_rate import LearningRate
-from edl.core.step.noise_scale import Measured, NoiseScale
+from edl.core.step.noise_scale import NoiseScale
 from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.schedules import Constant, Linear, Scaling
+from edl.testing.noise import known_noise
 from edl.torch import lr_schedule, schedulers
 from edl.torch.lr_schedule import LRSchedule, in_samples
 from edl.torch.schedulers import Schedulers
@@ -173,9 +174,10 @@ def test_by_adascale_it_follows_what_is_known_of_the_noise(job: Job) -> None:
     assert job.progress.noise.asked
     job.batches = ((0, 400),)
     assert job.train(sgd, 400) == [0.5], "nothing is known"
-    job.known = NoiseScale().after(Measured(100.0, 1.0), 100, 100)
-    assert job.train(sgd, 400) == [pytest.approx(0.5 * 1.6)]
-    job.batches = ((0, 400), (2, 100))
+    job.known = known_noise(100.0, 1.0, 100, 1)
+    ramp = [job.train(sgd, 400)[0] for _ in range(4)]
+    assert ramp == pytest.approx([0.5, 0.5 * 1.3, 0.5 * 1.6, 0.5 * 1.6]), "in no jump"
+    job.batches = ((0, 400), (5, 100))
     rates = [job.train(sgd, 100)[0] for _ in range(3)]
     assert rates == pytest.approx([0.5 * 1.6, 0.5 * 1.3, 0.5])
 

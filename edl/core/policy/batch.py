@@ -66,17 +66,16 @@ def choose(now: Observation) -> Choice:
         or not alike(seen.batch, each)
     ):
         return Choice(0, f"{stays}: its steps are yet to be measured")
-    if now.noise.samples is None:
-        return Choice(0, f"{stays}: the gradient noise scale is yet to be measured")
+    scale = now.noise.samples
+    if scale is None:
+        return Choice(0, f"{stays}: the gradient noise scale is not known")
     most = now.batching.batch_range[1]
     if len(now.batches_seen) == 1 and mine < most:
         twice = min(2 * mine, most)
         return Choice(twice, f"the global batch becomes {twice}: one size of it tells nothing")
     best, then = best_batch(now, now.np)
     gain = then / _goodputs(now, now.np, [mine])[0] - 1.0
-    scale = now.noise.finite
-    noise = "gradients that are all noise" if scale is None else f"a noise scale of {scale:,.0f}"
-    about = f"{best} would make {gain:+.1%} of its progress, by {noise}"
+    about = f"{best} would make {gain:+.1%} of its progress, by a noise scale of {scale:,.0f}"
     if gain < LEAST_GAIN:
         return Choice(0, f"{stays}: {about}, less than {LEAST_GAIN:.0%}")
     return Choice(best, f"the global batch becomes {best}: {about}")

@@ -64,7 +64,7 @@ class Goodput:
         best = max(table, key=lambda np: (table[np], -np))
         gain = table[best] / mine - 1.0 if mine > 0 else float("inf")
         about = f"{best} would train {gain:+.1%} of what {now.np} do"
-        if (scale := now.noise.finite) is not None:
+        if (scale := now.noise.samples) is not None:
             about = (
                 f"{best} would make {gain:+.1%} of the progress of {now.np}, by a noise scale of "
                 f"{scale:,.0f} samples"

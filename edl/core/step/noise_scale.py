@@ -12,9 +12,17 @@ least squares, weighted by n_i, which is the inverse of the noise of each (an an
     |G|^2 = |g|^2 - S / N
 
 Both are unbiased, and a single one may be far off, or below 0. So S and |G|^2 are averaged over the
-steps, each by itself, and the ratio is taken of the averages. They are of the data and the model,
-not of the workers, so no change of the workers ends the averages; they forget by samples that were
-trained, not by steps.
+measurements, each by itself, and the ratio is taken of the averages. They are of the data and the
+model, not of the workers, so no change of the workers ends the averages.
+
+While a model learns |G|^2 falls by orders of magnitude, and a long average lags behind it; a short
+one says little where the noise is large. So there are several exponential averages, from short to
+long (:data:`WINDOWS`), each with the spread of its measurements, which is the standard error of its
+ratio (the delta method). The shortest one counts whose error is small (:data:`MOST_ERROR`), if it
+has seen as many measurements as it averages over, and if all shorter ones agree with it as far as
+they can tell, and can tell as much as they should (as in Lepski's choice of a bandwidth, Theory of
+Probability and its Applications 35, 1990): a gradient that has fallen is lost in the noise of the
+newest measurements first. If there is none the noise scale is not known.
 
 A job of one worker compares the gradients of two steps on end in place of two workers'. The model
 has moved between them, so that is marked as biased, and dropped as soon as there are two workers
@@ -29,8 +37,13 @@ from dataclasses import dataclass, replace
 
 from edl.core.record import Record
 
-MOST_BATCHES = 1e6  # a signal so small is rounding
-FORGETS_IN = 1000  # global batches of the first size: those before count for 1/e (adaptdl: 0.999)
+WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # measurements: those before count for 1/e
+FILLED = 1.6  # windows of measurements, for an average to count: 80 % of its weight is theirs
+FEWEST = 4.5  # measurements, for their spread to say how wrong their mean is
+MOST_ERROR = 0.25  # standard error of the ratio, over the ratio
+FRESH = 1.2  # a shorter average whose error is so many times what it should be says: it has fallen
+CHANGED = 1.1  # a scale that differs by less is the same for those who follow it
+CHANGES_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -78,92 +91,166 @@ def measured(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> Meas
 
 
 @dataclass(frozen=True)
+class Average(Record):
+    """An exponential average of measurements: their sums, what is older counting less.
+
+    Each counts by the samples of its step, for the noise of |G|^2 falls with them.
+
+    Attributes:
+        weight: the sum of what they count, and ``weight_2`` of its squares.
+        noise: of S, and ``signal`` of |G|^2; ``noise_2``, ``both``, ``signal_2``: of S^2, of
+            S |G|^2 and of |G|^4.
+    """
+
+    weight: float = 0.0
+    weight_2: float = 0.0
+    noise: float = 0.0
+    signal: float = 0.0
+    noise_2: float = 0.0
+    both: float = 0.0
+    signal_2: float = 0.0
+
+    def after(self, found: Measured, counts: float, window: int) -> Average:
+        """Return the average with one more measurement; those before count exp(-1 / window)."""
+        kept, s, g = math.exp(-1.0 / window), found.noise, found.signal
+        return Average(
+            kept * self.weight + counts,
+            kept * kept * self.weight_2 + counts * counts,
+            kept * self.noise + counts * s,
+            kept * self.signal + counts * g,
+            kept * self.noise_2 + counts * s * s,
+            kept * self.both + counts * s * g,
+            kept * self.signal_2 + counts * g * g,
+        )
+
+    @property
+    def count(self) -> float:
+        """How many measurements of the same weight would say as much."""
+        return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Those of S and of |G|^2."""
+        return self.noise / self.weight, self.signal / self.weight
+
+    @property
+    def error(self) -> float:
+        """The standard error of the ratio of the means, over the ratio; infinite: there is none."""
+        (s, g), n = self.means, self.count
+        if n < FEWEST or g <= 0:
+            return math.inf
+        if s <= 0:
+            return 0.0  # each measurement is 0 or more
+        spread_s = max(0.0, self.noise_2 / self.weight / s**2 - 1.0)
+        spread_g = max(0.0, self.signal_2 / self.weight / g**2 - 1.0)
+        together = self.both / self.weight / s / g - 1.0
+        return math.sqrt(max(0.0, spread_s + spread_g - 2.0 * together) / (n - 1.0))
+
+    @property
+    def signal_error(self) -> float:
+        """The standard error of the mean of |G|^2."""
+        spread = self.signal_2 / self.weight - self.means[1] ** 2
+        return math.sqrt(max(0.0, spread) / (self.count - 1.0))
+
+    def confirms(self, longer: Average) -> bool:
+        """Return whether these newest measurements say what a ``longer`` average says."""
+        if self.count < FEWEST:
+            return True
+        if self.error > FRESH * MOST_ERROR * math.sqrt(longer.count / self.count):
+            return False
+        apart = abs(self.means[1] - longer.means[1])
+        return apart <= self.signal_error + 1e-9 * longer.means[1]  # but for rounding
+
+
+@dataclass(frozen=True)
 class NoiseScale(Record):
     """What was measured so far, equal on all workers.
 
     Attributes:
-        noise: the sum of S, and ``signal`` that of |G|^2, over the steps; what is older counts
-            less.
-        weight: the sum of what they count: what both are divided by to be averages.
+        averages: one for each of :data:`WINDOWS`; empty: nothing was measured.
         steps: that were measured.
         first_batch: the global batch of the first of them; 0: none was.
-        at: samples that the job had trained when the newest one was.
         is_biased: by a single worker.
+        changes: the scale that a learning rate follows, each with the number of the first update
+            that is made with it; the newest ones. One that is known no longer stays until another
+            is.
     """
 
-    noise: float = 0.0
-    signal: float = 0.0
-    weight: float = 0.0
+    averages: tuple[Average, ...] = ()
     steps: int = 0
     first_batch: int = 0
-    at: int = 0
     is_biased: bool = False
+    changes: tuple[tuple[int, float], ...] = ()
 
-    def after(self, found: Measured, batch: int, trained: int) -> NoiseScale:
-        """With one more.
+    def after(self, found: Measured, batch: int, update: int) -> NoiseScale:
+        """Return what is known with one more measurement.
 
         Args:
             batch: the global batch of its step.
-            trained: samples that the job has trained with it.
+            update: the number of the first update that is made with it.
         """
         if found.is_biased and self.steps and not self.is_biased:
             return self
-        before = NoiseScale() if self.is_biased and not found.is_biased else self
-        first = self.first_batch or batch
-        age = max(0, trained - before.at) if before.steps else 0
-        kept = math.exp(-age / (FORGETS_IN * first))
-        return replace(
-            before,
-            noise=kept * before.noise + found.noise,
-            signal=kept * before.signal + found.signal,
-            weight=kept * before.weight + 1.0,
-            steps=before.steps + 1,
-            first_batch=first,
-            at=trained,
+        fresh = not self.averages or (self.is_biased and not found.is_biased)
+        before = tuple(Average() for _ in WINDOWS) if fresh else self.averages
+        counts = batch / (self.first_batch or batch)
+        averages = tuple(
+            one.after(found, counts, window) for one, window in zip(before, WINDOWS, strict=True)
+        )
+        now = replace(
+            self,
+            averages=averages,
+            steps=1 if fresh else self.steps + 1,
+            first_batch=self.first_batch or batch,
             is_biased=found.is_biased,
         )
+        return replace(now, changes=now._changes_with(update))
+
+    def _changes_with(self, update: int) -> tuple[tuple[int, float], ...]:
+        scale, last = self.samples, self.changes[-1][1] if self.changes else 0.0
+        if scale is None or max(scale, last) <= CHANGED * min(scale, last):
+            return self.changes
+        return (*self.changes, (update, scale))[-CHANGES_KEPT:]
 
     @property
     def samples(self) -> float | None:
-        """The noise scale; None: nothing was measured.
-
-        Infinite, where the gradients are nothing but noise as far as was measured: above
-        MOST_BATCHES of the first one.
-        """
-        if self.steps == 0:
-            return None
-        least = self.noise / (MOST_BATCHES * self.first_batch)
-        return self.noise / self.signal if self.signal > least else math.inf
-
-    @property
-    def finite(self) -> float | None:
-        """The same; None also where it is infinite."""
-        scale = self.samples
-        return None if scale is None or math.isinf(scale) else scale
+        """The noise scale; None: it is not known, as far as was measured."""
+        for index, one in enumerate(self.averages):
+            if self.steps < FILLED * WINDOWS[index]:
+                return None
+            if one.error <= MOST_ERROR:
+                known = all(shorter.confirms(one) for shorter in self.averages[:index])
+                return one.noise / one.signal if known else None
+        return None
 
     def gain(self, batch: float, base: float) -> float:
-        """How many updates with the global batch ``base`` one with ``batch`` is worth.
+        """Return how many updates with the global batch ``base`` one with ``batch`` is worth.
 
-        From 1, where the gradients have no noise, to batch / base, where they are nothing else; 1
-        while nothing is known.
-
-        Source: Johnson and others, AdaScale SGD (ICML 2020), equation 5, by the noise scale.
+        1 while the noise scale is not known. See :func:`gain`.
         """
-        scale = self.samples
-        if scale is None:
-            return 1.0
-        if math.isinf(scale):
-            return batch / base
-        return (scale / base + 1.0) / (scale / batch + 1.0)
+        return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
-        """The progress of a sample in a global batch of ``batch``, beside one in the first batch.
+        """Return the progress of a sample in a batch of that size, beside one in the first batch.
 
-        1 while nothing is known. Source: Pollux (OSDI 2021), section 3.1.
+        1 while the noise scale is not known. Source: Pollux (OSDI 2021), section 3.1.
         """
-        if not self.first_batch:
+        if self.samples is None:
             return 1.0
         return self.gain(batch, self.first_batch) * self.first_batch / batch
 
 
 UNKNOWN = NoiseScale()
+
+
+def gain(scale: float, batch: float, base: float) -> float:
+    """Return how many updates with the global batch ``base`` one with ``batch`` is worth.
+
+    From 1, where the gradients have no noise, to batch / base, where they are nothing else.
+
+    Args:
+        scale: the noise scale, in samples.
+
+    Source: Johnson and others, AdaScale SGD (ICML 2020), equation 5, by the noise scale.
+    """
+    return (scale / base + 1.0) / (scale / batch + 1.0)

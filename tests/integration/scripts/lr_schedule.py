@@ -40,7 +40,7 @@ def main() -> None:
             assert scheduler.get_last_lr() == rates
             if not edl.is_warming_up() and not edl.current_worker().loader.open_step.superseded:
                 batch = update.batches[-1][1]
-                known = update.noise.samples
+                known = update.noise.changes
                 row = [edl.generation(), update.number, update.after, batch, known, *rates]
                 with (args.out / f"w{edl.current_worker().id}.jsonl").open("a") as file:
                     file.write(json.dumps(row) + "\n")
