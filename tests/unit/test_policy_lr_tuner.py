@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edl.core.policy.lr_fit import points
@@ -28,8 +29,8 @@ def bowl(state: TunerState, least: float) -> list[float]:
 
 
 def a_round(state: TunerState, samples: float, least: float, cost_s: float = 0.0) -> TunerState:
-    """As many measured updates as the fewest, all alike."""
-    for _ in range(FEWEST):
+    """The checks of a step up, and as many measured updates as the fewest, all alike."""
+    for _ in range(FEWEST + state.checks):
         state = TUNING.measured(state, now(samples, bowl(state, least), cost_s))
     return state
 
@@ -62,6 +63,8 @@ def test_exploring_holds_between_the_minimum_and_the_growth_of_the_loss() -> Non
 
 def test_after_a_change_momentum_settles_and_without_one_it_waits_longer() -> None:
     state = a_round(TUNING.begin(1.0), 100, least=400.0)
+    assert state.next_at == 100, "the first loss after a step up is looked at at once"
+    state = TUNING.measured(state, now(120, bowl(state, 100.0)))
     assert state.next_at == 100 + SETTLE * BATCH == 300
     # Twice the 200 samples would be 400, but it looks 32 times in 10,000.
     assert a_round(state, 1000, least=0.6).next_at == 1000 + 312.5
@@ -94,7 +97,7 @@ def test_the_limits_hold() -> None:
     assert narrow.begin(0.5).rate == 0.08
     state = narrow.begin(1.0)
     for least, rate in ((100.0, 0.15), (0.0, 0.08)):
-        for _ in range(FEWEST):
+        for _ in range(FEWEST + state.checks):
             state = narrow.measured(state, now(100, bowl(state, least)))
         assert state.rate == rate
 
@@ -122,8 +125,10 @@ def test_measuring_stays_below_its_share() -> None:
     assert state.next_at == pytest.approx(10_000 / 3)
     state = TUNING.measured(state, now(3400, bowl(state, 400.0), cost_s=0.25))
     # 1.75 s, and 4 more are 1 s: 1.25 s of the 1.5 s.
-    assert (state.rate, state.next_at) == (pytest.approx(0.4), pytest.approx(10_000 * 1.25 / 1.5))
-    assert state.spent_s == 1.75
+    assert (state.rate, state.spent_s) == (pytest.approx(0.4), 1.75)
+    # The check is 0.25 s, and 4 more updates 1 s: 1.5 s of the 1.5 s.
+    state = TUNING.measured(state, now(3420, bowl(state, 400.0), cost_s=0.25))
+    assert state.next_at == pytest.approx(10_000)
 
 
 def test_a_whole_training_stays_below_its_share() -> None:
@@ -166,3 +171,54 @@ def test_it_travels_as_json() -> None:
 def test_what_cannot_be_is_a_sentence(wrong: dict[str, Any], words: str) -> None:
     assert words in str(replace(TUNING, **wrong).refusal())
     assert TUNING.refusal() is None
+
+
+# --- the way back
+
+
+def test_it_steps_back_when_the_loss_is_much_higher_after_a_step_up() -> None:
+    """A loss of 4 times the largest one of the round is no accident of a batch."""
+    high = a_round(TUNING.begin(1.0), 100, least=400.0)
+    assert (high.rate, high.back, high.checks) == (pytest.approx(0.4), pytest.approx(0.1), 1)
+    most = bowl(TUNING.begin(1.0), 400.0)[0]
+    assert high.loss == most
+    fine = TUNING.measured(high, now(120, (4.0 * most, 1.0, 1.0, 1.0)))
+    assert (fine.rate, fine.checks) == (high.rate, 0)
+    for losses in ((4.1 * most, 1.0, 1.0, 1.0), (1.0, 1.0, math.inf, 1.0), (math.nan,) * 4):
+        back = TUNING.measured(fine, now(180, losses))
+        assert (back.rate, back.peak) == (pytest.approx(0.1), pytest.approx(0.1))
+        assert back.ceiling == pytest.approx(0.2)  # the root of 0.1 x 0.4
+    again = a_round(back, 400, least=400.0)
+    assert again.rate == pytest.approx(0.2), "it does not try that again"
+    assert again.reason.startswith("0.1 -> 0.2 at 400 of 10000 samples: ")
+    assert back.reason.startswith("0.4 -> 0.1 at 180 of 10000 samples: the loss has gone from ")
+    assert TunerState.restore(json.loads(json.dumps(back.snapshot()))) == back
+
+
+@pytest.mark.parametrize("given", [0.1, 1.0, 13.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("condition", [100.0, 1000.0])
+def test_without_noise_and_ill_conditioned_it_ends_below_the_stable_rate(
+    condition: float, momentum: float, given: float
+) -> None:
+    """Along an update in a flat direction the loss is least far beyond 2 / L; L is 1 here."""
+    curvature = np.geomspace(1.0 / condition, 1.0, 20)
+    steps = 3000
+
+    def loss(at: Any) -> float:
+        return float((curvature * at * at).sum() / 2.0)
+
+    tuning = Tuning(steps, steps / 2, share=0.1, least=given / 1e3, most=given * 1e3)
+    state, w, velocity, kept = tuning.begin(given), np.ones(20), np.zeros(20), None
+    for step in range(1, steps + 1):
+        due, before = tuning.is_due(state, step, 1), w
+        velocity = momentum * velocity + curvature * w
+        w = w - tuning.rate_at(state, step) * velocity
+        if state.measures and kept is not None:
+            start, end = kept
+            losses = tuple(loss(start + (1.0 + e) * (end - start)) for e in points(state.reach))
+            state, kept = tuning.measured(state, Measured(step, 1, losses, 4 / 3, 3.0)), None
+        elif due:
+            kept, state = (before, w), replace(state, measures=True)
+    assert state.peak < 2.0 * (1.0 + momentum)
+    assert loss(w) < 1e-3 * loss(np.ones(20))

@@ -17,6 +17,12 @@ It begins at a tenth of the learning rate that it is given, for one that is too 
 model in a few updates, and one that is too low is found out quickly: while the loss falls as far as
 was measured, the next round measures twice as far.
 
+A round sees the loss along one update only. Where the curvature differs much between directions,
+updates soon lie in the flat ones, and a learning rate that suits those lets the loss explode in a
+steep one some updates later. So soon after each step up, and in each round, the loss is compared
+with the largest one of the round before: if it is much higher, the learning rate steps back to what
+it was, and stays below the geometric mean of the two from then on.
+
 All here is pure. What it is told is the same on all workers, and so is what comes out.
 """
 
@@ -27,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edl.core.policy.lr_fit import Curve, judge, points
+from edl.core.policy.lr_fit import HUGE, Curve, judge, points
 
 START = 0.1  # of the learning rate that was given is the first one
 NEAR, FIRST, FAR = 2.0, 4.0, 8.0  # a round measures up to so many times the learning rate
@@ -35,6 +41,7 @@ FEWEST, MOST = 4, 12  # measured updates of a round
 EARLY = 0.5  # of the time for all measurements may be used at once: the start needs most
 SETTLE = 20  # updates after a change, and at the start: momentum (0.9) has come to its size
 LOOKS = 32  # a training has at least so many rounds, if they may cost as much
+HIGHER = 4.0  # times the largest loss of the last round is much higher
 FALL = 100.0  # exploiting divides the learning rate by no more than this, evenly over its time
 
 
@@ -53,6 +60,10 @@ class TunerState:
         wait: updates between the last round and the next.
         decided_at: samples at the end of the last round.
         reason: of the last round.
+        loss: the largest one of the last round, without its updates; None: there was none.
+        back: the learning rate before the last step up; 0: there was none, or it went down since.
+        ceiling: what the learning rate is to stay below, as it was too high once; 0: none was.
+        checks: of the last step up or back, that are still to come.
     """
 
     rate: float
@@ -65,6 +76,10 @@ class TunerState:
     wait: int = SETTLE
     decided_at: float = 0.0
     reason: str = "nothing is measured yet"
+    loss: float | None = None
+    back: float = 0.0
+    ceiling: float = 0.0
+    checks: int = 0
 
     def snapshot(self) -> dict[str, Any]:
         """As JSON values."""
@@ -158,9 +173,13 @@ class Tuning:
         """An update was measured: the round goes on, or ends with a decision."""
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
+        state = replace(state, measures=False, spent_s=state.spent_s + now.cost_s)
+        if now.losses is not None and _is_much_higher(now.losses, state):
+            return self._stepped_back(state, now, now.losses)
+        if state.checks:
+            return self._checked(state, now)
         curves = state.curves if now.losses is None else (*state.curves, now.losses)
-        spent_s = state.spent_s + now.cost_s
-        state = replace(state, measures=False, curves=curves, spent_s=spent_s)
+        state = replace(state, curves=curves)
         reason = f"too few batches to tell ({len(curves)})"
         if len(curves) >= FEWEST:
             verdict = judge(points(state.reach), curves, self._explores(now))
@@ -172,6 +191,41 @@ class Tuning:
         at = max(now.samples, self._affordable_at(state, now, 1))
         return replace(state, next_at=at)
 
+    def _checked(self, state: TunerState, now: Measured) -> TunerState:
+        """Go on after a step up or back; the loss is not much higher so far."""
+        loss = state.loss
+        if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
+            loss = _highest(now.losses)
+        settled = state.decided_at + SETTLE * now.batch
+        at = max(now.samples, settled, self._affordable_at(state, now, FEWEST))
+        return replace(state, checks=0, next_at=at, loss=loss)
+
+    def _stepped_back(self, state: TunerState, now: Measured, losses: Curve) -> TunerState:
+        """Take the learning rate from before the last step up, as the loss is much higher."""
+        before = self.rate_at(state, now.samples)
+        rate = self._limited(state.back if 0 < state.back < before else before / 2.0)
+        ceiling = math.sqrt(rate * before)
+        highest = _highest(losses)
+        was = f"{state.loss:.3g}" if state.loss is not None else "unknown"
+        return replace(
+            state,
+            rate=rate,
+            peak=rate if self._explores(now) else state.peak,
+            next_at=now.samples,
+            reach=NEAR,
+            curves=(),
+            wait=SETTLE,
+            decided_at=now.samples,
+            reason=(
+                f"{before:.3g} -> {rate:.3g} at {now.samples:.0f} of {self.total:.0f} samples: the "
+                f"loss has gone from {was} to {highest:.3g}"
+            ),
+            loss=None,  # one more update was made with the higher one
+            back=0.0,
+            ceiling=min(ceiling, state.ceiling or ceiling),
+            checks=1,
+        )
+
     def _decided(self, state: TunerState, now: Measured, factor: float, why: str) -> TunerState:
         """The round is over."""
         before = self.rate_at(state, now.samples)
@@ -182,22 +236,31 @@ class Tuning:
             rate = self._limited(before * factor)
             if not self._explores(now):
                 rate = min(rate, before)
+            elif state.ceiling:
+                rate = min(rate, max(state.ceiling, before))
             if rate != before:
                 what = f"{before:.3g} -> {rate:.3g}"
         changed = rate != state.rate
         wait = SETTLE if changed else 2 * state.wait
         goes_on = changed and factor >= state.reach
+        rises = changed and rate > before
+        back = before if rises else state.back if rate >= before else 0.0
         pause = min(wait * now.batch, max(SETTLE * now.batch, self.total / LOOKS))
         return replace(
             state,
             rate=rate,
             peak=rate if self._explores(now) else state.peak,
-            next_at=max(now.samples + pause, self._affordable_at(state, now, FEWEST)),
+            next_at=now.samples
+            if rises
+            else max(now.samples + pause, self._affordable_at(state, now, FEWEST)),
             reach=min(2.0 * state.reach, FAR) if goes_on else NEAR,
             curves=(),
             wait=wait,
             decided_at=now.samples,
             reason=f"{what} at {now.samples:.0f} of {self.total:.0f} samples: {why}",
+            loss=max(curve[0] for curve in state.curves) if state.curves else state.loss,
+            back=back,
+            checks=int(rises),
         )
 
     def _explores(self, now: Measured) -> bool:
@@ -219,3 +282,15 @@ class Tuning:
         whole_s = self.share * self.total * now.step_s / now.batch
         part = ((state.spent_s + updates * now.cost_s) / whole_s - EARLY) / (1.0 - EARLY)
         return min(part, 2.0) * self.total
+
+
+def _highest(losses: Curve) -> float:
+    """Return the higher one of the losses before a measured update and after it."""
+    return max(losses[0], losses[2]) if not math.isnan(losses[0] + losses[2]) else math.inf
+
+
+def _is_much_higher(losses: Curve, state: TunerState) -> bool:
+    """Return whether a measured update says that the learning rate is too high."""
+    if not state.loss:
+        return False
+    return _highest(losses) > state.loss + (HIGHER - 1.0) * abs(state.loss)
