@@ -9,5 +9,7 @@ resizing.py      completion time against the cost of a resize and the interval
 rivals.py        all policies on the jobs of each paper, edl's own beside them
 
 A part names its runs, and makes its tables and figures of their summaries. Nothing is random but
-what the seeds say, so the page is the same on any machine.
+what the seeds say, so the page is the same on any machine with the same processor and NumPy. Pollux
+fits its models with BLAS, whose kernels sum in orders of their own: on other processors a mean of
+its completion times over one workload may differ by 2 %.
 """
