@@ -391,11 +391,13 @@ class Agent(Supervisor[AgentState]):
         self._show_events(snapshot, now)
         for line in self._headlines.rest(wanted=0):
             self._say(line)
-        reason = job.reason or "no reason given"
-        said, last_words, sentence = reason.partition(LAST_WORDS)
-        if last_words and self._output.has_shown(sentence.partition(": ")[2]):
-            reason = said
-        self._say(f"job {job.name} {job.state}: {reason}")
+        end, reason = f"job {job.name} {job.state}", job.reason or "no reason given"
+        said, last_words, last = reason.partition(LAST_WORDS)
+        if last_words:  # of a worker, perhaps in a sentence of edl's
+            sentence = last.partition(": ")[2].removeprefix("edl: ")
+            self._output.note(f"{end}: {reason}", sentence, f"{end}: {said}")
+        else:
+            self._output.note(f"{end}: {reason}", reason, f"{end}, for the reason above")
         late = failed_late(job, self._own)
         if late is not None:
             self._say(f"after that, {late.name} {how(late.exit_code or 1)}")

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -38,6 +38,14 @@ _SENTENCES_KEPT = 100  # edl's own lines of workers, of which another one says t
 _NOTES_KEPT = 1000  # that nobody has read yet
 _END_S = 60.0  # at the end, for a reader that reads nothing
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green")
+
+
+class _Note(NamedTuple):
+    """A line of the agent's, and what it is where a worker has said ``sentence`` already."""
+
+    text: str
+    sentence: str = ""
+    shorter: str = ""
 
 
 class _Tail:
@@ -94,14 +102,14 @@ class Output:
         self._live: Live | None = None
         self._lock = threading.Lock()  # of what follows; never held while something is written
         self._tails: dict[str, _Tail] = {}
-        self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
+        self._notes: deque[_Note] = deque(maxlen=_NOTES_KEPT)
         self._sentences: deque[str] = deque(maxlen=_SENTENCES_KEPT)  # of edl's, by workers
         self._unsaid = 0  # notes that were dropped
         self._wake = threading.Event()
         self._stop = False
         self._wrote_at = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._logging = _Logging(self._put)
+        self._logging = _Logging(lambda line: self._put(_Note(line)))
         self._gone = False
 
     def __enter__(self) -> Self:
@@ -151,13 +159,15 @@ class Output:
             tail.ended = True
         return best(_last_lines(tail.path))
 
-    def has_shown(self, sentence: str) -> bool:
-        """Return whether a worker's output had this sentence of edl's lately."""
-        return sentence in self._sentences
+    def note(self, text: str, sentence: str = "", shorter: str = "") -> None:
+        """Show a line of the agent itself.
 
-    def note(self, text: str) -> None:
-        """A line of the agent itself."""
-        self._put(f"{_OF_EDL}{text}")
+        Args:
+            text: of the line.
+            sentence: what the line repeats, if a worker has said it.
+            shorter: the line in the place of ``text``, if a worker has.
+        """
+        self._put(_Note(f"{_OF_EDL}{text}", f"{_OF_EDL}{sentence}", f"{_OF_EDL}{shorter}"))
 
     # --- the thread that writes
 
@@ -183,20 +193,21 @@ class Output:
                 self._show(tail, self._due_bar(tail))
             except OSError as error:  # its disk, say; the others go on
                 ended = True
-                notes.append(f"edl: {tail.prefix} its log cannot be read: {error}")
+                notes.append(_Note(f"edl: {tail.prefix} its log cannot be read: {error}"))
             if ended:
                 with self._lock:
                     del self._tails[launch]
                 tail.close()
         if unsaid:
-            notes.insert(0, f"edl: {unsaid} lines are left out here, which nobody has read in time")
+            left_out = f"edl: {unsaid} lines are left out here, which nobody has read in time"
+            notes.insert(0, _Note(left_out))
         for note in notes:
-            self._say(note)
+            self._say(note.shorter if note.sentence in self._sentences else note.text)
 
-    def _put(self, line: str) -> None:
+    def _put(self, note: _Note) -> None:
         with self._lock:
             self._unsaid += len(self._notes) == _NOTES_KEPT
-            self._notes.append(line)
+            self._notes.append(note)
         self._wake.set()
 
     def _due_bar(self, tail: _Tail) -> list[str]:
