@@ -110,6 +110,16 @@ def test_a_join_is_one_line_with_what_it_has_cost() -> None:
     assert lines.take([start], 2, 9.0) == ["step 0: the job starts"]
 
 
+def test_a_newcomer_that_dies_at_once_was_told_before() -> None:
+    built = GenerationDetails(1, ("w0", "w1"), ("w1",), (), repair=False)
+    joined = event(built, "w1 joined: 1 -> 2 workers, 2 wanted", 3)
+    events = [joined, died("w1", 78), repair(("w1",), ("w0",), 4), switched(4, w0=0.1)]
+    assert Headlines("a").take(events, 1, 0.0) == [
+        "step 72: w1 joined: 1 -> 2 workers, 2 wanted",
+        "step 72: w1 exited with code 78; w0 went on after 0.10 s",
+    ]
+
+
 def test_what_else_happens() -> None:
     lines = Headlines("a")
     desired = DesiredDetails("person", {"a": 1}, {"a": 2})

@@ -121,12 +121,12 @@ class Headlines:
         """Keep a new membership until its switch says what it has cost."""
         if not details.members:
             return []  # the job ends, which the agent's last line says
+        before, self._planned = self._planned, None
+        lines = [] if before is None else [_line(before)]
         if details.repair and details.left:
             self._repair = event
             self._left += [name for name in details.left if name not in self._left]
-            return []
-        before, self._planned = self._planned, None
-        lines = [] if before is None else [_line(before)]
+            return lines
         if details.left or (details.joined and event.generation > 1):
             self._planned = event
             return lines
