@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import keras
 from keras.src.backend.tensorflow import nn
 
 from edl.errors import UsageError
@@ -28,14 +29,25 @@ def refuse_synchronized() -> None:
 
     It does in training only, and never in a job that can have but one worker.
     """
-    plain = nn._compute_moments_sync
+    plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
     @functools.wraps(plain)
     def moments(*arguments: Any, **named: Any) -> Any:
-        if process.is_initialized() and process.current_worker().is_shared:
-            error = UsageError(f"keras.layers.BatchNormalization(synchronized=True): {LOCAL_ONLY}")
-            error._keras_call_info_injected = True  # type: ignore[attr-defined]  # Keras adds nothing
-            raise error
+        _refuse()
         return plain(*arguments, **named)
 
+    @functools.wraps(of_layer)
+    def moments_of_layer(self: Any, inputs: Any, mask: Any) -> Any:
+        if self.synchronized and mask is not None:  # Keras leaves `synchronized` out then
+            _refuse()
+        return of_layer(self, inputs, mask)
+
     nn._compute_moments_sync = moments
+    keras.layers.BatchNormalization._moments = moments_of_layer
+
+
+def _refuse() -> None:
+    if process.is_initialized() and process.current_worker().is_shared:
+        error = UsageError(f"keras.layers.BatchNormalization(synchronized=True): {LOCAL_ONLY}")
+        error._keras_call_info_injected = True  # type: ignore[attr-defined]  # Keras adds nothing
+        raise error

@@ -496,6 +496,15 @@ for _ in ds.epochs(1):
         ),
         "has no batch normalisation over the samples of all workers; leave out synchronized=True",
     ),
+    "synchronized batch normalisation with a mask": (
+        (
+            "edl.init(); type(edl.current_worker()._coordinator).is_shared = True\n"
+            "x = np.ones((2, 4, 3), np.float32); mask = np.ones((2, 4), bool)\n"
+            "layer = keras.layers.BatchNormalization(synchronized=True)\n"
+            "layer(x, training=False, mask=mask); layer(x, training=True, mask=mask)"
+        ),
+        "has no batch normalisation over the samples of all workers; leave out synchronized=True",
+    ),
     "Horovod's synchronized batch normalisation": (
         "edl.SyncBatchNormalization()",
         "edl.tensorflow has no SyncBatchNormalization",
