@@ -580,7 +580,8 @@ RIGHT_USES = {
         """
 import inspect
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.metrics import EpochMetrics, is_additive
+from edl.tensorflow.keras_callbacks.additive import is_additive
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 rng = np.random.default_rng(0)
 labels, ones = rng.integers(0, 3, 23), np.eye(3, dtype=np.float32)
 guesses = rng.dirichlet(np.ones(3), 23).astype(np.float32)
@@ -638,7 +639,8 @@ assert history.history["s"] == [4.0], history.history
         """
 import logging
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.metrics import EpochMetrics, is_additive
+from edl.tensorflow.keras_callbacks.additive import is_additive
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 import pathlib, sys
 folder = tempfile.mkdtemp(); sys.path.insert(0, folder)
 pathlib.Path(folder, "own_metrics.py").write_text('''import keras, numpy as np
@@ -661,10 +663,31 @@ class Said(Largest):
     edl_additive = True
 class Several(Largest):
     def result(self): return {"a": self.t * 1.0, "b": np.array([1.0, 2.0]) * float(self.t)}
+class Subtracts(Adds):
+    def update_state(self, y, p, sample_weight=None): self.t.assign_sub(keras.ops.sum(p))
+class AddsByOps(Adds):
+    def update_state(self, y, p, sample_weight=None):
+        self.t.assign(keras.ops.add(keras.ops.sum(p), self.t))
+class PassesOn(keras.metrics.Mean):
+    def update_state(self, y, p, sample_weight=None): super(PassesOn, self).update_state(p)
+class InPython(Adds):
+    def update_state(self, y, p, sample_weight=None): self.seen = [*getattr(self, "seen", []), p]
+class RunningMean(Adds):
+    def update_state(self, y, p, sample_weight=None):
+        self.t.assign(self.t + 0.1 * (keras.ops.mean(p) - self.t))
+class DecayingSum(Adds):
+    def update_state(self, y, p, sample_weight=None): self.t.assign_add(-0.1 * self.t)
+class LargestOfTwice(Largest):
+    def update_state(self, y, p, sample_weight=None): super().update_state(y, 2 * p)
+def keep_largest(v, p): v.assign(keras.ops.maximum(v, keras.ops.max(p)))
+class InAFunction(Adds):
+    def update_state(self, y, p, sample_weight=None): keep_largest(self.t, p)
 ''')
 from own_metrics import *
-assert [is_additive(kind()) for kind in (Adds, Assigns, Inside, Said)] == [True] * 4
-assert not is_additive(Largest())
+for kind in (Adds, Assigns, Inside, Said, Subtracts, AddsByOps, PassesOn):
+    assert is_additive(kind()), kind
+for kind in (Largest, InPython, RunningMean, DecayingSum, LargestOfTwice, InAFunction):
+    assert not is_additive(kind()), kind
 said = []
 logging.getLogger("edl.tensorflow.keras_callbacks.metrics").addHandler(
     SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))

@@ -7,17 +7,15 @@ same on all: History, callbacks and logs have the numbers that one process would
 padding are taken back out of a state.
 
 A metric of the user's own may keep something else, a maximum for example. It counts as a sum if its
-``update_state`` only adds: by ``assign_add``, by ``v.assign(v + ...)``, or by metrics inside of it.
+``update_state`` only adds: by ``assign_add``, by ``v.assign(v + ...)``, or by metrics inside of it
+(:mod:`edl.tensorflow.keras_callbacks.additive`).
 Of any other the job's result is the mean of the workers' results, weighted with their samples,
 which is said once; the attribute ``edl_additive`` of its class overrules that.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
-import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,10 +24,10 @@ import numpy as np
 from edl.core.step.mean import weighted_means
 from edl.daemon.worker import Worker
 from edl.errors import UsageError
+from edl.tensorflow.keras_callbacks.additive import is_additive
 
 logger = logging.getLogger(__name__)
 
-ASSIGNS = re.compile(r"([\w.]+)\.assign(_add|_sub)?\(\s*([\w.]+)?\s*(\+)?")
 UNKNOWN = (
     "the state of the metric %s may be no sum over the batches, so the job's result of an epoch is "
     "the mean of the workers' results; if it is one, set edl_additive = True in its class"
@@ -130,37 +128,6 @@ class EpochMetrics:
 
     def _variables(self) -> list[Any]:
         return [v for metric in _leaves(self._model.metrics) for v in metric.variables]
-
-
-def is_additive(metric: Any) -> bool:
-    """Return whether the state of ``metric`` after several batches is the sum of their states."""
-    inner = [each for each in getattr(metric, "_metrics", ()) if each is not metric]
-    return _adds(type(metric)) and all(map(is_additive, inner))
-
-
-def _adds(kind: type) -> bool:
-    """Return whether objects of this class only add to their state."""
-    said = getattr(kind, "edl_additive", None)
-    if said is not None:
-        return bool(said)
-    for one in kind.__mro__:
-        if "update_state" in vars(one):
-            return one.__module__.partition(".")[0] == "keras" or _only_adds(one)
-    return False
-
-
-def _only_adds(kind: type) -> bool:
-    """Return whether all assignments in a class but in ``reset_state`` add to what is there."""
-    try:
-        source = textwrap.dedent(inspect.getsource(kind))
-    except (OSError, TypeError):  # made at a prompt, or in a string
-        return False
-    methods = re.split(r"\n(?=\s+def )", source)
-    lines = "\n".join(each for each in methods if "def reset_state" not in each)
-    return all(
-        how == "_add" or (not how and plus and target == first)
-        for target, how, first, plus in ASSIGNS.findall(lines)
-    )
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
