@@ -20,10 +20,13 @@ Array = npt.NDArray[Any]
 LENGTH_BYTES = 8
 
 
-def gather_arrays(arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
+def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list[dict[str, Array]]:
     """Return the arrays of all workers, in rank order.
 
     All workers call it at the same point with the same names and types; shapes may differ.
+
+    Args:
+        empty_fits: an array without elements has the type of the others, whatever its own is.
 
     Raises:
         UsageError: names or types differ; or in the midst of a step, or outside of the training.
@@ -33,6 +36,8 @@ def gather_arrays(arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
     parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(arrays.items())]
     payload = b"".join([len(header).to_bytes(LENGTH_BYTES, "little"), header, *parts])
     found = [_read(each) for each in current_worker().exchange_bytes(payload)]
+    if empty_fits:
+        found = _with_fitting_types(found)
     kinds = [{name: str(array.dtype) for name, array in each.items()} for each in found]
     for rank, kind in enumerate(kinds):
         if kind != kinds[0]:
@@ -79,6 +84,22 @@ def _read(payload: bytes) -> dict[str, Array]:
         array = np.frombuffer(payload, kind, count, begin).reshape(shape)
         arrays[name], begin = array.copy(), begin + array.nbytes  # which can be written to
     return arrays
+
+
+def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]:
+    """Return the arrays, each one without elements in the type of the first that has some."""
+    types: dict[str, Any] = {}
+    for each in found:
+        for name, array in each.items():
+            if array.size:
+                types.setdefault(name, array.dtype)
+    return [
+        {
+            name: array if array.size else array.astype(types.get(name, array.dtype))
+            for name, array in each.items()
+        }
+        for each in found
+    ]
 
 
 def _told(kind: Mapping[str, str]) -> str:

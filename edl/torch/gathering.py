@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, overload
 
+import numpy as np
 import torch
 
 from edl.framework.gathering import Array, check_rows, check_same_shape, gather_arrays
@@ -22,14 +23,19 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
         Accuracy(..., dist_sync_fn=edl.gather_each, distributed_available_fn=edl.is_initialized)
 
     Args:
-        tensor: of any device and shape; the answer is on the same device, without a gradient.
+        tensor: of any device and shape; the answer is on the same device, without a gradient. One
+            without elements may have any type (torchmetrics gathers a state to which a worker has
+            added nothing yet as float32); it comes in the type of the others.
         group: for torchmetrics, which hands on its process group; there is none.
 
     Raises:
         UsageError: in the midst of a step, outside of the training, or the types differ.
     """
-    found = gather_arrays({"": _array(tensor)})
-    return [_tensor(each[""], tensor) for each in found]
+    own = np.frombuffer(str(tensor.dtype).encode(), dtype=np.uint8)
+    found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True)
+    names = [each["type"].tobytes().decode() for each in found if each[""].size]
+    kind = getattr(torch, names[0].removeprefix("torch.")) if names else tensor.dtype
+    return [torch.from_numpy(each[""]).view(kind).to(tensor.device) for each in found]
 
 
 @overload

@@ -51,6 +51,17 @@ def test_rows_come_in_rank_order_whatever_their_number(on_all, kind) -> None:
         assert [each.tolist() for each in answer] == [part.tolist() for part in parts]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_tensor_without_elements_has_the_type_of_the_others(on_all, kind) -> None:
+    """As torchmetrics gathers a state to which a worker has added nothing."""
+    parts = [torch.zeros(0), torch.arange(3).to(kind), torch.zeros(0, dtype=torch.int64)]
+    for answer in on_all(edl.gather_each, parts):
+        assert [each.dtype for each in answer] == [kind] * 3
+        assert torch.equal(torch.cat(answer), parts[1])
+    nothing = on_all(edl.gather_each, [torch.zeros(0), torch.zeros(0)])
+    assert [[*each.shape] for each in nothing[1]] == [[0], [0]]
+
+
 def test_a_number_of_each_worker_is_a_row(on_all) -> None:
     assert on_all(edl.gather, [torch.tensor(1.5), torch.tensor(2.5)])[1].tolist() == [1.5, 2.5]
 
@@ -80,6 +91,7 @@ def test_no_gradient_comes_along(on_all) -> None:
         (edl.gather, [torch.ones(2, 3), torch.ones(2, 4)], r"shapes are \(2, 3\), \(2, 4\); they"),
         (edl.sum, [torch.ones(2), torch.ones(3)], r"shapes are \(2,\), \(3,\); they must be equal"),
         (edl.sum, [torch.ones(2), torch.ones(2).int()], "rank 1 gathers int32, and .* float32"),
+        (edl.gather_each, [torch.ones(2), torch.ones(2).int()], "rank 1 gathers int32"),
         (edl.gather, [{"a": torch.ones(1)}, {"b": torch.ones(1)}], "gathers b float32"),
     ],
 )
