@@ -12,6 +12,7 @@ from edl.framework import metrics, process
 from edl.tensorflow import tape, training
 from edl.tensorflow.batch_norm import refuse_synchronized
 from edl.tensorflow.collectives import TensorFlowCollectives
+from edl.tensorflow.loss import watch_losses
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import CREATED
 
@@ -35,6 +36,7 @@ def init(**settings: Any) -> None:
     CREATED.watch()
     tape.watch()
     refuse_synchronized()
+    watch_losses()
 
 
 def track(**objects: Any) -> None:

@@ -14,6 +14,7 @@ from edl.framework.process import current_worker
 from edl.framework.state import Stateful
 from edl.torch.accumulation import in_pieces
 from edl.torch.collectives import TorchCollectives
+from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
 from edl.torch.replica import TorchReplica
@@ -128,6 +129,7 @@ def attach_optimizer(
         replica = TorchReplica(model, optimizer, last_step)
         process.attach_replica(replica)
         see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
+        LossLook(worker).begin()
         _replica = replica
     else:
         _replica.add(model, optimizer, last_step)

@@ -728,6 +728,61 @@ assert np.allclose(synchronized(x, training=True), local(x, training=True), atol
 """,
         "",
     ),
+    "losses that are no mean over the samples": (
+        """
+import logging
+from types import SimpleNamespace
+from edl.tensorflow import training
+from edl.framework import process
+from edl.tensorflow.loss import watch_losses
+said = []
+logging.getLogger("edl.tensorflow.loss").addHandler(
+    SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))
+edl.init(); losses, layers = keras.losses, keras.layers
+open_step = SimpleNamespace(open=True)
+trains = SimpleNamespace(is_shared=True, warming_up=False, rank=0, loader=open_step)
+def looked_at(train, in_fit=True, **differs):
+    said.clear()
+    losses.Loss.__call__ = losses.Loss.__call__.__wrapped__
+    watch_losses.cache_clear(); watch_losses()
+    mine = edl.current_worker(); now = training.current()
+    process._worker = now.worker = SimpleNamespace(**{**vars(trains), **differs})
+    now.fitting = in_fit
+    try: train(); train()
+    finally: process._worker = now.worker = mine
+    return " ".join(said)
+x = np.array([[1, 2, 0, 0], [3, 0, 0, 0]]); y = np.ones((2, 4, 1), np.float32)
+def fitted(loss, end=lambda t: t, weights=None):
+    inputs = keras.Input((4,)); tokens = layers.Embedding(5, 3, mask_zero=True)(inputs)
+    model = keras.Model(inputs, end(layers.Dense(1)(tokens)))
+    model.compile("sgd", loss)
+    return lambda: model.train_on_batch(x, y, weights)
+mse = losses.MeanSquaredError
+assert "gets a mask" in looked_at(fitted("mse")) and len(said) == 1, said
+assert "gets a mask" in looked_at(fitted(mse(reduction="mean")))
+assert "reduction='sum'" in looked_at(fitted(mse(reduction="sum", name="total")))
+assert "the loss total" in said[0], said
+assert "mean_with_sample_weight" in looked_at(fitted(mse(reduction="mean_with_sample_weight")))
+end = layers.Lambda(lambda t: t + 0.0, mask=lambda t, mask: None)
+assert not looked_at(fitted("mse", end, np.array(x > 0, np.float32)))
+with_weights = fitted(mse(reduction="mean_with_sample_weight"), end, np.ones((2, 4)))
+assert "mean_with_sample_weight" in looked_at(with_weights)
+assert not looked_at(fitted("mse"), rank=1) and not looked_at(fitted("mse"), is_shared=False)
+assert not looked_at(fitted("mse"), loader=SimpleNamespace(open=False))
+assert not looked_at(lambda: mse(reduction="sum")(y, y), in_fit=False)
+# The way out: each entry counts the same, whatever the other samples of its batch.
+def gradient(rows):
+    inputs = keras.Input((4,)); tokens = layers.Embedding(5, 3, mask_zero=True)(inputs)
+    model = keras.Model(inputs, end(layers.Dense(1)(tokens)))
+    for weight in model.weights: weight.assign(tf.ones_like(weight))
+    with tf.GradientTape() as tape:
+        loss = mse()(y[rows], model(x[rows]), np.array(x[rows] > 0, np.float32))
+    return tape.gradient(loss, model.weights[-1]).numpy()
+whole = gradient([0, 1]); shared = (gradient([0]) + gradient([1])) / 2
+assert np.allclose(whole, shared), (whole, shared)
+""",
+        "",
+    ),
     "random numbers, which are each worker's own": (
         """
 from types import SimpleNamespace

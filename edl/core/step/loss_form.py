@@ -1,0 +1,63 @@
+"""Whether the loss of a batch is a mean over its samples, on which the weights of a step rest.
+
+The update of a step is ``sum_i (n_i / N) g_i`` (:mod:`edl.core.step.weighting`). That is the
+gradient of the mean over all N samples when the loss of each worker is a sum over its batch that is
+divided by ``n_i`` times a constant. It is not that gradient for a sum that nothing divides, nor for
+a mean over the entries that are no padding, or over the weights of the classes: what these divide
+by changes from batch to batch, so an entry of a batch with few entries counts more than an entry of
+a batch with many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOLERANCE = 1e-4  # of two divisors for each sample that count as equal; they may be float32
+SEE = 'see "The loss is a mean over the samples" in docs/concepts.md'
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of a loss: a sum over the batch, divided by something.
+
+    Attributes:
+        name: of the function that has made the sum.
+        samples: of the batch.
+        divisor: what the sum is divided by; 1.0 where nothing divides it.
+        is_mean: the function itself has divided it.
+    """
+
+    name: str
+    samples: int
+    divisor: float
+    is_mean: bool
+
+    @property
+    def per_sample(self) -> float:
+        """The divisor for each sample."""
+        return self.divisor / self.samples
+
+
+def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
+    """Return why ``term`` is no mean over the samples of its batch; None: it may be one.
+
+    Args:
+        before: the same term of an earlier batch, if there was one.
+    """
+    if not term.is_mean and term.divisor < term.samples:
+        return (
+            f"the loss ({term.name}) is a sum over the {term.samples} samples of a batch, and edl "
+            "weights the gradient of each worker with its samples, as for a mean: divide the sum "
+            f"by len(x), the number of samples; {SEE}"
+        )
+    if before is None:
+        return None
+    if abs(term.per_sample - before.per_sample) <= TOLERANCE * abs(before.per_sample):
+        return None
+    return (
+        f"the loss ({term.name}) is a mean over {before.divisor:g} entries (or weights) in a batch "
+        f"of {before.samples} samples and over {term.divisor:g} in one of {term.samples}, and edl "
+        "weights the gradient of each worker with its samples: entries of a batch with few of them "
+        "count more, and the update depends on who trains which samples. Divide the sum of the "
+        f"entries by len(x) times a constant, such as {before.per_sample:.3g}; {SEE}"
+    )

@@ -1,0 +1,85 @@
+"""Keras losses of a script that are no mean over the samples of a batch: one warning.
+
+A loss says how it reduces a batch, and gets the mask that the layers before it have made. Both are
+seen where it is called: in a graph when that is traced, so a step costs nothing more.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import keras
+from keras.src import backend
+
+from edl.core.step.loss_form import SEE
+from edl.framework import process
+from edl.tensorflow import training
+
+logger = logging.getLogger(__name__)
+
+WEIGHTED = "and edl weights the gradient of each worker with its samples, as for a mean over them"
+
+
+@functools.cache
+def watch_losses() -> None:
+    """Look at the losses that are called while a step is open, for the rest of the process."""
+    plain = keras.losses.Loss.__call__
+    told: list[str] = []
+
+    @functools.wraps(plain)
+    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not told and _trains():
+            is_masked = backend.get_keras_mask(y_pred) is not None
+            why = why_no_mean(
+                self, is_masked, sample_weight is not None, training.current().fitting
+            )
+            if why is not None:
+                told.append(why)
+                logger.warning("%s", why)
+        return plain(self, y_true, y_pred, sample_weight)
+
+    keras.losses.Loss.__call__ = __call__
+
+
+def why_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
+    """Return why ``loss`` is no mean over the samples of a batch; None: it may be one.
+
+    A sum is one where a script's own loop divides it, so it is named in ``fit`` only.
+
+    Args:
+        is_masked: layers have masked entries of what it compares.
+        is_weighted: it is given sample weights.
+    """
+    if loss.reduction in ("sum", "none", None):
+        if not in_fit:
+            return None
+        return (
+            f"the loss {loss.name} has reduction={loss.reduction!r}, so it adds up the samples of "
+            f'a batch, {WEIGHTED}: leave the reduction out ("sum_over_batch_size"); {SEE}'
+        )
+    if loss.reduction == "mean_with_sample_weight" and (is_masked or is_weighted):
+        return (
+            f'the loss {loss.name} has reduction="mean_with_sample_weight": it divides by the sum '
+            f"of a batch's weights, {WEIGHTED}; samples of a batch with small weights count more. "
+            f'Leave the reduction out ("sum_over_batch_size"); {SEE}'
+        )
+    if is_masked:
+        return (
+            f"the loss {loss.name} gets a mask (of Masking, or Embedding(mask_zero=True)), and is "
+            f"a mean over the entries that are not masked, {WEIGHTED}: entries of a batch with few "
+            "of them count more. End the mask before the loss, and give the data set sample "
+            f"weights, 0 for what is padding; {SEE}"
+        )
+    return None
+
+
+def _trains() -> bool:
+    """Whether rank 0 of a job of several computes gradients of a batch now."""
+    if not process.is_initialized():
+        return False
+    worker = process.current_worker()
+    if not worker.is_shared or worker.warming_up or worker.rank != 0:
+        return False
+    return bool(worker.loader.open)

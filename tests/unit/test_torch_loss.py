@@ -1,0 +1,153 @@
+"""Losses that are no mean over the samples are named, once; others are not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from edl.daemon.worker import Worker
+from edl.torch.loss import LOOKS, LossLook
+
+N, T, C = 6, 10, 5
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Scores of a model and labels: of the tokens, those behind the end of a text are -100."""
+    torch.manual_seed(0)
+    weights = torch.nn.Parameter(torch.randn(C, C))
+    for longest in (T, 4):
+        labels = torch.randint(0, C, (N, T))
+        for row, length in enumerate(torch.randint(1, longest, (N,))):
+            labels[row, int(length) :] = -100
+        yield torch.randn(N, T, C) @ weights, labels
+
+
+def worker(**differs: Any) -> Worker:
+    loader = SimpleNamespace(open=True, batch_weight=N)
+    one = {"is_shared": True, "warming_up": False, "rank": 0, "loader": loader, **differs}
+    return cast(Worker, SimpleNamespace(**one))
+
+
+def said(loss: Loss) -> str:
+    look = LossLook(worker())
+    found = [look.why_no_mean(loss(scores, labels), N) for scores, labels in batches()]
+    return " ".join(filter(None, found))
+
+
+def each(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(scores.transpose(1, 2), labels, reduction="none")
+
+
+def flat(scores: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), **options)
+
+
+def vae(scores: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    reconstruction = F.mse_loss(scores, torch.zeros_like(scores), reduction="sum")
+    return reconstruction - 0.5 * torch.sum(1 + scores - scores.exp())
+
+
+MASKED: dict[str, Loss] = {
+    "ignore_index": flat,
+    "of rows": lambda s, y: F.cross_entropy(s.transpose(1, 2), y),
+    "scaled": lambda s, y: flat(s, y) / 4 * 65536.0,
+    "sum by tokens": lambda s, y: flat(s, y, reduction="sum") / (y >= 0).sum(),
+    "masked sum": lambda s, y: (each(s, y) * (y >= 0)).sum() / (y >= 0).sum(),
+    "selected": lambda s, y: each(s, y)[y >= 0].mean(),
+    "selected before": lambda s, y: F.cross_entropy(s[y >= 0], y[y >= 0]),
+    "selected squares": lambda s, y: F.mse_loss(s[y >= 0], torch.zeros_like(s[y >= 0])),
+    "class weights": lambda s, y: F.cross_entropy(
+        s[:, 0], y[:, 0], weight=torch.arange(1.0, C + 1)
+    ),
+    "beside another": lambda s, y: s.pow(2).mean() + flat(s, y),
+}
+SUMS: dict[str, Loss] = {
+    "sum": lambda s, _: s.sum(),
+    "cross entropy": lambda s, y: F.cross_entropy(s[:, 0], y[:, 0], reduction="sum"),
+    "vae": vae,
+    "halved": lambda s, _: 0.5 * F.mse_loss(s, torch.zeros_like(s), reduction="sum"),
+}
+MEANS: dict[str, Loss] = {
+    "mean": lambda s, _: s.pow(2).mean(),
+    "cross entropy": lambda s, y: F.cross_entropy(s[:, 0], y[:, 0]),
+    "sum by samples": lambda s, _: s.sum() / len(s),
+    "times": lambda s, _: s.sum() * (1 / N),
+    "of samples": lambda s, y: (each(s, y).sum(1) / (y >= 0).sum(1)).mean(),
+    "constant": lambda s, y: flat(s, y, reduction="sum") / (len(s) * 4.5),
+    "class weights": lambda s, y: F.cross_entropy(
+        s[:, 0], y[:, 0], weight=torch.arange(1.0, C + 1), reduction="none"
+    ).mean(),
+    "accumulated": lambda s, _: F.mse_loss(s, torch.zeros_like(s)) / 4,
+    "list": lambda s, _: torch.stack([s.mean(), s.pow(2).mean()]).sum(),
+    "double": lambda s, _: s.double().mean(),
+    "annealed": lambda s, y: s.pow(2).mean() * 0.01 * float((y >= 0).sum()),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mean_over_what_is_not_masked_is_named(name: str) -> None:
+    why = said(MASKED[name])
+    assert " in a batch of 6 samples and over " in why
+    assert "len(x) times a constant" in why
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_named(name: str) -> None:
+    assert "is a sum over the 6 samples" in said(SUMS[name])
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_over_the_samples_is_not(name: str) -> None:
+    assert not said(MEANS[name])
+
+
+def test_a_penalty_on_the_weights_is_not() -> None:
+    weights = torch.nn.Parameter(torch.randn(N, C))
+    penalties = (weights.pow(2).sum(), weights.abs().sum(), (weights * weights).sum())
+    for penalty in (*penalties, weights[0].abs().mean()):
+        look = LossLook(worker())
+        for scores, _ in batches():
+            assert look.why_no_mean(scores.mean() + 0.01 * penalty, N) is None
+
+
+@pytest.fixture
+def plain() -> Iterator[Callable[..., None]]:
+    before = torch.autograd.backward
+    yield before
+    torch.autograd.backward = before
+
+
+def test_one_warning_on_rank_0_and_then_pytorchs_own_function(
+    plain: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    for differs, warnings in (({}, 1), ({"rank": 1}, 0), ({"warming_up": True}, 0)):
+        caplog.clear()
+        torch.autograd.backward = plain
+        LossLook(worker(**differs)).begin()
+        with caplog.at_level(logging.WARNING):
+            for scores, labels in (*batches(), *batches()):
+                flat(scores, labels).backward()
+        assert len(caplog.records) == warnings
+        assert (torch.autograd.backward is plain) == bool(warnings)
+
+
+def test_a_mean_is_looked_at_a_few_times_only(plain: Callable[..., None]) -> None:
+    LossLook(worker()).begin()
+    scores = torch.nn.Parameter(torch.ones(N))
+    for _ in range(LOOKS):
+        assert torch.autograd.backward is not plain
+        scores.mean().backward()
+    assert torch.autograd.backward is plain
+    assert torch.allclose(scores.grad if scores.grad is not None else scores, scores * LOOKS / N)
+
+
+def test_a_job_of_one_is_not_looked_at(plain: Callable[..., None]) -> None:
+    LossLook(worker(is_shared=False)).begin()
+    assert torch.autograd.backward is plain
