@@ -393,11 +393,9 @@ class Agent(Supervisor[AgentState]):
             self._say(line)
         end, reason = f"job {job.name} {job.state}", job.reason or "no reason given"
         said, last_words, last = reason.partition(LAST_WORDS)
-        if last_words:  # of a worker, perhaps in a sentence of edl's
-            sentence = last.partition(": ")[2].removeprefix("edl: ")
-            self._output.note(f"{end}: {reason}", sentence, f"{end}: {said}")
-        else:
-            self._output.note(f"{end}: {reason}", reason, f"{end}, for the reason above")
+        # Of a worker, perhaps a sentence of edl's that stands above.
+        sentence = last.partition(": ")[2].removeprefix("edl: ") if last_words else ""
+        self._output.note(f"{end}: {reason}", sentence, f"{end}: {said}")
         late = failed_late(job, self._own)
         if late is not None:
             self._say(f"after that, {late.name} {how(late.exit_code or 1)}")
