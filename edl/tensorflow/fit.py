@@ -89,7 +89,7 @@ class KerasCallback(keras.callbacks.Callback):
         self._training.steps.limit(max_steps)
         self._samples = 0  # trained here in this epoch
         self._metrics: EpochMetrics | None = None
-        self._whole: frozenset[str] = frozenset()  # numbers of the epoch that are the job's already
+        self._whole: dict[str, Any] = {}  # numbers of the epoch that are the job's already
         self._last: _Last | None = None
         self._params: dict[str, Any] = {}  # of all callbacks
         watch_lists(KerasCallback, KerasCallback._arranged)
@@ -141,7 +141,7 @@ class KerasCallback(keras.callbacks.Callback):
                 f"fit counts this epoch as {epoch} and the job as {worker.loader.epoch}; leave out "
                 "initial_epoch, which newcomers would not follow"
             )
-        self._samples, self._whole = 0, frozenset()
+        self._samples, self._whole = 0, {}
         self.metrics.restore()
         self.last.before_epoch(epoch)
 
@@ -163,8 +163,7 @@ class KerasCallback(keras.callbacks.Callback):
             raise UsageError("the epoch is over, and Keras goes on with it")
         progress = now.worker.loader.progress
         self._samples += now.worker.loader.open_step.samples
-        if now.worker.loader.batch_weight == 0:
-            self.metrics.begin_padding()
+        self.metrics.begin_batch(now.worker.loader.batch_weight)
         now.batch = progress.schedule.batch
         if progress.source.known_total:  # a ring of another size may stand now
             self._params["steps"] = progress.rounds_now
@@ -198,11 +197,14 @@ class KerasCallback(keras.callbacks.Callback):
 
         Keras asks them next for the numbers of the epoch, unless ``train_step`` returns others.
         """
-        names = self.metrics.combine(self._training.worker, self._samples)
-        self._whole = names if names == {*(logs or {})} else frozenset()
+        self._whole = self.metrics.of_job(logs or {}, self._training.worker, self._samples)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.metrics.restore()  # fit has taken the numbers of the epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         now = self._training
+        self.metrics.restore()
         now.feed.end()
         end_batch(now.worker)
         if self.model.stop_training is EPOCH_IS_OVER:
@@ -211,7 +213,7 @@ class KerasCallback(keras.callbacks.Callback):
         numbers = {k: float(v) for k, v in others.items() if _is_number(v)}
         rows = now.worker.exchange(metrics_row(now.worker.id, self._samples, numbers))
         if logs:
-            logs.update(job_metrics(rows, list(numbers)))
+            logs.update({**self._whole, **job_metrics(rows, list(numbers))})
 
     def on_train_end(self, logs: Any = None) -> None:
         now = self._training

@@ -43,10 +43,16 @@ def sum(value: Any) -> Array:
     own = _array(value)
     parts = [each[""] for each in gather_arrays({"": own})]
     check_same_shape("", parts)
-    wide: Any = np.float64 if np.issubdtype(own.dtype, np.floating) else np.int64
-    total = np.sum([part.astype(wide) for part in parts], axis=0)
+    total = np.sum([part.astype(_wide(own.dtype)) for part in parts], axis=0)
     return np.asarray(total if own.dtype == np.bool_ else total.astype(own.dtype))
 
 
 def _array(value: Any) -> Array:
     return np.asarray(value.numpy() if isinstance(value, tf.Tensor) else value)
+
+
+def _wide(kind: Any) -> Any:
+    if np.issubdtype(kind, np.integer) or kind == np.bool_:
+        return np.int64
+    # bfloat16 is no floating type to NumPy
+    return np.complex128 if np.issubdtype(kind, np.complexfloating) else np.float64

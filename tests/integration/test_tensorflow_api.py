@@ -614,7 +614,7 @@ for name, kind in kinds():
         for part in np.split(np.arange(23), cut):
             one = kind(**options.get(name, {})); one.update_state(*numbers(name, part))
             assert is_additive(one), name
-            assert EpochMetrics(model_of(one)).combine(worker(payloads), len(part)) == {"m"}
+            EpochMetrics(model_of(one)).combine(worker(payloads), len(part))
         found, expected = np.asarray(one.result()), np.asarray(whole.result())
         assert np.allclose(found, expected, rtol=1e-5, atol=1e-6), (name, found, expected)
     seen += 1
@@ -623,7 +623,7 @@ class Padded(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 1:  # as if it counted for nothing
             edl.current_worker().loader.open_step.weight = 0
-            edl_callback.metrics.begin_padding()
+            edl_callback.metrics.begin_batch(0)
 edl.init(); ds = edl.Dataset(data, 4); model = network()
 model.compile(edl.Optimizer(keras.optimizers.SGD(0.0)), "mse")
 edl_callback = edl.KerasCallback()
@@ -661,6 +661,33 @@ class Inside(keras.metrics.Metric):
     def result(self): return self.mean.result()
 class Said(Largest):
     edl_additive = True
+class Running(Adds):  # a mean by steps
+    def update_state(self, y, p, sample_weight=None):
+        self.t.assign_add((keras.ops.mean(p) - self.t) / 2.0)
+class ByAnotherName(Adds):
+    def update_state(self, y, p, sample_weight=None):
+        change = keras.ops.mean(p) - self.t; self.t.assign_add(change / 2.0)
+class AlsoInAFunction(Adds):
+    def __init__(self, **k): super().__init__(**k); self.n = self.add_weight(initializer="zeros")
+    def update_state(self, y, p, sample_weight=None):
+        self.n.assign_add(1.0); keep_largest(self.t, p)
+class Helped(Adds):
+    def update_state(self, y, p, sample_weight=None): self.keep(p)
+    def keep(self, p): self.t.assign(keras.ops.maximum(self.t, keras.ops.max(p)))
+class Elsewhere(keras.metrics.Metric):
+    def update_state(self, y, p, sample_weight=None): self.last = float(p[0])
+    def result(self): return self.last
+class Above(Adds):
+    def update_state(self, y, p, sample_weight=None): super().update_state(y, p * 2)
+    def result(self): return self.share()
+    def share(self): return self.t / 2.0
+class Parts(keras.metrics.Metric):
+    def __init__(self, **k):
+        super().__init__(**k); self.parts = [self.add_weight(initializer="zeros") for _ in "ab"]
+    def update_state(self, y, p, sample_weight=None):
+        p = keras.ops.cast(p, self.parts[0].dtype)
+        self.parts[0].assign_add(p[0]); self.parts[1].assign(p[1] + self.parts[1])
+    def result(self): return self.parts[0] / self.parts[1]
 class Several(Largest):
     def result(self): return {"a": self.t * 1.0, "b": np.array([1.0, 2.0]) * float(self.t)}
 class Subtracts(Adds):
@@ -684,10 +711,10 @@ class InAFunction(Adds):
     def update_state(self, y, p, sample_weight=None): keep_largest(self.t, p)
 ''')
 from own_metrics import *
-for kind in (Adds, Assigns, Inside, Said, Subtracts, AddsByOps, PassesOn):
-    assert is_additive(kind()), kind
-for kind in (Largest, InPython, RunningMean, DecayingSum, LargestOfTwice, InAFunction):
-    assert not is_additive(kind()), kind
+right = (Adds, Assigns, Inside, Said, Subtracts, AddsByOps, PassesOn, Above, Parts)
+wrong = (Largest, InPython, RunningMean, DecayingSum, LargestOfTwice, InAFunction)
+wrong += (Running, ByAnotherName, AlsoInAFunction, Helped, Elsewhere)
+for kind in right + wrong: assert is_additive(kind()) == (kind in right), kind
 said = []
 logging.getLogger("edl.tensorflow.keras_callbacks.metrics").addHandler(
     SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))
@@ -704,6 +731,32 @@ for kind, expected in ((Largest, 5.0), (Several, {"a": 5.0, "b": [5.0, 10.0]})):
     metrics.restore(); assert float(metric.t) == 8.0
     assert float(metric.result() if kind is Largest else metric.result()["a"]) == 8.0
 assert len(said) == 2 and "the state of the metric top may be no sum" in said[0], said
+""",
+        "",
+    ),
+    "a metric that a batch for padding makes": (
+        """
+from types import SimpleNamespace
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+made = [keras.metrics.Sum() for _ in range(3)]; made[0].update_state(1.0); made[2].update_state(5.0)
+late = keras.metrics.F1Score()
+model = SimpleNamespace(metrics=[made[0], late, made[2]], get_metrics_result=dict)
+metrics = EpochMetrics(model); metrics.begin_batch(0)
+late.update_state(np.eye(3), np.eye(3)); made[0].update_state(9.0); metrics.end_batch()
+assert (float(made[0].result()), float(made[2].result())) == (1.0, 5.0)
+assert not np.any(late.true_positives)
+""",
+        "",
+    ),
+    "sums of types that NumPy does not know": (
+        """
+from types import SimpleNamespace
+from edl.framework import gathering
+two = SimpleNamespace(exchange_bytes=lambda mine: [mine, mine])
+gathering.current_worker = lambda: two
+half = edl.sum(tf.constant([0.5, 1.5], tf.bfloat16))
+assert str(half.dtype) == "bfloat16" and half.tolist() == [1.0, 3.0], half
+assert edl.sum(np.array([1 + 2j])).tolist() == [2 + 4j]
 """,
         "",
     ),
@@ -1646,6 +1699,58 @@ WRONG_USES |= {
         "edl.init(); ds = edl.Dataset(data, 4); edl.policy('[batch]\\nbatch_size = 2\\n')",
         "call edl.policy before both",
     ),
+}
+RESULTS_IN_LOGS = """
+from types import SimpleNamespace
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+class Largest(keras.metrics.Metric):
+    edl_additive = False
+    def __init__(self, **k):
+        super().__init__(**k); self.t = self.add_weight(name="t", initializer="zeros")
+    def update_state(self, y, p, sample_weight=None):
+        self.t.assign(keras.ops.maximum(self.t, keras.ops.max(p)))
+    def result(self): return self.t * 1.0
+class Guide(keras.Model):  # as Keras' guide writes it
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            p = self(x, training=True); loss = self.compute_loss(y=y, y_pred=p)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in self.metrics:
+            metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, p)
+        results = {metric.name: metric.result() for metric in self.metrics}
+        if renamed: results["error"] = results.pop("compile_metrics")["mae"]
+        return results
+edl.init(); worker = edl.current_worker()
+sgd = edl.Optimizer(keras.optimizers.SGD(0.0)); combine = EpochMetrics.combine
+def with_another(self, worker, samples):  # of another worker, with half of its sums
+    class Two:
+        rank, is_shared = 0, False
+        def exchange_bytes(self, mine):
+            return [mine, (np.frombuffer(mine) * factors).tobytes()] if mine else [mine, mine]
+        def exchange(self, row): return [row, [row[0], *(each / 2 for each in row[1:])]]
+    combine(self, Two(), samples)
+EpochMetrics.combine = with_another
+ds = edl.Dataset(data, 4); inputs = keras.Input((1,))
+model = Guide(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+model.compile(sgd, "mse", metrics=["mae", Largest(name="top")])
+factors = np.tile([3.0, 1.0], 2)  # of the total and the count of each mean
+found = model.fit(ds, epochs=2, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0,
+    validation_data=data).history
+again = model.evaluate(*data, verbose=0, return_dict=True)
+mae = found["error" if renamed else "mae"][-1]
+assert np.isclose(mae, 2 * again["mae"]), (found, again)
+assert np.isclose(found["loss"][-1], 2 * again["loss"]), (found, again)
+assert renamed or np.isclose(found["top"][-1], 0.75 * data[0].max()), found
+assert found["val_top"][-1] == again["top"] == data[0].max() > 0, (found, again)
+"""
+RIGHT_USES |= {
+    f"the job's numbers in the logs of a train_step, {name}": (
+        f"renamed = {renamed}\n{RESULTS_IN_LOGS}",
+        "",
+    )
+    for name, renamed in (("as in Keras' guide", False), ("under another name", True))
 }
 RIGHT_USES |= {"a rate and batches of the policy": (BOTH_TABLES, "")}
 

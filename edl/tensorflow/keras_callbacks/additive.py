@@ -1,7 +1,10 @@
-"""Decide from its source whether the state of a metric is a sum over the batches.
+"""Which metrics of Keras have a state that is a sum over the batches.
 
-The state is a sum if every ``update_state`` of the metric only adds to its variables what does not
-depend on them. It is looked for in the syntax tree; whatever is not understood is no sum.
+All of Keras' own have. A metric of the user's is read: its ``update_state``, and the methods that
+this calls, may use a variable of the state only to add to it, by ``v.assign_add(...)`` or
+``v.assign(v + ...)``, or through metrics inside of it. So a maximum is no sum, nor is a running
+mean, ``v.assign_add((x - v) / n)``, nor what is not understood. The attribute ``edl_additive`` of a
+class overrules it.
 """
 
 from __future__ import annotations
@@ -12,86 +15,136 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-SUPER = "super().update_state"
+import keras
+
+ADDITIONS = {"assign_add", "assign_sub", "update_state"}  # the last one of a metric inside
+HARMLESS = {"shape", "dtype", "name", "ndim"}  # of a variable: no part of its value
 
 
 def is_additive(metric: Any) -> bool:
-    """Return whether the state of ``metric`` after several batches is the sum of their states.
-
-    Keras' own metrics are sums. The attribute ``edl_additive`` of a class of the user's own decides
-    for it, where it is set. A metric that keeps nothing in variables or inner metrics is no sum.
-    """
-    inner = [each for each in getattr(metric, "_metrics", ()) if each is not metric]
-    said = getattr(metric, "edl_additive", None)
+    """Return whether the state of ``metric`` after several batches is the sum of their states."""
+    said = getattr(type(metric), "edl_additive", None)
     if said is not None:
         return bool(said)
-    return _adds(type(metric).__mro__) and all(map(is_additive, inner))
+    inner = [each for each in getattr(metric, "_metrics", ()) if each is not metric]
+    return _only_adds(metric) and all(map(is_additive, inner))
 
 
-def _adds(kinds: tuple[type, ...]) -> bool:
-    """Return whether the first ``update_state`` of these classes, in their order, only adds."""
-    for at, kind in enumerate(kinds):
-        if "update_state" not in vars(kind):
-            continue
+def _only_adds(metric: Any) -> bool:
+    """Return whether an update by the user's classes adds to the state, and does nothing else."""
+    own = []
+    for kind in type(metric).__mro__:
         if kind.__module__.partition(".")[0] == "keras":
-            return kind.__name__ != "Metric"  # whose own update_state is not implemented
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        except (OSError, TypeError, SyntaxError):  # made at a prompt, or in a string
-            return False
-        updates = list(_updates(tree.body[0]))
-        passes_on = SUPER in updates
-        return bool(updates) and "" not in updates and (not passes_on or _adds(kinds[at + 1 :]))
-    return False
+            break
+        own.append(kind)
+    adds = not any("update_state" in vars(kind) for kind in own)
+    ahead, seen = ["update_state"], {"update_state"}
+    while ahead:
+        for method in _definitions(own, ahead.pop()):
+            if method is None or _uses_state(method, metric):
+                return False
+            adds = adds or any(
+                isinstance(node, ast.Attribute) and node.attr in {*ADDITIONS, "assign"}
+                for node in ast.walk(method)
+            )
+            called = {each.attr for each in _own_attributes(method)} - seen
+            seen |= called
+            ahead += called
+    return adds  # else the state is elsewhere
 
 
-def _updates(kind: ast.AST) -> Iterator[str]:
-    """Yield how each method of a class but ``reset_state`` changes a state.
+def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | None]:
+    """Yield the method of this name, and those that it reaches by ``super()``.
 
-    The text of what is called, or of the variable that is added to; "" where it is no addition.
+    None stands for a method whose source cannot be read, as at a prompt.
     """
-    methods = [each for each in ast.iter_child_nodes(kind) if isinstance(each, ast.FunctionDef)]
-    for method in methods:
-        if method.name in ("__init__", "build", "reset_state", "reset_states"):
-            continue
-        for node in ast.walk(method):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                yield from _update(node, node.func)
+    for kind in kinds:
+        if name in vars(kind):
+            method = _parsed(vars(kind)[name])
+            yield method
+            if method is None or not any(
+                isinstance(node, ast.Name) and node.id == "super" for node in ast.walk(method)
+            ):
+                return
 
 
-def _update(call: ast.Call, function: ast.Attribute) -> Iterator[str]:
-    target, arguments = ast.unparse(function.value), [*call.args]
-    arguments += [keyword.value for keyword in call.keywords]
-    if function.attr == "update_state":
-        yield SUPER if target.startswith("super(") else f"{target}.update_state"
-    elif function.attr in ("assign_add", "assign_sub"):
-        yield target if not any(_reads(each, target) for each in arguments) else ""
-    elif function.attr == "assign":
-        yield target if len(arguments) == 1 and _is_addition(arguments[0], target) else ""
-    elif function.attr.startswith("scatter_"):
-        yield ""
+def _parsed(function: Any) -> ast.FunctionDef | None:
+    if isinstance(function, property):
+        function = function.fget
+    if isinstance(function, staticmethod | classmethod):
+        function = function.__func__
+    if not callable(function):
+        return ast.parse("def value(): ...").body[0]  # type: ignore[return-value]  # a constant
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return next((each for each in tree.body if isinstance(each, ast.FunctionDef)), None)
 
 
-def _is_addition(value: ast.expr, target: str) -> bool:
-    """Return whether ``value`` is ``target`` and something that does not depend on it."""
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
-        left, right = value.left, value.right
-        swapped = isinstance(value.op, ast.Add)
-    elif isinstance(value, ast.Call) and len(value.args) == 2 and not value.keywords:
-        name = ast.unparse(value.func).rpartition(".")[2]
-        if name not in ("add", "subtract"):
-            return False
-        (left, right), swapped = value.args, name == "add"
-    else:
-        return False
-    if swapped and ast.unparse(right) == target:
-        left, right = right, left
-    if ast.unparse(left) == target:
-        return not _reads(right, target)
-    return _is_addition(left, target) and not _reads(right, target)  # target + a + b
+def _own_attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Yield each ``self.name``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_self(node.value):
+            yield node
 
 
-def _reads(value: ast.expr, target: str) -> bool:
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
+    """Return whether a method uses variables of ``metric`` but to add to them."""
+    allowed: set[int] = set()
+    for node in ast.walk(method):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            allowed |= _added_to(node, node.func)
+        elif isinstance(node, ast.Attribute) and node.attr in HARMLESS:
+            allowed.add(id(_bare(node.value)))
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
+            allowed.add(id(node.left))  # is None: not made yet
+        elif isinstance(node, ast.Assign | ast.AnnAssign):  # makes it
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            allowed |= {id(target) for target in targets}
     return any(
-        isinstance(node, ast.expr) and ast.unparse(node) == target for node in ast.walk(value)
+        id(node) not in allowed and _has_variables(getattr(metric, node.attr, None))
+        for node in _own_attributes(method)
     )
+
+
+def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
+    """Return the nodes that are a variable to which a call adds."""
+    target = function.value
+    if function.attr in ADDITIONS:
+        return {id(_bare(target))}
+    term = (
+        _addend(call.args[0], ast.dump(target)) if function.attr == "assign" and call.args else None
+    )
+    return set() if term is None else {id(_bare(target)), id(_bare(term))}
+
+
+def _addend(value: ast.AST, target: str) -> ast.AST | None:
+    """Return the node of ``target`` in ``target + ...``; None if this is something else."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
+        terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        terms = {"add": value.args, "subtract": value.args[:1]}.get(value.func.attr, [])
+    else:
+        return value if ast.dump(value) == target else None
+    found = (_addend(term, target) for term in terms)
+    return next((node for node in found if node is not None), None)
+
+
+def _bare(node: ast.AST) -> ast.AST:
+    """Return ``self.parts`` of ``self.parts[0]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
+def _has_variables(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        return any(map(_has_variables, value))
+    return isinstance(value, keras.Variable) or hasattr(value, "assign_add")

@@ -6,17 +6,15 @@ end of an epoch the workers add up their states, and Keras computes the job's re
 same on all: History, callbacks and logs have the numbers that one process would have. Batches for
 padding are taken back out of a state.
 
-A metric of the user's own may keep something else, a maximum for example. It counts as a sum if its
-``update_state`` only adds: by ``assign_add``, by ``v.assign(v + ...)``, or by metrics inside of it
-(:mod:`edl.tensorflow.keras_callbacks.additive`).
-Of any other the job's result is the mean of the workers' results, weighted with their samples,
-which is said once; the attribute ``edl_additive`` of its class overrules that.
+A metric of the user's own may keep something else, a maximum for example
+(:mod:`~edl.tensorflow.keras_callbacks.additive`). Of such a one the job's result is the mean of the
+workers' results, weighted with their samples, which is said once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,33 +39,63 @@ class EpochMetrics:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._before: State | None = None  # a batch for padding
+        self._before: dict[int, Any] | None = None  # a batch for padding
+        self._shown: dict[str, Any] | None = None  # results with a batch for padding
         self._told: set[str] = set()  # metrics that are no sums
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
-    def begin_padding(self) -> None:
-        """Remember the states: the batch that comes counts for nothing."""
-        self._before = _read(self._variables())
+    def begin_batch(self, weight: int) -> None:
+        """Remember the states if the batch that comes counts for nothing: its weight is 0."""
+        self._shown = None
+        if weight == 0:
+            variables = self._variables()
+            self._before = dict(zip(map(id, variables), _read(variables), strict=True))
 
     def end_batch(self) -> None:
         """Take a batch for padding out of the states."""
         before, self._before = self._before, None
-        variables = self._variables()
-        for variable, value in zip(variables, before or (), strict=False):
-            variable.assign(value)
-        for variable in variables[len(before or ()) :] if before is not None else ():
-            variable.assign(np.zeros(variable.shape, variable.dtype))  # this batch has built it
+        if before is None:
+            return
+        self._shown = self.results()
+        for variable in self._variables():  # one that this batch has made was zero
+            variable.assign(before.get(id(variable), np.zeros(variable.shape, variable.dtype)))
 
-    def combine(self, worker: Worker, samples: int) -> frozenset[str]:
+    def results(self) -> dict[str, Any]:
+        """Return the results by name, as Keras gives them to callbacks."""
+        found: dict[str, Any] = {}
+        for name, value in self._model.get_metrics_result().items():
+            found.update(value if isinstance(value, Mapping) else {name: value})
+        arrays = {name: np.asarray(value) for name, value in found.items()}
+        return {name: float(v) if v.ndim == 0 else v for name, v in arrays.items()}
+
+    def of_job(self, logs: Mapping[str, Any], worker: Worker, samples: int) -> dict[str, Any]:
+        """Combine the metrics; return those of ``logs`` that come from them, of the whole job.
+
+        All workers call it between two steps, after the last one of the epoch.
+
+        Args:
+            logs: what ``train_step`` has returned for this worker's last batch. A number is that of
+                a metric if all names are those of the model's metrics, or if it is its result.
+            samples: of this worker in the epoch.
+
+        Raises:
+            UsageError: the metrics of another worker are others.
+        """
+        own = self._shown if self._shown is not None else self.results()
+        self.combine(worker, samples)
+        job = self.results()
+        if {*job} == {*logs}:
+            return job
+        sources = {name: _source(name, value, own) for name, value in logs.items()}
+        return {name: job[source] for name, source in sources.items() if source is not None}
+
+    def combine(self, worker: Worker, samples: int) -> None:
         """Let the metrics have the states of all workers together, until they are reset.
 
         All workers call it between two steps, after the last one of the epoch.
 
         Args:
             samples: of this worker in the epoch.
-
-        Returns:
-            The names of the numbers that Keras makes of them.
 
         Raises:
             UsageError: the metrics of another worker are others.
@@ -83,7 +111,6 @@ class EpochMetrics:
         for metric in metrics:
             if not any(metric is one for one in sums):
                 self._take_mean(metric, worker, samples)
-        return frozenset(self._model.get_metrics_result())
 
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
         """Let the first worker that stays have what the workers that leave have added up.
@@ -137,6 +164,24 @@ def _leaves(metrics: Iterable[Any]) -> list[Any]:
         inner = getattr(metric, "metrics", None)
         found += _leaves(inner) if inner is not None else [metric]
     return found
+
+
+def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
+    """Return which of the metrics' results a number is, by its own name or another one."""
+    same = [other for other, result in results.items() if _is_same(value, result)]
+    if name in same:
+        return name
+    return same[0] if len(same) == 1 else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two results are equal, but for the rounding of a compiled step."""
+    if np.shape(one) != np.shape(other):
+        return False
+    try:
+        return np.allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=0, equal_nan=True)
+    except TypeError:
+        return False
 
 
 def _read(variables: Sequence[Any]) -> State:
