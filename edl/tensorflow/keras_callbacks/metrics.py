@@ -86,8 +86,15 @@ class EpochMetrics:
         job = self.results()
         if {*job} == {*logs}:
             return job
-        sources = {name: _source(name, value, own) for name, value in logs.items()}
-        return {name: job[source] for name, source in sources.items() if source is not None}
+        sources = {name: _source(name, logs[name], own) for name in sorted(logs)}
+        # A number may equal a metric's by chance on some workers, after one batch for example.
+        said = worker.exchange([float(source is not None) for source in sources.values()])
+        on_all = [all(each) for each in zip(*said, strict=True)]
+        return {
+            name: job[source]
+            for (name, source), agreed in zip(sources.items(), on_all, strict=True)
+            if agreed and source is not None
+        }
 
     def combine(self, worker: Worker, samples: int) -> None:
         """Let the metrics have the states of all workers together, until they are reset.
