@@ -25,7 +25,10 @@ DEEPEST = 100  # nodes of a graph that are looked at
 NOTHING, MEAN, SUM = 0, 1, 2  # the reductions of a loss function, as its node keeps them
 # They pass a number on, perhaps multiplied by another one.
 _PASSING = {"Add", "Sub", "Neg", "Mul", "Div", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"}
-_ELEMENTWISE = {"Pow", "Abs", "Mul", "Neg", "View", "Clone", "ToCopy", "Square", "Sqrt", "T"}
+_ELEMENTWISE = {
+    *("Pow", "Abs", "Mul", "Neg", "View", "Clone", "ToCopy", "Square", "Sqrt", "T"),
+    *("Add", "Sub", "Div", "Exp", "Log", "Softplus", "Cat"),
+}
 _SELECTING = {"Index", "MaskedSelect"}
 
 
@@ -62,11 +65,24 @@ class LossLook:
         if samples < 2 or not isinstance(losses, list | tuple):
             return
         self._left -= 1
-        for loss in losses if worker.rank == 0 else ():
-            if isinstance(loss, torch.Tensor) and (why := self.why_no_mean(loss, samples)):
-                logger.warning("%s", why)
-                self._left = 0
-                return
+        if worker.rank == 0 and (why := self._why_one_is_none(losses, samples)) is not None:
+            logger.warning("%s", why)
+            self._left = 0
+
+    def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
+        """Return why one of ``losses`` is no mean; None also for a graph that cannot be read.
+
+        What the nodes of a graph keep is no interface of PyTorch's, and a script may have nodes of
+        its own: a hint never ends a step.
+        """
+        try:
+            for loss in losses:
+                if isinstance(loss, torch.Tensor) and (why := self.why_no_mean(loss, samples)):
+                    return why
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            logger.debug("the losses are not looked at, their graph cannot be read: %s", error)
+            self._left = 0
+        return None
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
         """Return why ``loss``, of a batch of ``samples``, is no mean over them; None: it may be."""
@@ -83,23 +99,27 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
     A mean over all entries of the samples is a mean over them, and is left out.
     """
-    waiting: list[tuple[Any, float]] = [(loss.grad_fn, 1.0)]  # and what it is divided by
+    # each node, what its result is divided by, and the product of the factors below 1
+    waiting: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 1.0)]
     for _ in range(DEEPEST):
         if not waiting:
             return
-        node, divisor = waiting.pop()
+        node, divisor, factor = waiting.pop()
         if node is None:
             continue
-        kind, below = _kind(node), [each for each, _ in node.next_functions if each is not None]
+        kind, below = _kind(node), _below(node)
         if kind == "Stack" or (kind in _PASSING and len(_sizes(node)) == 0):
-            waiting += [(each, divisor * _divisor(node, kind)) for each in below]
+            number = _number(node)
+            divisor *= number if kind == "Div" else 1.0
+            factor *= number if kind == "Mul" and 0 < number < 1 else 1.0
+            waiting += [(each, divisor, factor) for each in below]
         elif kind in ("Sum", "Mean") and below and _kind(below[0]) == "Stack":
-            waiting.append((below[0], divisor))  # of a list of losses
-        elif (term := _term(node, kind, samples, divisor)) is not None:
+            waiting.append((below[0], divisor, factor))  # of a list of losses
+        elif (term := _term(node, kind, samples, divisor, factor)) is not None:
             yield term
 
 
-def _term(node: Any, kind: str, samples: int, divisor: float) -> LossTerm | None:
+def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> LossTerm | None:
     """Return what ``node`` reduces a batch by; None: it does not, or that says nothing."""
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
@@ -109,11 +129,12 @@ def _term(node: Any, kind: str, samples: int, divisor: float) -> LossTerm | None
     if reduction == NOTHING:
         return None
     entries = _entries(node)
-    selects = any(_kind(each) in _SELECTING for each, _ in node.next_functions if each is not None)
-    if kind in ("Sum", "Mean") and not selects and (entries % samples or _is_of_weights(node)):
-        return None  # a penalty
+    selects = any(_kind(each) in _SELECTING for each in _below(node))
+    if kind in ("Sum", "Mean") and not selects and (entries % samples or _is_penalty(node)):
+        return None
     if reduction == SUM:
-        return None if divisor == entries else LossTerm(kind, samples, divisor, False)
+        is_known = 0 < divisor < math.inf and divisor != entries
+        return LossTerm(kind, samples, divisor, False, factor) if is_known else None
     if (weight := _total_weight(node)) is not None:
         is_whole = node._saved_weight is None and weight == entries and not entries % samples
         return None if is_whole or weight == 0 else LossTerm(kind, samples, weight, True)
@@ -147,26 +168,45 @@ def _total_weight(node: Any) -> float | None:
     return None if weight is None else float(weight)
 
 
-def _divisor(node: Any, kind: str) -> float:
-    """Return what a node divides a number by; a factor below 1 divides it, too."""
+def _below(node: Any) -> list[Any]:
+    """Return the nodes whose results ``node`` has got."""
+    return [each for each, _ in node.next_functions if each is not None]
+
+
+def _number(node: Any) -> float:
+    """Return the number that a node multiplies or divides by.
+
+    1.0 if it does neither; infinite if the number is learned, or computed by the model, and so says
+    nothing about the batch.
+    """
     other = getattr(node, "_saved_other", None)
-    if kind not in ("Div", "Mul") or other is None or other.numel() != 1:
+    if isinstance(other, int | float):  # one of Python, as for ``label_smoothing``
+        return abs(float(other))
+    if not isinstance(other, torch.Tensor) or other.numel() != 1:
         return 1.0
-    value = abs(float(other))
-    if kind == "Div":
-        return value
-    return 1 / value if 0 < value < 1 else 1.0
+    return math.inf if other.requires_grad else abs(float(other))
 
 
-def _is_of_weights(node: Any) -> bool:
-    """Return whether a sum is over a parameter, such as the penalty ``weight.abs().sum()``."""
+def _is_penalty(node: Any) -> bool:
+    """Return whether a sum is of no samples.
+
+    That is one over parameters, such as ``weight.abs().sum()``, or over what is a mean of the batch
+    already, such as the entropy of the mean prediction.
+    """
+    waiting, is_of_data = _below(node), False
     for _ in range(DEEPEST):
-        below = [each for each, _ in node.next_functions if each is not None]
-        if not below:
-            return _kind(node) == "AccumulateGrad"
-        node = below[0]
-        other = getattr(node, "_saved_other", None)
-        is_data = other is not None and other.numel() > 1 and not other.requires_grad
-        if _kind(node) not in (*_ELEMENTWISE, "AccumulateGrad") or is_data:
+        if not waiting:
+            return not is_of_data
+        node = waiting.pop()
+        kind = _kind(node)
+        if kind == "Mean" and 0 in getattr(node, "_saved_dim", ()):
+            return True
+        if kind not in (*_ELEMENTWISE, "AccumulateGrad"):
             return False
+        saved = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
+        is_of_data |= any(
+            isinstance(each, torch.Tensor) and each.numel() > 1 and not each.requires_grad
+            for each in saved
+        )
+        waiting += _below(node)
     return False

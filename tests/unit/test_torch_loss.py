@@ -67,6 +67,7 @@ MASKED: dict[str, Loss] = {
         s[:, 0], y[:, 0], weight=torch.arange(1.0, C + 1)
     ),
     "beside another": lambda s, y: s.pow(2).mean() + flat(s, y),
+    "label smoothing": lambda s, y: flat(s, y, label_smoothing=0.1),
 }
 SUMS: dict[str, Loss] = {
     "sum": lambda s, _: s.sum(),
@@ -88,6 +89,11 @@ MEANS: dict[str, Loss] = {
     "list": lambda s, _: torch.stack([s.mean(), s.pow(2).mean()]).sum(),
     "double": lambda s, _: s.double().mean(),
     "annealed": lambda s, y: s.pow(2).mean() * 0.01 * float((y >= 0).sum()),
+    "annealed sum": lambda s, y: s.pow(2).sum() / len(s) * (0.01 * float((y >= 0).sum())),
+    "label smoothing": lambda s, y: F.cross_entropy(s[:, 0], y[:, 0], label_smoothing=0.1),
+    "soft targets": lambda s, _: F.cross_entropy(s[:, 0], torch.full((N, C), 1 / C)),
+    "learned divisor": lambda s, _: s.sum() / len(s) / s.exp().sum() + s.mean(),
+    "entropy of the mean": lambda s, _: s[:, :N, 0].mean(0).pow(2).sum(),
 }
 
 
@@ -111,10 +117,38 @@ def test_a_mean_over_the_samples_is_not(name: str) -> None:
 def test_a_penalty_on_the_weights_is_not() -> None:
     weights = torch.nn.Parameter(torch.randn(N, C))
     penalties = (weights.pow(2).sum(), weights.abs().sum(), (weights * weights).sum())
-    for penalty in (*penalties, weights[0].abs().mean()):
-        look = LossLook(worker())
-        for scores, _ in batches():
-            assert look.why_no_mean(scores.mean() + 0.01 * penalty, N) is None
+    of_bayes = (F.softplus(weights).pow(2) + weights.pow(2) - F.softplus(weights).log()).sum()
+    of_all = torch.cat([weights.view(-1), weights.view(-1)]).abs().sum()
+    for penalty in (*penalties, weights[0].abs().mean(), of_bayes, of_all):
+        for factor in (0.01, 2.0):
+            look = LossLook(worker())
+            for scores, _ in batches():
+                assert look.why_no_mean(scores.mean() + factor * penalty, N) is None
+
+
+class Sum(torch.autograd.Function):
+    """A function of a script's own: its node has a name of PyTorch's and keeps nothing."""
+
+    @staticmethod
+    def forward(context: Any, entries: torch.Tensor) -> torch.Tensor:
+        context.shape = entries.shape
+        return entries.sum()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].expand(context.shape)
+
+
+def test_a_graph_that_cannot_be_read_does_not_end_a_step(
+    plain: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    LossLook(worker()).begin()
+    scores = torch.nn.Parameter(torch.ones(N))
+    Sum.apply(scores).backward()  # type: ignore[no-untyped-call]
+    assert scores.grad is not None
+    assert torch.equal(scores.grad, torch.ones(N))
+    assert torch.autograd.backward is plain
+    assert not caplog.records
 
 
 @pytest.fixture

@@ -25,12 +25,15 @@ class LossTerm:
         samples: of the batch.
         divisor: what the sum is divided by; 1.0 where nothing divides it.
         is_mean: the function itself has divided it.
+        factor: what it is multiplied by, if that is below 1. It may be 1 / n, or a coefficient that
+            changes during a training, so that it is not compared between batches.
     """
 
     name: str
     samples: int
     divisor: float
     is_mean: bool
+    factor: float = 1.0
 
     @property
     def per_sample(self) -> float:
@@ -44,13 +47,14 @@ def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
     Args:
         before: the same term of an earlier batch, if there was one.
     """
-    if not term.is_mean and term.divisor < term.samples:
+    if not term.is_mean and term.divisor / term.factor < term.samples:
         return (
             f"the loss ({term.name}) is a sum over the {term.samples} samples of a batch, and edl "
             "weights the gradient of each worker with its samples, as for a mean: divide the sum "
             f"by len(x), the number of samples; {SEE}"
         )
-    if before is None:
+    is_divided = term.is_mean or term.divisor >= term.samples
+    if before is None or not is_divided:
         return None
     if abs(term.per_sample - before.per_sample) <= TOLERANCE * abs(before.per_sample):
         return None
