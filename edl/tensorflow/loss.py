@@ -72,6 +72,13 @@ def why_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> 
             "of them count more. End the mask before the loss, and give the data set sample "
             f"weights, 0 for what is padding; {SEE}"
         )
+    if getattr(loss, "ignore_class", None) is not None:
+        return (
+            f"the loss {loss.name} has ignore_class={loss.ignore_class}, and is a mean over the "
+            f"labels that are not ignored, {WEIGHTED}: labels of a batch with few of them count "
+            "more. Leave ignore_class out, and give the data set sample weights, 0 for what is to "
+            f"be ignored, whose label is any class; {SEE}"
+        )
     return None
 
 

@@ -823,6 +823,11 @@ assert "mean_with_sample_weight" in looked_at(with_weights)
 assert not looked_at(fitted("mse"), rank=1) and not looked_at(fitted("mse"), is_shared=False)
 assert not looked_at(fitted("mse"), loader=SimpleNamespace(open=False))
 assert not looked_at(lambda: mse(reduction="sum")(y, y), in_fit=False)
+def labelled(ignored):
+    inputs = keras.Input((4,)); model = keras.Model(inputs, layers.Dense(3)(inputs))
+    model.compile("sgd", losses.SparseCategoricalCrossentropy(True, ignore_class=ignored))
+    return lambda: model.train_on_batch(x, np.array([0, 1]))
+assert "has ignore_class=-100" in looked_at(labelled(-100)) and not looked_at(labelled(None))
 # The way out: each entry counts the same, whatever the other samples of its batch.
 def gradient(rows):
     inputs = keras.Input((4,)); tokens = layers.Embedding(5, 3, mask_zero=True)(inputs)
