@@ -197,7 +197,9 @@ class KerasCallback(keras.callbacks.Callback):
 
         Keras asks them next for the numbers of the epoch, unless ``train_step`` returns others.
         """
-        self._whole = self.metrics.of_job(logs or {}, self._training.worker, self._samples)
+        worker = self._training.worker
+        end_batch(worker)  # who has missed the last step gets what is kept here, not later
+        self._whole = self.metrics.of_job(logs or {}, worker, self._samples)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self.metrics.restore()  # fit has taken the numbers of the epoch

@@ -576,6 +576,19 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "a fit that closes its last batch before it waits for the others": (
+        """
+from edl.tensorflow import fit
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+order, close, combine = [], fit.end_batch, EpochMetrics.combine
+fit.end_batch = lambda worker: (order.append("closed"), close(worker))
+EpochMetrics.combine = lambda *each: (order.append("combined"), combine(*each))[1]
+edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
+model.fit(ds, epochs=1, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
+assert order[:2] == ["closed", "combined"], order
+""",
+        "",
+    ),
     "all metrics of Keras over the samples of all workers": (
         """
 import inspect
