@@ -10,6 +10,7 @@ As a real worker does, it looks at ZooKeeper when something has changed there, n
     --fail-at N        exit with --code when step N is reached
     --code C
     --deaf             ignore SIGTERM and the end of the job
+    --rest-alone       train no step while the ring has one worker
 """
 
 import argparse
@@ -42,6 +43,7 @@ parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--code", type=int, default=3)
 parser.add_argument("--deaf", action="store_true")
+parser.add_argument("--rest-alone", action="store_true")
 args = parser.parse_args()
 settings = config.load()
 
@@ -156,7 +158,7 @@ class Worker:
                 except (CoordinationError, Deposed):
                     self.news.set()
             time.sleep(args.step_s)
-            if self.member.generation == 0:
+            if self.member.generation == 0 or (args.rest_alone and self.size == 1):
                 continue
             self.step += 1
             self.samples += 4 * self.size
