@@ -1643,7 +1643,7 @@ for number in range(0, 24, 2):
     one, two = seen[number], seen[number + 1]
     pair = Squares((one**2 + two**2) / 2, ((one + two) / 2) ** 2)
     expected = expected.after(measured({0: 8}, {0: pair}), 8, number + 2)
-for one, other in zip(found.averages, expected.averages):
+for one, other in zip(found.averages, expected.averages, strict=True):
     assert abs(one.noise / other.noise - 1) < 1e-3, (kind, found, expected)
     assert abs(one.signal / other.signal - 1) < 1e-3, (kind, found, expected)
 """
