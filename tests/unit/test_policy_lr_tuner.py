@@ -195,7 +195,24 @@ def test_it_steps_back_when_the_loss_is_much_higher_after_a_step_up() -> None:
     assert TunerState.restore(json.loads(json.dumps(back.snapshot()))) == back
 
 
-@pytest.mark.parametrize("given", [0.1, 1.0, 13.0])
+def test_a_second_small_fall_in_a_row_leaves_the_edge() -> None:
+    """The edge is where an update changes nothing: at 0.98 and 0.99 times the rate here."""
+    once = a_round(replace(TUNING.begin(1.0), rate=1.0), 100, least=0.49)
+    assert (once.rate, once.ceiling, once.falls) == (pytest.approx(0.98), 0.0, 1)
+    twice = a_round(once, 400, least=0.495)
+    edge = 0.98 * 0.99
+    assert twice.rate == pytest.approx(0.9 * edge)
+    assert twice.ceiling == pytest.approx(0.98 * math.sqrt(0.9 * 0.99))
+    assert twice.ceiling < edge
+    far = a_round(replace(twice, loss=None), 700, least=400.0)
+    assert (far.rate, far.falls) == (pytest.approx(twice.ceiling), 0)
+    kept = a_round(once, 400, least=1.0)
+    assert a_round(kept, 700, least=0.495).rate == pytest.approx(edge), "not two in a row"
+    large = a_round(once, 400, least=0.4)
+    assert (large.rate, large.ceiling) == (pytest.approx(0.98 * 0.8), 0.0), "far above the edge"
+
+
+@pytest.mark.parametrize("given", [0.1, 0.3, 1.0, 13.0])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("condition", [100.0, 1000.0])
 def test_without_noise_and_ill_conditioned_it_ends_below_the_stable_rate(

@@ -23,6 +23,14 @@ steep one some updates later. So soon after each step up, and in each round, the
 with the largest one of the round before: if it is much higher, the learning rate steps back to what
 it was, and stays below the geometric mean of the two from then on.
 
+A learning rate at which the loss stays where it is, is the edge of the stable ones: 2 / L of a
+quadratic, L being its largest curvature. When exploring, round after round would lower a rate from
+above to the edge itself. So where a second round in a row lowers it, and by less than a tenth, it
+goes to INSIDE of the edge, and again stays below the geometric mean of the two. This was tried on
+384 quadratics without noise (condition numbers 10 to 10,000, momentum 0 and 0.9, rates of 0.05 to
+30 times 1 / L): 2 ended exploring above the stable rate, by 4 and 8 % and soon after a step up; it
+was 19 before. Where gradients have noise two such rounds in a row are rare: none in 768 trainings.
+
 All here is pure. What it is told is the same on all workers, and so is what comes out.
 """
 
@@ -42,6 +50,7 @@ EARLY = 0.5  # of the time for all measurements may be used at once: the start n
 SETTLE = 20  # updates after a change, and at the start: momentum (0.9) has come to its size
 LOOKS = 32  # a training has at least so many rounds, if they may cost as much
 HIGHER = 4.0  # times the largest loss of the last round is much higher
+INSIDE = 0.9  # of the rate at which the loss neither grows nor falls is safely below it
 FALL = 100.0  # exploiting divides the learning rate by no more than this, evenly over its time
 
 
@@ -64,6 +73,7 @@ class TunerState:
         back: the learning rate before the last step up; 0: there was none, or it went down since.
         ceiling: what the learning rate is to stay below, as it was too high once; 0: none was.
         checks: of the last step up or back, that are still to come.
+        falls: how many rounds in a row, up to the last, have lowered the rate while exploring.
     """
 
     rate: float
@@ -80,6 +90,7 @@ class TunerState:
     back: float = 0.0
     ceiling: float = 0.0
     checks: int = 0
+    falls: int = 0
 
     def snapshot(self) -> dict[str, Any]:
         """As JSON values."""
@@ -224,20 +235,26 @@ class Tuning:
             back=0.0,
             ceiling=min(ceiling, state.ceiling or ceiling),
             checks=1,
+            falls=0,
         )
 
     def _decided(self, state: TunerState, now: Measured, factor: float, why: str) -> TunerState:
-        """The round is over."""
+        """Close a round: set the learning rate it found, and when the next round begins."""
         before = self.rate_at(state, now.samples)
         rate, what = state.rate, f"keeps {before:.3g}"
+        ceiling = state.ceiling
+        falls = state.falls + 1 if self._explores(now) and factor < 1.0 else 0
+        if falls > 1 and factor > INSIDE:  # the rate is at the edge, where no update helps
+            factor *= INSIDE
+            ceiling = min(before * math.sqrt(factor), ceiling or math.inf)
         if factor != 1.0:
             if not self._explores(now):
                 factor = max(factor, self._least_factor(state, now.samples))
             rate = self._limited(before * factor)
             if not self._explores(now):
                 rate = min(rate, before)
-            elif state.ceiling:
-                rate = min(rate, max(state.ceiling, before))
+            elif ceiling:
+                rate = min(rate, max(ceiling, before))
             if rate != before:
                 what = f"{before:.3g} -> {rate:.3g}"
         changed = rate != state.rate
@@ -260,7 +277,9 @@ class Tuning:
             reason=f"{what} at {now.samples:.0f} of {self.total:.0f} samples: {why}",
             loss=max(curve[0] for curve in state.curves) if state.curves else state.loss,
             back=back,
+            ceiling=ceiling,
             checks=int(rises),
+            falls=falls,
         )
 
     def _explores(self, now: Measured) -> bool:
