@@ -41,15 +41,20 @@ def checkpoint_at(path: Path) -> Checkpoint:
 
 
 def weights(path: Path) -> Mapping[str, Any]:
-    """What a model's ``state_dict()`` has, by the names there; its arrays are :class:`Blob`.
+    """Return the weights of a model from a file, by the names that ``state_dict()`` gives them.
 
-    A checkpoint from before, and one of TensorFlow, has its parameters and buffers, each once.
+    A checkpoint of TensorFlow, or of an earlier version of edl, does not know these names: it has
+    each parameter and each buffer once, under the name that the job uses.
 
     Args:
-        path: of a checkpoint; of a directory: its newest one; or of an exported file.
+        path: a checkpoint, an exported safetensors file, or a directory of checkpoints, of which
+            the newest is read.
+
+    Returns:
+        For each tensor a :class:`Blob`, and for other entries of ``state_dict()`` their values.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is no such file, or it is damaged.
     """
     if path.is_dir() or files.is_checkpoint(path):
         return _model(checkpoint_at(path))

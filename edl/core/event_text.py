@@ -1,4 +1,7 @@
-"""What a switch has cost, for people. Agents show less: :mod:`edl.core.host.headlines`."""
+"""Say in words what a switch to another ring has cost the workers, as `edl events` shows it.
+
+On an agent's terminal one line stands for several events: :mod:`edl.core.host.headlines`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from edl.core.events import Event, SwitchDetails, SwitchParts
 
 
 def cost(event: Event) -> str:
-    """How long a switch held each worker up; of a repair, how long no step was complete at most,
-    and the parts of the longest of that.
+    """Return the cost of a switch in words; empty for other events.
 
-    Empty for other events.
+    For a planned switch it is how long each worker stood still. For a repair it is also the longest
+    time in which a worker completed no step, and the parts of that time.
     """
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""

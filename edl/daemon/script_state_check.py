@@ -1,13 +1,13 @@
-"""The states of scripts for Horovod Elastic are compared when they are saved.
+"""Compare the workers' states in a script for Horovod Elastic, whenever it saves its state.
 
-Of such a script edl knows that its saves are made by all workers at the same point, and that all
-are given the same state before they train on. Whether they keep it equal is the script's matter:
-some train parameters of their own, and average them now and then. So the first save of a job tells.
-If the states are equal then, they are compared from then on: a part at each save. If not, they are
-not compared, and the log says so.
+All workers of such a script save at the same point, and all begin with the same state. Whether the
+states stay equal is the script's choice: in some scripts each worker trains parameters of its own,
+which are averaged now and then. So the first save of a job decides. If the states are equal there,
+a part of them is compared at each save from then on. If not, they are never compared, and the log
+says so.
 
-After a join the whole is compared at the first save, before the state is saved. If a newcomer
-differs it leaves, and the others go back to what they had saved when it joined, as after a crash.
+After a join the whole state is compared at the next commit, before it is saved. A newcomer that
+differs leaves, and the others return to the state that they saved when it joined, as after a crash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptStateCheck(Comparison):
-    """One worker's part in it. Runs in the training thread."""
+    """The comparison of states on one worker; it runs in the training thread."""
 
     cause: ClassVar[str] = SCRIPT_CAUSE
     unit: ClassVar[str] = "save"
@@ -50,24 +50,24 @@ class ScriptStateCheck(Comparison):
     ) -> None:
         super().__init__(ring, progress, checkpointing, log_event)
         self._progress = progress
-        self._saves = 0  # which save is next, or was made last
+        self._saves = 0  # the number of the save that is compared
 
     @property
     def newcomers_are_due(self) -> bool:
-        """Workers have joined since the last save: the whole is compared before the next one."""
+        """Whether workers have joined since the last save, so that the whole state is compared."""
         checks = self._progress.comparable is not Comparable.NO and self._every > 0
         return checks and self._progress.joined_after != NEVER and not self._ring.alone
 
     def before_save(self) -> None:
-        """The state is about to be saved, and :attr:`newcomers_are_due`."""
+        """Compute the digest of the whole state; call it when :attr:`newcomers_are_due`."""
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """All workers' rows of that are here, and nobody had to leave."""
+        """Note that the states of the newcomers are equal to the others'."""
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:
-        """The state is saved."""
+        """Compute the digest of the part that is compared at this save, which was just made."""
         progress = self._progress
         self._saves, self.state = progress.step, 0
         if progress.comparable is not Comparable.NO:
@@ -76,12 +76,15 @@ class ScriptStateCheck(Comparison):
             self.state = self.now(group) if group is not None else 0
 
     def compare(self, records: StepRecords) -> None:
-        """All rows of a save are here.
+        """Compare the digests of all workers at a save.
+
+        Args:
+            records: the rows of all workers.
 
         Raises:
-            StateDiffers: the job ends.
-            NewcomerDiffers: this worker is a newcomer that differs, and ends.
-            RingBroken: for the others then.
+            StateDiffers: states of workers that are no newcomers differ; the job ends.
+            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
+            RingBroken: another worker is such a newcomer; the ring is built again without it.
         """
         progress, found = self._progress, split_of(records)
         if found is None:

@@ -1,7 +1,6 @@
-"""Arrays of all workers, gathered between two steps: what :func:`edl.torch.gather` stands on.
+"""Gather arrays of all workers between two steps, for ``edl.gather`` and ``edl.sum``.
 
-The exchange is protected (:mod:`edl.daemon.exchange`): all workers get the same answer, whoever
-dies meanwhile.
+All workers get the same answer, also when one of them dies meanwhile (:mod:`edl.daemon.exchange`).
 """
 
 from __future__ import annotations
@@ -26,10 +25,12 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
     All workers call it at the same point with the same names and types; shapes may differ.
 
     Args:
-        empty_fits: an array without elements has the type of the others, whatever its own is.
+        arrays: this worker's arrays, by name.
+        empty_fits: whether an array without elements may have any type; it is converted to the
+            type of the others.
 
     Raises:
-        UsageError: names or types differ; or in the midst of a step, or outside of the training.
+        UsageError: names or types differ, or the call is inside a step or outside the training.
     """
     forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
     header = json.dumps(forms).encode()
@@ -49,10 +50,14 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
 
 
 def check_rows(name: str, parts: list[Array]) -> None:
-    """Make sure that arrays can be put one behind the other.
+    """Check that the arrays of all workers can be concatenated.
+
+    Args:
+        name: the name of the array in the script's dict, for the sentence.
+        parts: one array from each worker.
 
     Raises:
-        UsageError: their shapes differ beyond the first dimension.
+        UsageError: the shapes differ beyond the first dimension.
     """
     shapes = [part.shape for part in parts]
     if len({shape[1:] for shape in shapes}) > 1 or len({len(shape) for shape in shapes}) > 1:
@@ -63,10 +68,14 @@ def check_rows(name: str, parts: list[Array]) -> None:
 
 
 def check_same_shape(name: str, parts: list[Array]) -> None:
-    """Make sure that arrays can be added up.
+    """Check that the arrays of all workers can be added up.
+
+    Args:
+        name: the name of the array in the script's dict, for the sentence.
+        parts: one array from each worker.
 
     Raises:
-        UsageError: their shapes differ.
+        UsageError: the shapes differ.
     """
     shapes = [part.shape for part in parts]
     if len({*shapes}) > 1:
@@ -87,7 +96,7 @@ def _read(payload: bytes) -> dict[str, Array]:
 
 
 def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]:
-    """Return the arrays, each one without elements in the type of the first that has some."""
+    """Return the arrays, with empty ones converted to the type of the others of their name."""
     types: dict[str, Any] = {}
     for each in found:
         for name, array in each.items():

@@ -1,4 +1,4 @@
-"""Random numbers of the training thread: each worker has its own, and none comes twice.
+"""Give each worker random numbers of its own in the training thread, none of them twice.
 
 All workers run one script, which seeds its generators, so all would draw the same dropout masks and
 the same noise: the samples of a step would not be independent, and a newcomer would repeat what was
@@ -32,11 +32,12 @@ def seed_python(seed: int) -> None:
 
 
 class RandomNumbers:
-    """Those of this process, while it trains for ``worker``.
+    """Seeds the random generators of a training process, so that no two workers draw the same.
 
     Args:
-        read: returns the seed that the framework's generator was given last.
-        seed: seeds all generators of the framework.
+        worker: the worker that this process is.
+        read: a function that returns the seed that the framework's generator was given last.
+        seed: a function that seeds all generators of the framework.
     """
 
     def __init__(
@@ -44,14 +45,14 @@ class RandomNumbers:
     ) -> None:
         self._worker, self._read, self._seed = worker, read, seed
         self._seen: int | None = None  # what read() returned last; None: training has not begun
-        self._own: tuple[str, int, int] | None = None  # what makes it this worker's; None: nothing
+        self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
 
     def warm_up(self) -> None:
         """Give a newcomer numbers of its own before its first batch, which may build a graph."""
         self._begin("warm-up", self._worker.id, 0)
 
     def enter(self) -> None:
-        """Give this worker numbers of its own: it has the job's state, and training begins."""
+        """Give this worker numbers of its own; call it when it has the job's state to train on."""
         worker = self._worker
         if worker.generation > 1 or worker.step > 0:
             self._begin("worker", worker.id, worker.step)
@@ -61,7 +62,7 @@ class RandomNumbers:
             self._seen = self._read()
 
     def look(self) -> None:
-        """Make a seed this worker's own that the script has set since the last batch."""
+        """Derive a seed of this worker's own if the script has seeded since the last batch."""
         if self._own is not None and self._read() != self._seen:
             self._begin(*self._own)
 

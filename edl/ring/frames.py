@@ -1,7 +1,7 @@
-"""Messages of any size in one allgather: each as a row of integers that begins with its length.
+"""Send messages of different sizes in one allgather, each as integers that begin with its length.
 
-Horovod gathers rows of which each worker has another number. So the messages of all workers travel
-in one collective, which for a short message is as small as one of a fixed size.
+In Horovod's allgather each worker may bring another number of rows. So one collective carries the
+messages of all workers, and short messages cost no more than messages of a fixed size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ WORD_BYTES = 8  # of an integer of a Table
 
 
 def pack(payload: bytes | memoryview) -> Table:
-    """Return ``payload`` as a vector of integers: its length in bytes, then itself."""
+    """Return a frame: a vector of integers with the length of ``payload`` in bytes, and its bytes.
+
+    The last integer is filled up with zeros.
+    """
     size = len(payload)
     frame: Table = np.empty(1 + -(-size // WORD_BYTES), dtype=np.int64)
     frame[-1] = 0  # what fills up the last word
@@ -27,7 +30,7 @@ def pack(payload: bytes | memoryview) -> Table:
 
 
 def unpack(frames: Table) -> list[bytes]:
-    """Return the payloads of the frames that lie one behind the other in ``frames``."""
+    """Return the payloads of ``frames``, a concatenation of what :func:`pack` has returned."""
     payloads, at = [], 0
     data = np.ascontiguousarray(frames).view(np.uint8)
     while at < len(frames):
@@ -38,6 +41,6 @@ def unpack(frames: Table) -> list[bytes]:
 
 
 def split(data: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Return the parts of ``data``, which are ``sizes`` bytes long, one behind the other."""
+    """Cut ``data`` into consecutive parts of the given sizes in bytes."""
     ends = list(itertools.accumulate(sizes))
     return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]

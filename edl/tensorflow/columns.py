@@ -1,4 +1,4 @@
-"""The columns of a data set: what has one value for each sample, by the sample's position."""
+"""The columns of a data set: arrays, lists and the like, with one value for each sample."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _NUMBER = (bool, int, float, complex, np.generic)
 
 
 class Columns(Protocol):
-    """One value for each sample."""
+    """A column of a data set, which has one value for each sample."""
 
     def __len__(self) -> int: ...
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """The values of these samples, one above the other."""
+        """Return the values of the samples at ``positions``, stacked along a first axis."""
 
     def row(self, position: int) -> Any:
-        """The value of one sample."""
+        """Return the value of the sample at ``position``."""
 
 
 class ArrayColumn:
-    """An array in memory.
+    """A column that is an array in memory.
 
     Raises:
-        DataError: it is a single number, or of a type that TensorFlow has not.
+        DataError: the array is a single number, or TensorFlow has no type for its values.
     """
 
     def __init__(self, array: Array) -> None:
@@ -68,7 +68,11 @@ class ArrayColumn:
 
 
 class LazyColumn:
-    """What has a shape, and reads a row when it is asked for, as a data set of h5py."""
+    """A column whose rows are read from a file when they are needed, as a data set of h5py.
+
+    Args:
+        rows: an object with ``shape`` and ``__getitem__(position)``.
+    """
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
@@ -84,7 +88,10 @@ class LazyColumn:
 
 
 class ListColumn:
-    """Python values or arrays, which may have different lengths where a function pads them."""
+    """A column that is a list of Python values or arrays.
+
+    Their shapes may differ where the data set has a collate function, which pads them.
+    """
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
@@ -108,10 +115,13 @@ class ListColumn:
 
 
 def structure_of(source: Any) -> Any:
-    """The columns of ``source`` in its structure of tuples and dicts; None: it has samples.
+    """Return the columns of ``source`` in the same structure of tuples and dicts.
+
+    Returns:
+        A column, or tuples and dicts of columns; None if ``source`` is a sequence of samples.
 
     Raises:
-        DataError: a part of it is no column, beside others that are.
+        DataError: a part of ``source`` is no column, beside others that are.
     """
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
@@ -124,10 +134,10 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """``part`` as a column, unless it is something else.
+    """Return ``part`` as a column; None if it has no values by position.
 
     Raises:
-        DataError: its rows have no one shape, or TensorFlow has no such type.
+        DataError: the rows of ``part`` have different shapes, or TensorFlow has no type for them.
     """
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
@@ -161,7 +171,7 @@ def _is_column(part: Any) -> bool:
 
 
 def _lengths(source: Any) -> set[int]:
-    """The lengths of the columns of ``source`` that are no lists."""
+    """Return the lengths of those columns of ``source`` that are no lists."""
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
         return set().union(*(_lengths(part) for part in parts))
@@ -198,7 +208,10 @@ def _plain_array(values: list[Any]) -> Array:
 
 
 def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
-    """Whether a list has the inputs of a model, each a column, and not a value for each sample."""
+    """Return whether a list holds the inputs of a model, each a column of its own.
+
+    If not, it is one column, with a value for each sample.
+    """
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
         return False
     if any(np.ndim(value) == 0 for value in values):

@@ -80,7 +80,12 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         raise UsageError(_OTHER_READER.format(reader="a tf.function, as its argument"))
 
     def apply(self, transformation_func: Callable[[Any], Any]) -> ElasticDataset:
-        """What ``transformation_func`` makes of this data set with map and prefetch."""
+        """Return ``transformation_func(self)``, which may use ``map`` and ``prefetch`` only.
+
+        Raises:
+            UsageError: the function returns another kind of data set: it would not keep the order
+                of the batches.
+        """
         made = transformation_func(self)
         if not isinstance(made, ElasticDataset):
             raise UsageError(_OTHER_READER.format(reader=f"apply() with {_called(made)}"))

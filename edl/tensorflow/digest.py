@@ -14,7 +14,7 @@ from edl.tensorflow.variables import Access
 
 
 def size_of(value: Any) -> int | None:
-    """Return the bytes of a variable or an array; None: it is neither."""
+    """Return the size in bytes of a variable or an array; None for anything else."""
     if isinstance(value, tf.Variable):
         elements = value.shape.num_elements()
         return None if elements is None else elements * value.dtype.base_dtype.size
@@ -22,7 +22,12 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: Access, parts: Iterable[Part]) -> dict[str, int]:
-    """Return a digest of each part by name, but for those that cannot be compared."""
+    """Return a digest of each part, by name; parts that cannot be compared are left out.
+
+    Args:
+        access: how the values of variables are read: eagerly, or in a session.
+        parts: variables, arrays or slices of them, and plain values.
+    """
     variables: list[Part] = []
     others: list[Part] = []
     for part in parts:

@@ -1,7 +1,7 @@
-"""Keras losses of a script that are no mean over the samples of a batch: one warning.
+"""Warn once of a Keras loss that is no mean over the samples of a batch.
 
-A loss says how it reduces a batch, and gets the mask that the layers before it have made. Both are
-seen where it is called: in a graph when that is traced, so a step costs nothing more.
+A loss has a ``reduction``, and receives the mask that layers before it have made. Both are known
+when the loss is called. In a graph that is when it is traced, so steps get no slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 
 @functools.cache
 def watch_losses() -> None:
-    """Look at the losses that are called while a step is open, for the rest of the process."""
+    """Check each Keras loss that is called in a step, from now on; warn of the first wrong one."""
     plain = keras.losses.Loss.__call__
     told: list[str] = []
 
@@ -44,13 +44,14 @@ def watch_losses() -> None:
 
 
 def why_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
-    """Return why ``loss`` is no mean over the samples of a batch; None: it may be one.
-
-    A sum is one where a script's own loop divides it, so it is named in ``fit`` only.
+    """Return why ``loss`` is no mean over the samples of a batch; None if it may be one.
 
     Args:
-        is_masked: layers have masked entries of what it compares.
-        is_weighted: it is given sample weights.
+        loss: a ``keras.losses.Loss``.
+        is_masked: whether layers have masked entries of the predictions.
+        is_weighted: whether the loss is given sample weights.
+        in_fit: whether ``fit`` trains. A script's own loop may divide a sum itself, so a sum is
+            refused in ``fit`` only.
     """
     if loss.reduction in ("sum", "none", None):
         if not in_fit:
@@ -83,7 +84,7 @@ def why_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> 
 
 
 def _trains() -> bool:
-    """Whether rank 0 of a job of several computes gradients of a batch now."""
+    """Return whether this is rank 0 of a job that others may join, in the midst of a step."""
     if not process.is_initialized():
         return False
     worker = process.current_worker()

@@ -1,7 +1,7 @@
-"""Random numbers of a worker in TensorFlow and Keras; see :mod:`edl.framework.random_numbers`.
+"""Seed the random generators of TensorFlow and Keras; see :mod:`edl.framework.random_numbers`.
 
-Keras' layers (Dropout, GaussianNoise, augmentation) draw from a seed that they keep in a variable.
-It is no part of the job's state: a newcomer that took over another worker's would draw its numbers.
+Keras' layers (Dropout, GaussianNoise, augmentation) keep their seed in a variable. That variable is
+no part of the job's state: a newcomer with the seed of another worker would draw the same numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_seed(name: str) -> bool:
 
 
 def last_seed() -> int:
-    """Return the seed that TensorFlow was given last; 0: none."""
+    """Return the seed that TensorFlow was given last; 0 if it was given none."""
     return int(context.global_seed() or 0)
 
 
@@ -58,9 +58,10 @@ class Seeder:
 
 @contextmanager
 def own_operation_seeds(worker: Worker) -> Iterator[None]:
-    """Give the random operations that are created meanwhile seeds of this worker.
+    """Give random operations that are created in this context seeds of this worker's own.
 
-    For functions of a ``map`` on a data set, which all workers create alike.
+    Such operations are in functions for ``Dataset.map``: all workers create the same ones, and they
+    would draw the same numbers.
     """
     now = context.context()
     first = not worker.warming_up and worker.generation <= 1

@@ -1,9 +1,9 @@
-"""Refuse what would distribute a worker's training a second time: ``tf.distribute`` strategies.
+"""Refuse ``tf.distribute`` strategies, which would distribute a worker's training a second time.
 
-A strategy splits each batch over its replicas and reads its data sets ahead of the step, into
+A strategy splits each batch over its replicas, and reads its data sets ahead of the step into
 buffers on devices. Both break the order in which batches leave an ``edl.Dataset``, and a step would
-wait for a batch that was never handed out. Only the default strategy, which a script has that names
-none, does neither.
+wait for a batch that was never handed out. The default strategy, that of a script which names none,
+does neither and is allowed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def refuse_strategy(strategy: Any = None) -> None:
 
 @functools.cache
 def watch_strategies(kind: type) -> None:
-    """From now on no strategy distributes a data set of ``kind``, as Keras' ``fit`` makes it do."""
+    """Refuse, from now on, that a strategy distributes a data set of ``kind``.
+
+    Keras' ``fit`` lets the strategy do this in a strategy's scope.
+    """
     plain = distribute_lib.StrategyBase.experimental_distribute_dataset
 
     @functools.wraps(plain)

@@ -1,4 +1,4 @@
-"""A gradient noise scale that is known, for tests of what follows it."""
+"""Make a gradient noise scale that is known, to test learning rates and batches that follow it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ ENOUGH = 20  # measurements that all say the same
 
 
 def known_noise(noise: float, signal: float, batch: int, update: int = 0) -> NoiseScale:
-    """Return what is known when all measurements have said the same.
+    """Return the noise scale after ENOUGH measurements with equal values.
 
     Args:
-        noise: S of each of them; ``signal``: |G|^2.
-        batch: the global batch of each.
-        update: the first one that is made with it.
+        noise: S of each measurement, the trace of the covariance of a sample's gradient.
+        signal: |G|^2 of each, the squared norm of the gradient; the scale is noise / signal.
+        batch: the global batch of each measured step.
+        update: the number of the first update that is made with this scale.
     """
     known = UNKNOWN
     for _ in range(ENOUGH):

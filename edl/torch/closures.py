@@ -1,4 +1,4 @@
-"""Closures that a script gives to ``optimizer.step()``: one ``backward()`` in a step."""
+"""Run the closure that a script gives to ``optimizer.step()``, once in a step."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 def after_closure(
     arguments: tuple[Any, ...], named: dict[str, Any], then: Callable[[], None]
 ) -> Arguments | None:
-    """Call ``then`` when the gradients of the step are there: now, or after the closure.
+    """Call ``then`` when the gradients of the step are computed: now, or after the closure.
 
     Args:
-        arguments: of ``optimizer.step``, the optimizer among them.
-        named: those with names.
+        arguments: the positional arguments of ``optimizer.step``, the first being the optimizer.
+        named: its keyword arguments.
+        then: a function that uses the gradients.
 
     Returns:
-        The arguments for ``optimizer.step``; None: those that it has.
+        The arguments to call ``optimizer.step`` with; None if they stay as they are.
     """
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     if closure is None:

@@ -1,4 +1,4 @@
-"""Tensors of all workers between two steps: ``edl.gather``, ``edl.gather_each``, ``edl.sum``."""
+"""Gather or add up tensors of all workers: ``edl.gather``, ``edl.gather_each``, ``edl.sum``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from edl.framework.gathering import Array, check_rows, check_same_shape, gather_arrays
 
-# Types that NumPy does not know, as one of the same size that it does.
+# Types that NumPy does not have, each with a type of the same size to carry its bytes.
 AS_INTEGERS = {torch.bfloat16: torch.int16}
 
 

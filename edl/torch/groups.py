@@ -1,9 +1,9 @@
-"""The parameter groups of an optimizer by the names of its parameters, and which are frozen.
+"""Share an optimizer's parameter groups and ``requires_grad`` flags with the job's state.
 
-A script may add a group in epoch 2, remove one, or set ``requires_grad``. A newcomer that begins in
-epoch 5, and a job that is resumed there, have not run that code: the groups and the flags come with
-the job's state. What a script has *before its loop* is its own: a script that begins with other
-groups than the job began with is another script, unless its groups are some of the job's.
+A script may add a group in epoch 2, remove one, or freeze parameters. A newcomer that begins in
+epoch 5, and a job that is resumed there, have not run that code: they receive the groups and the
+flags with the job's state. The groups that a script has *before its loop* must be those that the
+job began with, or some of its present ones: else it is another script, and is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Names = list[list[str]]  # of the parameters of each group
 def optimizer_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The optimizer's parameters under names that are the same on every worker."""
+    """Yield the optimizer's parameters with names that are the same on every worker."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
@@ -46,25 +46,25 @@ class ParameterGroups:
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
     def begin(self) -> None:
-        """The script's loop begins: what its groups are now, it has made before."""
+        """Note the groups with which the script's loop begins."""
         if self._at_start is None:
             self._at_start = self.names
 
     def state(self) -> dict[str, Names]:
-        """As they are, and as they were when the loop began."""
+        """Return the groups as they are now, and as they were when the loop began."""
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}
 
     def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
-        """Have the groups of the job.
+        """Give the optimizer the groups of the job.
 
         Args:
-            theirs: the :meth:`state` of a worker that has them.
-            options: those of each of its groups.
+            theirs: the :meth:`state` of a worker that has the job's groups.
+            options: the options of each of these groups, such as ``lr``.
 
         Raises:
-            UsageError: this script has other groups, or not all the parameters.
+            UsageError: the script began with other groups, or its model lacks a parameter.
         """
         self.begin()
         assert self._at_start is not None
@@ -105,15 +105,15 @@ class ParameterGroups:
         logger.info("the optimizer has the job's %d parameter groups now", len(groups))
 
     def _receive(self, parameters: set[torch.Tensor]) -> None:
-        """The script may still come to where the others have added this group, and add it, too."""
+        """Note a group that came with the state: the script may still add it itself."""
         if not self._received:
             vars(self._optimizer)["add_param_group"] = self._add
         self._received.append(parameters)
 
     def _add(self, group: dict[str, Any]) -> None:
-        """``add_param_group`` as long as there are groups that came with the state.
+        """Replace ``add_param_group`` while there are groups that came with the state.
 
-        A call that adds one of those does nothing: the group is there, with the job's options.
+        A call that adds one of these groups does nothing: it is there, with the job's options.
         """
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else [*given]
@@ -128,18 +128,18 @@ class ParameterGroups:
 
 
 class Flags:
-    """Which parameters of some models require a gradient, where the loop has changed that."""
+    """The ``requires_grad`` flags of parameters, where the script's loop has changed them."""
 
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """The script's loop begins: what is frozen now, it has frozen before."""
+        """Note the flags with which the script's loop begins."""
         for name, parameter in parameters.items():
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """The flags that differ from those with which the loop began, by name."""
+        """Return the flags that differ from those with which the loop began, by name."""
         self.begin(parameters)
         return {
             name: parameter.requires_grad
@@ -148,7 +148,7 @@ class Flags:
         }
 
     def follow(self, parameters: Mapping[str, torch.Tensor], changed: Mapping[str, bool]) -> None:
-        """Have the flags of the job, where the loop has ``changed`` them."""
+        """Set the flags to the job's: as the loop began, but for those that it ``changed``."""
         self.begin(parameters)
         for name, parameter in parameters.items():
             wanted = changed.get(name, self._at_start[name])

@@ -1,9 +1,9 @@
-"""A look at the losses of a script's first backward passes: are they means over the samples?
+"""Warn once of a loss that is no mean over the samples of a batch.
 
-What a loss is can be seen in its graph, from its end to the functions that reduce a batch to one
-number. Only the first passes of rank 0 are looked at, in ``torch.autograd.backward``, which
-``Tensor.backward`` calls; then PyTorch's own function stands there again. A loss that was compiled
-with its model shows nothing.
+The autograd graph of a loss shows which functions reduce the batch to one number, and what divides
+their results. Only the first backward passes of rank 0 are checked: ``torch.autograd.backward``,
+which ``Tensor.backward`` calls, is replaced until then. A loss that was compiled with its model is
+one node, and nothing can be seen in it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from edl.daemon.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-LOOKS = 20  # backward passes: a batch without padding among them does not hide the others
-DEEPEST = 100  # nodes of a graph that are looked at
+LOOKS = 20  # backward passes that are checked: the first batches may all be without padding
+DEEPEST = 100  # how many nodes of a graph are visited at most
 NOTHING, MEAN, SUM = 0, 1, 2  # the reductions of a loss function, as its node keeps them
-# They pass a number on, perhaps multiplied by another one.
+# Functions of one number: nodes between the loss and its terms.
 _PASSING = {"Add", "Sub", "Neg", "Mul", "Div", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"}
 _ELEMENTWISE = {
     *("Pow", "Abs", "Mul", "Neg", "View", "Clone", "ToCopy", "Square", "Sqrt", "T"),
@@ -33,7 +33,7 @@ _SELECTING = {"Index", "MaskedSelect"}
 
 
 class LossLook:
-    """Looks at the first losses that the script of ``worker`` computes gradients of."""
+    """Checks the first losses that the script of ``worker`` computes gradients of."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -42,7 +42,7 @@ class LossLook:
         self._plain: Callable[..., None] = torch.autograd.backward
 
     def begin(self) -> None:
-        """Look from now on, if others may share the batches of this job."""
+        """Check losses from now on, if the job may have several workers."""
         if not self._worker.is_shared:
             return
         self._plain = torch.autograd.backward
@@ -72,8 +72,8 @@ class LossLook:
     def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
         """Return why one of ``losses`` is no mean; None also for a graph that cannot be read.
 
-        What the nodes of a graph keep is no interface of PyTorch's, and a script may have nodes of
-        its own: a hint never ends a step.
+        The attributes of the nodes are no public interface of PyTorch, and a script may have nodes
+        of its own. A check that fails must not end a step.
         """
         try:
             for loss in losses:
@@ -85,7 +85,7 @@ class LossLook:
         return None
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
-        """Return why ``loss``, of a batch of ``samples``, is no mean over them; None: it may be."""
+        """Return why ``loss`` is no mean over the ``samples`` of its batch; None if it may be."""
         for number, term in enumerate(terms_of(loss, samples)):
             key = f"{number}.{term.name}"
             if (why := why_no_mean(term, self._before.get(key))) is not None:
@@ -95,9 +95,9 @@ class LossLook:
 
 
 def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
-    """Yield what a batch of ``samples`` was reduced by, where that says something.
+    """Yield the terms of ``loss`` that may be no means over the ``samples`` of its batch.
 
-    A mean over all entries of the samples is a mean over them, and is left out.
+    A mean over all entries is also a mean over the samples, so it is left out.
     """
     # each node, what its result is divided by, and the product of the factors below 1
     waiting: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 1.0)]
@@ -120,7 +120,7 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
 
 def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> LossTerm | None:
-    """Return what ``node`` reduces a batch by; None: it does not, or that says nothing."""
+    """Return the term that ``node`` computes from a batch; None if it is none, or unknown."""
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
         reduction = SUM
@@ -144,13 +144,13 @@ def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> 
 
 
 def _kind(node: Any) -> str:
-    """Return the function that a node belongs to: ``NllLoss`` of a NllLossBackward0."""
+    """Return the name of a node's function: ``NllLoss`` for a NllLossBackward0."""
     name = str(node.name()).rpartition("::")[2]
     return name.partition("Backward")[0]
 
 
 def _sizes(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node's result; that of a number is empty."""
+    """Return the shape of a node's result; empty for a number."""
     return tuple(node._input_metadata[0].shape)
 
 
@@ -163,13 +163,13 @@ def _entries(node: Any) -> int:
 
 
 def _total_weight(node: Any) -> float | None:
-    """Return the sum of the weights of a cross entropy's targets, 0 for those it ignores."""
+    """Return the sum of the weights of a cross entropy's targets; ignored ones have 0."""
     weight = getattr(node, "_saved_total_weight", None)
     return None if weight is None else float(weight)
 
 
 def _below(node: Any) -> list[Any]:
-    """Return the nodes whose results ``node`` has got."""
+    """Return the nodes that computed the inputs of ``node``."""
     return [each for each, _ in node.next_functions if each is not None]
 
 
@@ -188,10 +188,10 @@ def _number(node: Any) -> float:
 
 
 def _is_penalty(node: Any) -> bool:
-    """Return whether a sum is of no samples.
+    """Return whether a sum is a penalty, and not one over the samples of a batch.
 
-    That is one over parameters, such as ``weight.abs().sum()``, or over what is a mean of the batch
-    already, such as the entropy of the mean prediction.
+    A penalty is a sum over parameters, such as ``weight.abs().sum()``, or over values that are
+    means over the batch already, such as the entropy of the mean prediction.
     """
     waiting, is_of_data = _below(node), False
     for _ in range(DEEPEST):

@@ -1,8 +1,8 @@
-"""What ``state_dict()`` of a model calls its tensors, and what else it holds.
+"""Map the names in a model's ``state_dict()`` to the tensors that the workers of a job share.
 
-A job shares each tensor of a model once, buffers that are not persistent too. ``state_dict()`` has
-a tied tensor under each of its names, leaves out such buffers, and has what ``get_extra_state()``
-of a module gives, and whatever its hooks add.
+A job shares each tensor of a model once, also buffers that are not persistent. ``state_dict()`` has
+a tied tensor under each of its names and leaves out buffers that are not persistent. It also holds
+what ``get_extra_state()`` of the modules returns, and what their hooks add.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
-    """The names in ``state_dict()``.
+    """Return the names in ``state_dict()``, and the values there that are no tensors of the model.
 
     Returns:
-        The name in ``named_parameters()`` or ``named_buffers()`` of each tensor of the model, by
-        its name in ``state_dict()``; and what is in there besides, if a file can hold it.
+        For each tensor of the model, by its name in ``state_dict()``, its name in
+        ``named_parameters()`` or ``named_buffers()``; and the other values by name, but for those
+        that a file cannot hold (:func:`is_portable`).
     """
     known = {id(tensor): name for name, tensor in model.named_buffers()}
     known |= {id(tensor): name for name, tensor in model.named_parameters()}
@@ -39,7 +40,7 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
 
 
 def extra_states(model: torch.nn.Module) -> dict[str, Any]:
-    """What ``get_extra_state()`` of its modules gives, by the names of the modules."""
+    """Return what ``get_extra_state()`` of each module returns, by the module's name."""
     return {
         name: state
         for name, module in _with_extra_state(model)
@@ -48,21 +49,21 @@ def extra_states(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None:
-    """Give the modules what :func:`extra_states` has found."""
+    """Call ``set_extra_state()`` of the modules with ``states``, from :func:`extra_states`."""
     for name, module in _with_extra_state(model):
         if name in states:
             module.set_extra_state(states[name])
 
 
 def is_portable(value: Any) -> bool:
-    """Whether it is made of numbers, text, bytes and arrays, in dicts, lists and tuples."""
+    """Return whether a value consists of numbers, text, bytes, arrays, dicts, lists and tuples."""
     odd: list[Any] = []
     map_leaves(value, lambda leaf, _: None if isinstance(leaf, _PORTABLE) else odd.append(leaf))
     return not odd
 
 
 def plain_name(name: str) -> str:
-    """The name of a tensor in the model that ``torch.compile`` was given, if it was."""
+    """Return the name of a tensor without the prefix that ``torch.compile`` puts before it."""
     return name.replace(COMPILED, "")
 
 

@@ -1,9 +1,10 @@
-"""The state of an optimizer as it travels, also of one that wraps another one (Lookahead, SAM).
+"""Read and write the state of an optimizer, also of one that wraps another (Lookahead, SAM).
 
 Wrappers are written in many ways: without ``Optimizer.__init__``, with a ``state_dict()`` that
-names parameters by their addresses, or that leaves out what the inner one has. So theirs is not
-asked for: the state of the wrapper and of each optimizer within it is read, and written in place,
-for wrappers hold the same dicts under several names.
+names parameters by their addresses, or one that leaves out the state of the inner optimizer. So a
+wrapper's own ``state_dict()`` is not called: the state of the wrapper and of each optimizer in it
+is read from ``state`` and ``param_groups``. It is written into the same dicts, as wrappers hold
+these under several names.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ _HOOKS = (
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """The optimizers that ``optimizer`` wraps, by the names of its attributes."""
+    """Return the optimizers that ``optimizer`` wraps, by the names of its attributes."""
     return {name: one for name, one in vars(optimizer).items() if isinstance(one, Optimizer)}
 
 
 def is_sharpness_aware(optimizer: Optimizer) -> bool:
-    """Whether it is of SAM's kind, which wants two backward passes for an update.
+    """Return whether an optimizer is of SAM's kind, with two backward passes for an update.
 
-    ``first_step()`` moves the weights by the gradients of the first, ``second_step()`` moves them
-    back and lets the inner optimizer make the update by those of the second.
+    ``first_step()`` moves the weights by the gradients of the first pass. ``second_step()`` moves
+    them back, and the inner optimizer makes the update with the gradients of the second pass.
     """
     return all(callable(getattr(optimizer, name, None)) for name in ("first_step", "second_step"))
 
 
 def stepping(optimizer: Optimizer) -> Optimizer:
-    """The optimizer whose ``step()`` makes the update: of SAM's kind the inner one."""
+    """Return the optimizer whose ``step()`` makes the update: for SAM's kind the inner one."""
     within = [*inner_optimizers(optimizer).values()] if is_sharpness_aware(optimizer) else []
     return within[0] if within else optimizer
 
 
 def complete(optimizer: Optimizer) -> None:
-    """Give an optimizer whose class has not called ``Optimizer.__init__`` what that makes."""
+    """Add the attributes that ``Optimizer.__init__`` makes, where a class has not called it."""
     own = vars(optimizer)
     if _HOOKS[0] in own:
         return
@@ -63,7 +64,12 @@ def complete(optimizer: Optimizer) -> None:
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Its ``state_dict()``; of a wrapper, the same of it and of what is in it."""
+    """Return the ``state_dict()`` of an optimizer; for a wrapper, also of the inner ones.
+
+    Returns:
+        ``state`` and ``param_groups`` as PyTorch has them. For a wrapper also ``inner``, the same
+        of each optimizer in it by name, and ``attributes``, the wrapper's numbers by name.
+    """
     inner = inner_optimizers(optimizer)
     if not inner:
         return _state_dict(optimizer)
@@ -83,10 +89,10 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Take over what :func:`state_of` has said of an optimizer with the same groups.
+    """Load a state that :func:`state_of` has returned for an optimizer with the same groups.
 
     Raises:
-        ValueError: it is of another kind of optimizer.
+        ValueError: the state is of another kind of optimizer.
     """
     inner = inner_optimizers(optimizer)
     if not inner:
@@ -102,9 +108,9 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """``state`` with the options of this ``optimizer``: learning rates and their like.
+    """Return ``state`` with the options of ``optimizer`` in its groups, such as learning rates.
 
-    What a wrapper counts in its groups is no option.
+    Counters that a wrapper keeps in its groups are no options: they stay those of ``state``.
     """
     inner = inner_optimizers(optimizer)
     if not inner:
@@ -125,7 +131,7 @@ def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, A
 
 
 def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """``state`` with the names of the parameters in the place of their numbers."""
+    """Return ``state`` with the names of the parameters in place of their numbers."""
     named = {
         names[key] if isinstance(key, int) else str(key): value
         for key, value in state["state"].items()
@@ -140,7 +146,10 @@ def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
 
 
 def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """Its ``state_dict()``, also when a script has removed a group whose parameters had a state."""
+    """Return the ``state_dict()`` of an optimizer, without parameters that are in no group.
+
+    PyTorch's own raises a KeyError once a script has removed a group whose parameters had a state.
+    """
     listed = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     held = optimizer.state
     kept = {k: v for k, v in held.items() if not isinstance(k, torch.Tensor) or k in listed}
@@ -154,7 +163,11 @@ def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Put ``state`` into the dicts that the optimizer has."""
+    """Write ``state`` into ``param_groups`` and ``state`` of an optimizer, in place.
+
+    Args:
+        state: of an optimizer with the same groups, as :func:`state_of` returns it.
+    """
     parameters: list[torch.Tensor] = []
     for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
         mine.update({name: value for name, value in theirs.items() if name != "params"})

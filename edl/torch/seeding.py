@@ -1,7 +1,7 @@
-"""Random numbers while a batch is loaded: those of a sample follow from (seed, epoch, sample).
+"""Seed the random generators by (seed, epoch, sample) while a sample is loaded.
 
-So the augmentation of a sample is the same whichever worker and loader process loads it, after a
-death and a resize, too, and another one in each epoch. Each sample seeds the global generators of
+So the augmentation of a sample is the same whichever worker and loader process loads it, also after
+a death and a resize, and it differs between epochs. Each sample seeds the global generators of
 Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13), and so does the function
 that makes a batch of the samples. Without loader processes the generators of the training thread
 are put aside meanwhile, once a batch (15 µs). Data sets that draw nothing are loaded as they are.
@@ -27,11 +27,11 @@ _aside = np.random.MT19937()  # NumPy's generator while a batch is loaded in the
 
 
 class Items(list[Any]):
-    """The samples of a batch on their way to where they are loaded, and what seeds them.
+    """The indices of a batch's samples, with the seeds to load them with.
 
     Attributes:
-        epoch_seed: of the epoch; -1: of no batch.
-        keys: which samples of the epoch they are, one for each.
+        epoch_seed: the seed of the epoch; -1 where samples are loaded without seeds.
+        keys: the position of each sample in the epoch.
     """
 
     epoch_seed = -1
@@ -39,7 +39,7 @@ class Items(list[Any]):
 
     @classmethod
     def of(cls, items: list[Any], epoch_seed: int, keys: Sequence[int]) -> Items:
-        """Return ``items`` with what seeds them."""
+        """Return ``items`` with the seed of their epoch and their positions in it."""
         made = cls(items)
         made.epoch_seed, made.keys = epoch_seed, keys
         return made
@@ -53,7 +53,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def generators_aside() -> Iterator[None]:
-    """Keep the training thread's generators as they are while a batch is loaded in it."""
+    """Put the generators of this thread back at the end, as they were at the beginning."""
     python, numpy_, torch_ = random.getstate(), _global.get_bit_generator(), torch.get_rng_state()
     _global.set_bit_generator(_aside)
     try:
@@ -74,9 +74,15 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 class Seeded(torch.utils.data.Dataset[Any]):
-    """A data set whose samples are read with their own random numbers.
+    """A data set that seeds the random generators for each sample of another one.
 
-    A data set that reads all samples of a batch at once (``__getitems__``) is seeded by the first.
+    Where the other data set reads all samples of a batch at once (``__getitems__``), the first
+    sample of the batch seeds them.
+
+    Args:
+        dataset: the other data set.
+        in_thread: whether batches are loaded in the training thread, whose own random numbers must
+            not change.
     """
 
     def __init__(self, dataset: Any, in_thread: bool) -> None:
@@ -122,13 +128,13 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
 
 class _Last:
-    """The seed of the batch that this process has read last, for what collates it."""
+    """Holds the seed of the batch that this process has read last, for the collate function."""
 
     batch = 0
 
 
 class SeededCollate:
-    """A collate function with random numbers of its own for each batch: mixup, masks."""
+    """A collate function that is seeded for each batch, as mixup and MLM masks draw in it."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], in_thread: bool) -> None:
         self._collate, self._in_thread = collate, in_thread

@@ -1,4 +1,4 @@
-"""Batch normalisation over the samples of a whole step, of all workers.
+"""Normalise batches over the samples of all workers: ``SyncBatchNorm`` in the job's ring.
 
 ``torch.nn.SyncBatchNorm`` asks ``torch.distributed`` for the other workers and is a local layer
 without a process group; Horovod's wants a GPU, and its collectives are not repaired when a worker
@@ -39,10 +39,11 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Let the two layers use the job's ring from now on; called once.
+    """Let PyTorch's and Horovod's ``SyncBatchNorm`` use the job's ring; to be called once.
 
     Args:
-        exchange_of_step: returns the exchange of the open step; None: statistics are local.
+        exchange_of_step: a function that returns the exchange of the open step, or None where
+            statistics are to be local.
     """
     for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
         _synchronise(kind, exchange_of_step)
@@ -70,9 +71,9 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
 
 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
-    """Return the exchange with the other workers, and what this worker's batch weighs in it.
+    """Return the exchange with the other workers, and the weight of this worker's batch in it.
 
-    In a script with an elastic state Horovod's optimizer counts all workers alike.
+    In a script with an elastic state all weights are 1, as Horovod's optimizer averages.
     """
     worker = current_worker()
     if (exchange := exchange_of_step()) is not None:
@@ -83,9 +84,9 @@ def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange
 
 
 def _track(layer: Any, moments: Moments) -> None:
-    """Let the running statistics follow, as PyTorch's own layers do.
+    """Update the running statistics of a layer, as PyTorch's own layers do.
 
-    A batch that is padding on all workers (a piece that none has samples for) leaves no trace.
+    A batch that is padding on all workers changes nothing.
     """
     if not layer.track_running_stats or moments.elements == 0:
         return
@@ -100,7 +101,7 @@ def _track(layer: Any, moments: Moments) -> None:
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalise with the moments of all workers; see the module for the backward pass."""
+    """Normalises with the moments of all workers; the module explains the backward pass."""
 
     @staticmethod
     def forward(
@@ -158,7 +159,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _moments(x: torch.Tensor, weight: int) -> Moments:
-    """Return the moments of a batch, over all axes but the second; none of one for padding."""
+    """Return the moments of a batch over all axes but the second; empty for padding."""
     channels = x.shape[1]
     if weight == 0 or x.numel() == 0:
         return Moments(0.0, np.zeros(channels), np.zeros(channels))

@@ -1,13 +1,13 @@
-"""What an agent shows of a job's events: one line for each thing that has happened to the job.
+"""Combine the events of a job into the lines that an agent shows: a crash, join or leave in one.
 
-The event log has the parts (`edl events`): of a crash that a process ended, who was evicted, who
-leads now, the generation of the survivors, what the switch has cost. On a terminal it is one line,
-with the cause first::
+A crash is several events (`edl events` shows them all): the end of a process, an eviction, a new
+leader, the generation of the survivors, the cost of the switch. On the agent's terminal it is one
+line, which begins with the cause::
 
     step 72: w0 was killed by SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts
 
-and a join or leave is one line, too. A line waits for its last part, for HOLD_S at most; then it
-says what is known.
+A line is held back until the last of its events has come, but for no more than HOLD_S seconds; then
+it says what is known.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from edl.core.events import (
 from edl.core.host.process import LAST_LINE, UNSTARTED_EXIT, how
 from edl.core.plural import counted
 
-HOLD_S = 5.0  # that a line waits for its other parts
+HOLD_S = 5.0  # the longest time that a line waits for its other events
 
-# The last line of an agent says how the job has ended; that a worker ends well, and who leads, is
-# for `edl events`. Of epochs that are left early rank 0 has warned.
+# An agent's last line says how the job has ended, and rank 0 itself warns of epochs that are left
+# early. Leaders, and workers that end well, are left to `edl events`.
 NOT_SHOWN = frozenset(
     {
         EventKind.LEADER,
@@ -42,15 +42,16 @@ NOT_SHOWN = frozenset(
         EventKind.JOB_STOPPED,
     }
 )
-# Their reason says by itself what it is about.
+# Kinds of events whose reason is clear without the name of the kind before it.
 SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STALLED})
 
 
 class Headlines:
-    """Makes lines of the events of one job, as they come.
+    """Makes the lines for an agent's terminal from the events of one job, as they come.
 
     Args:
-        host: of the agent that shows them: the output of its workers is shown, too.
+        host: the agent's own host. The output of workers there is on the same terminal, so their
+            last lines are not repeated.
     """
 
     def __init__(self, host: str) -> None:
@@ -81,7 +82,7 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return what waits for other parts, as it is known; at the end of a job, say."""
+        """Return the lines that still wait for events, with what is known: at a job's end."""
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
         if self._repair is not None or self._causes:
@@ -118,7 +119,7 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep a new membership until its switch says what it has cost."""
+        """Keep a new generation until the event of its switch says what it has cost."""
         if not details.members:
             return []  # the job ends, which the agent's last line says
         before, self._planned = self._planned, None
@@ -133,7 +134,7 @@ class Headlines:
         return [*lines, _line(event)]
 
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
-        """Return the line of the generation whose ring stands now."""
+        """Return the line of the generation whose ring has been built now."""
         old = [parts for parts in details.workers.values() if parts.role == "old"]
         if self._repair is not None and self._repair.generation <= event.generation:
             return self._crash(wanted, max(map(without_step_s, old), default=None))
@@ -172,7 +173,7 @@ def _line(event: Event) -> str:
 
 
 def _causes(causes: Mapping[str, str]) -> list[str]:
-    """Return how workers ended, those together that ended alike: "w0 and w1 were killed by ..."."""
+    """Return one text for all workers with the same cause: "w0 and w1 were killed by SIGKILL"."""
     alike: dict[str, list[str]] = {}
     for name, cause in causes.items():
         alike.setdefault(cause, []).append(name)
@@ -180,7 +181,7 @@ def _causes(causes: Mapping[str, str]) -> list[str]:
 
 
 def _for(cause: str, count: int) -> str:
-    """Return ``cause``, which was said of one, for ``count`` workers."""
+    """Return ``cause``, a predicate in the singular, as it is said of ``count`` workers."""
     return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
 
 

@@ -78,12 +78,15 @@ class Process:
 
     @property
     def refused(self) -> bool:
-        """It had joined the job, or was about to, and found that no other start would help."""
+        """Whether this worker ended because its script cannot join, however often it is started.
+
+        For example because its state differs from that of the other workers.
+        """
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
     def refuses(self) -> bool:
-        """It has said that it ends in this way, and is about to."""
+        """Whether this process, which still runs, is about to end as :attr:`refused`."""
         says = self.ended is not None and self.ended_code == REFUSED_EXIT
         return self.alive and says and self.worker is not None
 
@@ -180,21 +183,26 @@ def unstarted(process: Process, command: Sequence[str], error: OSError) -> Proce
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """What a process says of its own end: the exit code, and whether its exit handlers are done."""
+    """The end of a script, as its process reports it by changing the name of the process.
+
+    Attributes:
+        code: the exit code that the script came to.
+        handled: whether the exit handlers (``atexit``) have run, too.
+    """
 
     code: int
     handled: bool
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """What the name of a process says; None: its script runs."""
+        """Return the end that is in ``name``, a process's name; None while the script runs."""
         word, _, code = name.partition(":")
         said = word in (EXITING, ENDED) and code.isdigit()
         return cls(int(code), word == ENDED) if said else None
 
 
 def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
-    """``process`` when it has said that its script has ended."""
+    """Return ``process`` with the end of its script, which it reported at the time ``now``."""
     ended = process.ended if process.ended is not None else now
     handled = process.handled if process.handled is not None or not said.handled else now
     return replace(process, ended=ended, ended_code=said.code, handled=handled)

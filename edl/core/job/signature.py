@@ -10,13 +10,15 @@ from collections.abc import Mapping
 
 from edl.errors import first
 
-Signature = Mapping[str, str]  # of a model: the shape of each tensor that workers share, by name
+Signature = Mapping[str, str]  # the shape of each tensor of a model that workers share, by name
 
 
 def why_unfit(mine: Signature, theirs: Signature) -> str:
-    """Say why a newcomer whose model is ``mine`` cannot join a job of ``theirs``; empty: it can.
+    """Return why a newcomer cannot join the job because of its model; empty if it can.
 
-    Nothing is known of a model without tensors.
+    Args:
+        mine: the signature of the newcomer's model.
+        theirs: that of the job's model. Where one of the two is empty, nothing is compared.
     """
     if not mine or not theirs or mine == theirs:
         return ""

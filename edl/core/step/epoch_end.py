@@ -1,4 +1,4 @@
-"""How much of an epoch was trained when its workers left it, in words."""
+"""Say in words how much of an epoch was trained when its workers left it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class EpochLeft:
     """An epoch at the moment when all workers left it.
 
     Attributes:
-        epoch: its number.
-        trained: how many of its samples are in the model.
-        total: how many it has; 0: of a stream, nobody knows.
-        is_over: all of them are trained.
+        epoch: the number of the epoch.
+        trained: how many of its samples the job had trained.
+        total: how many samples it has; 0 for a stream, whose length is not known.
+        is_over: whether all samples were trained.
     """
 
     epoch: int
@@ -23,12 +23,12 @@ class EpochLeft:
 
     @property
     def untrained(self) -> int:
-        """How many samples were left out; 0 where nobody knows."""
+        """How many samples were left out; 0 where the total is not known."""
         return max(0, self.total - self.trained) if not self.is_over else 0
 
     @property
     def share(self) -> str:
-        """What was trained of it, as "752 of 960 samples"."""
+        """The trained part of the epoch in words: "752 of 960 samples"."""
         return (
             f"{self.trained} of {self.total} samples" if self.total else f"{self.trained} samples"
         )
@@ -39,19 +39,22 @@ class EpochLeft:
 
 
 def ended_by_script(left: EpochLeft) -> str:
-    """Where a script has ended that had not trained all its epochs, as the end of a sentence."""
+    """Return where a script ended before all its epochs were trained, to end a sentence with."""
     if left.is_over:
         return f"; the script ended after epoch {left.epoch}"
     return f"; the script ended in epoch {left.epoch}, with {left.share} of it trained"
 
 
 def ended_by_count(left: EpochLeft) -> str:
-    """How much of its last epoch a job has trained that has finished, if not all of it."""
+    """Return how much of its last epoch a finished job has trained; empty if it was all."""
     return "" if left.is_over else f"; {left.share} of epoch {left.epoch} are trained"
 
 
 def left_out(samples: int) -> str:
-    """How many samples of all epochs were left out unawares, as the end of a sentence."""
+    """Return how many samples were left out in all epochs, to end a sentence with.
+
+    Samples that a script left out on purpose, by a number of steps, do not count.
+    """
     if not samples:
         return ""
     return f"; {samples:,} samples of epochs that all workers left early are not trained"

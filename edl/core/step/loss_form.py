@@ -1,4 +1,4 @@
-"""Whether the loss of a batch is a mean over its samples, on which the weights of a step rest.
+"""Decide whether the loss of a batch is a mean over its samples, as the weights of a step assume.
 
 The update of a step is ``sum_i (n_i / N) g_i`` (:mod:`edl.core.step.weighting`). That is the
 gradient of the mean over all N samples when the loss of each worker is a sum over its batch that is
@@ -21,12 +21,12 @@ class LossTerm:
     """One term of a loss: a sum over the batch, divided by something.
 
     Attributes:
-        name: of the function that has made the sum.
-        samples: of the batch.
+        name: the name of the function that computes the sum.
+        samples: how many samples the batch has.
         divisor: what the sum is divided by; 1.0 where nothing divides it.
-        is_mean: the function itself has divided it.
-        factor: what it is multiplied by, if that is below 1. It may be 1 / n, or a coefficient that
-            changes during a training, so that it is not compared between batches.
+        is_mean: whether the function itself divides the sum.
+        factor: what the sum is multiplied by, if that is below 1. It may be 1 / n, or a coefficient
+            that changes during a training, so it is not compared between batches.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LossTerm:
 
 
 def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
-    """Return why ``term`` is no mean over the samples of its batch; None: it may be one.
+    """Return why ``term`` is no mean over the samples of its batch; None if it may be one.
 
     Args:
         before: the same term of an earlier batch, if there was one.

@@ -1,8 +1,8 @@
-"""Mean and variance over the samples of several workers, from those of each.
+"""Combine the means and variances of several workers' samples into those of all samples.
 
-The parallel form of the two-pass algorithm (Chan, Golub, LeVeque, 1979): no difference of large
-numbers, as sums of squares would need. Batch normalisation over a step uses it
-(:mod:`edl.torch.sync_batch_norm`).
+This is the parallel form of the two-pass algorithm (Chan, Golub, LeVeque, 1979). It subtracts no
+large numbers from each other, as sums of squares would need. Batch normalisation over the samples
+of all workers uses it (:mod:`edl.torch.sync_batch_norm`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Channels = npt.NDArray[np.float64]
 
 
 class Moments(NamedTuple):
-    """The first two moments of each channel.
+    """The first two moments of each channel of a batch.
 
     Attributes:
-        elements: of a channel.
-        mean: of shape (channels,).
-        squares: sum of the squared deviations from the mean, of shape (channels,).
+        elements: how many elements each channel has.
+        mean: the mean of each channel, of shape (channels,).
+        squares: the sum of the squared deviations from the mean, of shape (channels,).
     """
 
     elements: float
@@ -35,19 +35,19 @@ class Moments(NamedTuple):
         return self.squares / max(self.elements, 1.0)
 
     def encode(self) -> bytes:
-        """Return them as the payload of an exchange."""
+        """Return the moments as bytes, to be exchanged between workers."""
         return np.concatenate([[self.elements], self.mean, self.squares]).tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
-        """Return what :meth:`encode` has packed."""
+        """Return the moments that :meth:`encode` has made ``payload`` of."""
         values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])
 
 
 def combined(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of all elements together; a part without any does not enter."""
+    """Return the moments of the elements of all ``parts``; empty parts are left out."""
     some = [part for part in parts if part.elements > 0]
     if not some:
         return parts[0]
@@ -60,9 +60,11 @@ def combined(parts: Sequence[Moments]) -> Moments:
 
 
 def weighted_sum(payloads: Sequence[bytes]) -> Channels:
-    """Return the sum of vectors, each times its weight, which is the first number of its payload.
+    """Return the weighted sum of vectors.
 
-    A vector of weight 0 does not enter, whatever it holds.
+    Args:
+        payloads: for each vector its weight and its elements, in float64. A vector of weight 0 is
+            left out, so that it may hold infinite numbers.
     """
     rows = [np.frombuffer(payload) for payload in payloads]
     found: Channels = np.zeros(len(rows[0]) - 1)

@@ -1,11 +1,11 @@
-"""Which newcomers are to leave a job because what they compute differs from what the others do.
+"""Decide which newcomers must leave a job because their states differ from the other workers'.
 
-A newcomer gets the job's state. What its script has in functions, closures and counters of its own
-no state carries: a schedule that is made of the number of workers, or of a count that begins at 0,
-gives it another learning rate than the others have. All workers would then differ from each other
-before long. So the whole state is compared after a newcomer's first step, and if the workers that
-were there before agree with each other, a newcomer that differs from them is the one to leave. The
-others complete the step that is under way without it.
+A newcomer receives the job's state. The state does not have what a script keeps in functions,
+closures and counters of its own: a schedule that is computed from the number of workers, or from a
+counter that begins at 0, gives a newcomer another learning rate than the others have, and the
+models drift apart. So the whole state is compared after a newcomer's first step. If the workers
+that were there before agree with each other, each newcomer that differs from them leaves, and the
+others complete the step without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from edl.core.plural import names, verb
 from edl.core.step.state_check import Digests, Rates, Split, different_rate, first_difference
 
-TRIAL_STEPS = 500  # how long a worker counts as a newcomer: a schedule may differ later only
+TRIAL_STEPS = 500  # of a worker as a newcomer; a schedule may begin to differ only after some
 SCRIPT_CAUSE = (
     "No state carries what a script computes from hvd.size() or counts by itself, as in "
     "Adam(rate * hvd.size()): let the rate be a variable of the state, or set it in a callback of "
@@ -30,13 +30,13 @@ CAUSE = (
 
 @dataclass(frozen=True)
 class Said:
-    """What a worker says of its state when states differ.
+    """The report that each worker gives the others about its state when states differ.
 
     Attributes:
-        digests: of the parts of its state that were compared.
-        rates: its learning rates.
-        joined_after: the step after which it joined a job that trained; None: it was there from the
-            beginning, or has trained for longer than :data:`TRIAL_STEPS` since.
+        digests: a digest of each part of the state that was compared, by name.
+        rates: the worker's learning rates, by name.
+        joined_after: the number of the step after which the worker joined the job; None for a
+            worker that has been there from the beginning, or for more than :data:`TRIAL_STEPS`.
     """
 
     digests: Digests
@@ -45,7 +45,7 @@ class Said:
 
 
 def on_trial(joined_after: int | None, step: int) -> int | None:
-    """``joined_after`` of a worker that counts as a newcomer after ``step``; else None."""
+    """Return ``joined_after`` while the worker counts as a newcomer at ``step``, else None."""
     if joined_after is None or step - joined_after > TRIAL_STEPS:
         return None
     return joined_after
@@ -55,8 +55,8 @@ def who_leaves(found: Split, said: Mapping[int, Said]) -> tuple[int, ...]:
     """Decide which newcomers leave because their states differ.
 
     Returns:
-        Those that differ from all who were there before, in ascending order. None, if these differ
-        from each other, or if nobody was there before.
+        The ids of the newcomers that differ from the older workers, in ascending order; empty if
+        the older workers differ from each other, or if there are none.
     """
     old = [[w for w in group if said[w].joined_after is None] for group in found.groups]
     holding = [number for number, workers in enumerate(old) if workers]

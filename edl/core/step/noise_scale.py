@@ -48,10 +48,11 @@ CHANGES_KEPT = 16
 
 @dataclass(frozen=True)
 class Squares(Record):
-    """Squared norms of one worker in one step.
+    """Squared norms of gradients that one worker has measured in one step; 0 if it has not.
 
-    ``own``: of its own gradient, the mean over its samples; ``mean``: of the job's. Both 0: it
-    has not measured them.
+    Attributes:
+        own: that of the worker's own gradient, the mean over its samples.
+        mean: that of the job's gradient, the mean over the samples of all workers.
     """
 
     own: float = 0.0
@@ -64,7 +65,13 @@ class Squares(Record):
 
 @dataclass(frozen=True)
 class Measured:
-    """What one step says. ``noise``: S, 0 or more; ``signal``: |G|^2, which may be below 0."""
+    """Estimates from one step.
+
+    Attributes:
+        noise: S, the trace of the covariance of a sample's gradient; 0 or more.
+        signal: |G|^2, the squared norm of the gradient over all data; an estimate may be below 0.
+        is_biased: whether it comes from two steps of a single worker.
+    """
 
     noise: float
     signal: float
@@ -72,11 +79,12 @@ class Measured:
 
 
 def measured(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> Measured | None:
-    """What a step says whose workers have trained ``samples`` each; None: nothing.
+    """Estimate S and |G|^2 from the gradients of one step; None if that is not possible.
 
     Args:
-        squares: by worker. Of a single worker: those of two steps on end, of ``samples`` each, and
-            of their mean.
+        samples: how many samples each worker has trained in the step, by worker.
+        squares: the squared norms by worker. Where there is one worker only: the mean of those of
+            two steps in a row, of ``samples`` each, and that of their mean gradient.
     """
     counted = {worker: n for worker, n in samples.items() if n > 0}
     found = [squares.get(worker, Squares()) for worker in counted]
@@ -92,14 +100,19 @@ def measured(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> Meas
 
 @dataclass(frozen=True)
 class Average(Record):
-    """An exponential average of measurements: their sums, what is older counting less.
+    """An exponential average of measurements, kept as weighted sums.
 
-    Each counts by the samples of its step, for the noise of |G|^2 falls with them.
+    A measurement's weight is proportional to the samples of its step, as the noise of |G|^2 falls
+    with them, and decays with each measurement after it.
 
     Attributes:
-        weight: the sum of what they count, and ``weight_2`` of its squares.
-        noise: of S, and ``signal`` of |G|^2; ``noise_2``, ``both``, ``signal_2``: of S^2, of
-            S |G|^2 and of |G|^4.
+        weight: the sum of the weights.
+        weight_2: the sum of their squares.
+        noise: the weighted sum of S.
+        signal: that of |G|^2.
+        noise_2: that of S^2.
+        both: that of S |G|^2.
+        signal_2: that of |G|^4.
     """
 
     weight: float = 0.0
@@ -111,7 +124,12 @@ class Average(Record):
     signal_2: float = 0.0
 
     def after(self, found: Measured, counts: float, window: int) -> Average:
-        """Return the average with one more measurement; those before count exp(-1 / window)."""
+        """Return the average with one more measurement, after decay of the others.
+
+        Args:
+            counts: the weight of the new measurement.
+            window: the weights of the others are multiplied by exp(-1 / window).
+        """
         kept, s, g = math.exp(-1.0 / window), found.noise, found.signal
         return Average(
             kept * self.weight + counts,
@@ -125,17 +143,17 @@ class Average(Record):
 
     @property
     def count(self) -> float:
-        """How many measurements of the same weight would say as much."""
+        """The effective number of measurements: as if all had the same weight."""
         return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
 
     @property
     def means(self) -> tuple[float, float]:
-        """Those of S and of |G|^2."""
+        """The weighted means of S and of |G|^2."""
         return self.noise / self.weight, self.signal / self.weight
 
     @property
     def error(self) -> float:
-        """The standard error of the ratio of the means, over the ratio; infinite: there is none."""
+        """The relative standard error of the ratio S / |G|^2; infinite where there is no ratio."""
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
             return math.inf
@@ -164,16 +182,15 @@ class Average(Record):
 
 @dataclass(frozen=True)
 class NoiseScale(Record):
-    """What was measured so far, equal on all workers.
+    """The gradient noise scale, as far as it was measured; equal on all workers.
 
     Attributes:
-        averages: one for each of :data:`WINDOWS`; empty: nothing was measured.
-        steps: that were measured.
-        first_batch: the global batch of the first of them; 0: none was.
-        is_biased: by a single worker.
-        changes: the scale that a learning rate follows, each with the number of the first update
-            that is made with it; the newest ones. One that is known no longer stays until another
-            is.
+        averages: one average for each of :data:`WINDOWS`; empty before the first measurement.
+        steps: how many steps were measured.
+        first_batch: the global batch of the first measured step; 0 before it.
+        is_biased: whether the measurements come from a single worker.
+        changes: the newest values that a learning rate follows, each with the number of the first
+            update that is made with it. When the scale is no longer known, the last value stays.
     """
 
     averages: tuple[Average, ...] = ()
@@ -214,7 +231,7 @@ class NoiseScale(Record):
 
     @property
     def samples(self) -> float | None:
-        """The noise scale; None: it is not known, as far as was measured."""
+        """The noise scale, as a number of samples; None while it is not known."""
         for index, one in enumerate(self.averages):
             if self.steps < FILLED * WINDOWS[index]:
                 return None

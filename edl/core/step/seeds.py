@@ -1,4 +1,4 @@
-"""Seeds that follow from what they are for, so that equal causes have equal random numbers."""
+"""Derive seeds from what they are used for: the same purpose gets the same random numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def derived_seed(*parts: int | str) -> int:
-    """Return a seed below 2**63 that follows from ``parts``; of other parts it is another one."""
+    """Return a seed below 2**63, a hash of ``parts``: other parts have another seed."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

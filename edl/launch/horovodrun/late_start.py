@@ -1,9 +1,9 @@
-"""A change of hosts that the driver of horovodrun finds while its rank 0 starts.
+"""Find out whether horovodrun's driver missed a change of hosts while its rank 0 started.
 
-The driver tells rank 0 of a change, and forgets it as long as rank 0 has not registered. It tells
-of none twice, and nobody else knows what its host discovery script says, unless that is
-edl-discover. So whoever was started as rank 0 lets the driver place the slots anew once. The ranks
-stay in that, and nobody stops for it.
+The driver notifies rank 0 of a change of hosts. A change that comes before rank 0 has registered is
+lost: the driver notifies nobody, and never again. So the process that was started as rank 0 asks
+the driver once to assign the slots again, unless edl-discover says what is desired. Ranks do not
+change in that, and no worker stops for it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class LateStart:
-    """Whether the driver is to place the slots anew because its rank 0 registered late.
+    """Decides once whether the driver must assign its slots again, as rank 0 registered late.
 
     Args:
-        driver: has not answered yet, since it started this process.
-        discover_s: for an edl-discover to say what is desired, which makes this needless.
+        driver: the driver that started this process.
+        discover_s: how long to wait for edl-discover to say what is desired; if it does, there is
+            nothing to ask for.
     """
 
     def __init__(self, driver: Driver, discover_s: float) -> None:
@@ -33,9 +34,14 @@ class LateStart:
         self._since: float | None = None
 
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
-        """Return, once, whether the driver may know of hosts that it has not used.
+        """Return True at most once: when the driver may know of hosts that it has not used.
 
-        Not before all slots of the driver are assigned, nor after a placement that was made later.
+        It is decided when all slots of the driver's first assignment have been taken. If the driver
+        has made another assignment meanwhile, it used the newest hosts, and the answer is False.
+
+        Args:
+            snapshot: the job, as it is now.
+            now: a monotonic clock, in seconds.
         """
         self._since = now if self._since is None else self._since
         if self._first is None or now - self._since < self._discover_s:
@@ -51,9 +57,10 @@ class LateStart:
 
 
 def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
-    """Return whether another placement may differ from the one that is assigned.
+    """Return whether a new assignment of slots may differ from the present one.
 
-    Each counts for `--reset-limit`; where that is given, the host discovery script is asked first.
+    Each assignment counts towards `--reset-limit`, so where that is given the host discovery script
+    is run first, to see whether anything would change.
     """
     launcher = find_launcher()
     limits = launcher.limits() if launcher and launcher.may_limit_resets() else None

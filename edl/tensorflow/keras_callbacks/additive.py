@@ -1,10 +1,10 @@
-"""Which metrics of Keras have a state that is a sum over the batches.
+"""Decide whether the state of a Keras metric is a sum over the batches.
 
-All of Keras' own have. A metric of the user's is read: its ``update_state``, and the methods that
-this calls, may use a variable of the state only to add to it, by ``v.assign_add(...)`` or
-``v.assign(v + ...)``, or through metrics inside of it. So a maximum is no sum, nor is a running
-mean, ``v.assign_add((x - v) / n)``, nor what is not understood. The attribute ``edl_additive`` of a
-class overrules it.
+The states of Keras' own metrics are. The source of a user's metric is read: ``update_state``, and
+the methods that it calls, may use a variable of the state only to add to it, by
+``v.assign_add(...)`` or ``v.assign(v + ...)``, or through other metrics that the metric holds. So a
+maximum is no sum, a running mean ``v.assign_add((x - v) / n)`` is none, and neither is code that is
+not understood. The attribute ``edl_additive`` of a metric's class overrules this.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import keras
 
-ADDITIONS = {"assign_add", "assign_sub", "update_state"}  # the last one of a metric inside
-HARMLESS = {"shape", "dtype", "name", "ndim"}  # of a variable: no part of its value
+ADDITIONS = {"assign_add", "assign_sub", "update_state"}  # the last one: of a metric inside it
+HARMLESS = {"shape", "dtype", "name", "ndim"}  # attributes of a variable that are not its value
 
 
 def is_additive(metric: Any) -> bool:
@@ -31,7 +31,7 @@ def is_additive(metric: Any) -> bool:
 
 
 def _only_adds(metric: Any) -> bool:
-    """Return whether an update by the user's classes adds to the state, and does nothing else."""
+    """Return whether all that the user's classes do with the state is to add to it."""
     own = []
     for kind in type(metric).__mro__:
         if kind.__module__.partition(".")[0] == "keras":
@@ -94,7 +94,7 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
-    """Return whether a method uses variables of ``metric`` but to add to them."""
+    """Return whether a method uses variables of ``metric`` other than to add to them."""
     allowed: set[int] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -113,7 +113,7 @@ def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
 
 
 def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
-    """Return the nodes that are a variable to which a call adds."""
+    """Return the ids of the nodes that stand for the variable to which a call adds."""
     target = function.value
     if function.attr in ADDITIONS:
         return {id(_bare(target))}

@@ -1,14 +1,14 @@
-"""Keras' metrics of an epoch, over the samples of all workers.
+"""Compute Keras' metrics of an epoch over the samples of all workers.
 
 The state of a Keras metric is a sum over the batches, or several sums (a total and a count, a
-matrix of confusions, true positives by threshold), and its result is computed from them. So at the
-end of an epoch the workers add up their states, and Keras computes the job's result of that, the
-same on all: History, callbacks and logs have the numbers that one process would have. Batches for
-padding are taken back out of a state.
+confusion matrix, true positives by threshold), and the result is computed from the state. So at the
+end of an epoch the workers add up their states, and Keras computes the job's result from the sums,
+the same on all workers: History, callbacks and logs have the numbers that one process would have.
+Padding batches are subtracted from a state.
 
-A metric of the user's own may keep something else, a maximum for example
-(:mod:`~edl.tensorflow.keras_callbacks.additive`). Of such a one the job's result is the mean of the
-workers' results, weighted with their samples, which is said once.
+A user's own metric may keep something else, a maximum for example
+(:mod:`~edl.tensorflow.keras_callbacks.additive`). The job's result of such a metric is the mean of
+the workers' results, weighted with their samples; a warning says so once.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class EpochMetrics:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._before: dict[int, Any] | None = None  # a batch for padding
-        self._shown: dict[str, Any] | None = None  # results with a batch for padding
+        self._before: dict[int, Any] | None = None  # states before a padding batch
+        self._shown: dict[str, Any] | None = None  # results with a padding batch, as Keras has them
         self._told: set[str] = set()  # metrics that are no sums
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states if the batch that comes counts for nothing: its weight is 0."""
+        """Remember the states if the next batch is a padding batch, of weight 0."""
         self._shown = None
         if weight == 0:
             variables = self._variables()
             self._before = dict(zip(map(id, variables), _read(variables), strict=True))
 
     def end_batch(self) -> None:
-        """Take a batch for padding out of the states."""
+        """Put back the states from before a padding batch."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -69,17 +69,21 @@ class EpochMetrics:
         return {name: float(v) if v.ndim == 0 else v for name, v in arrays.items()}
 
     def of_job(self, logs: Mapping[str, Any], worker: Worker, samples: int) -> dict[str, Any]:
-        """Combine the metrics; return those of ``logs`` that come from them, of the whole job.
+        """Combine the metrics, and return the job's values of those numbers in ``logs``.
 
         All workers call it between two steps, after the last one of the epoch.
 
         Args:
-            logs: what ``train_step`` has returned for this worker's last batch. A number is that of
-                a metric if all names are those of the model's metrics, or if it is its result.
-            samples: of this worker in the epoch.
+            logs: what ``train_step`` has returned for this worker's last batch. A number there
+                belongs to a metric if it equals the metric's result, or if all names in ``logs``
+                are the names of metrics.
+            samples: how many samples this worker has trained in the epoch.
+
+        Returns:
+            The numbers that belong to metrics on all workers, by their names in ``logs``.
 
         Raises:
-            UsageError: the metrics of another worker are others.
+            UsageError: the workers have different metrics.
         """
         own = self._shown if self._shown is not None else self.results()
         self.combine(worker, samples)
@@ -97,15 +101,15 @@ class EpochMetrics:
         }
 
     def combine(self, worker: Worker, samples: int) -> None:
-        """Let the metrics have the states of all workers together, until they are reset.
+        """Add up the states of the metrics over all workers, until the metrics are reset.
 
         All workers call it between two steps, after the last one of the epoch.
 
         Args:
-            samples: of this worker in the epoch.
+            samples: how many samples this worker has trained in the epoch.
 
         Raises:
-            UsageError: the metrics of another worker are others.
+            UsageError: the workers have different metrics.
         """
         self.restore()
         metrics = _leaves(self._model.metrics)
@@ -120,9 +124,12 @@ class EpochMetrics:
                 self._take_mean(metric, worker, samples)
 
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
-        """Let the first worker that stays have what the workers that leave have added up.
+        """Add the states of workers that leave to the state of the first worker that stays.
 
         All workers of the ring call it between two steps.
+
+        Args:
+            leaving: the ids of the workers that leave.
         """
         sums = [metric for metric in _leaves(self._model.metrics) if is_additive(metric)]
         variables = [variable for metric in sums for variable in metric.variables]
@@ -137,13 +144,13 @@ class EpochMetrics:
                 variable.assign(value.astype(_numpy_type(variable)))
 
     def restore(self) -> None:
-        """Let each metric compute its own result again."""
+        """Let each metric compute its result from its state again."""
         for metric in self._replaced:
             del metric.result
         self._replaced.clear()
 
     def _take_mean(self, metric: Any, worker: Worker, samples: int) -> None:
-        """Let the result of a metric that is no sum be the mean over the workers."""
+        """Replace the result of a metric whose state is no sum by the mean over the workers."""
         if metric.name not in self._told:
             self._told.add(metric.name)
             if worker.rank == 0 and worker.is_shared:
@@ -165,7 +172,7 @@ class EpochMetrics:
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
-    """Return the metrics themselves, in the place of what holds several (compile's)."""
+    """Return single metrics: in place of a metric that holds others, those that it holds."""
     found: list[Any] = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
@@ -174,7 +181,7 @@ def _leaves(metrics: Iterable[Any]) -> list[Any]:
 
 
 def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
-    """Return which of the metrics' results a number is, by its own name or another one."""
+    """Return the name of the metric whose result is ``value``; None if no single one is."""
     same = [other for other, result in results.items() if _is_same(value, result)]
     if name in same:
         return name
@@ -205,10 +212,14 @@ def _numpy_type(variable: Any) -> Any:
 
 
 def _added(payloads: Sequence[bytes], like: State) -> State:
-    """Return the sums of states over the workers.
+    """Return the sums of the workers' states.
+
+    Args:
+        payloads: the bytes of each worker's state.
+        like: a state, for the shapes and types.
 
     Raises:
-        UsageError: they are of different sizes.
+        UsageError: the states have different sizes.
     """
     if len({len(payload) for payload in payloads}) > 1:
         raise UsageError(
