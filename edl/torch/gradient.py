@@ -73,12 +73,13 @@ class Gradient:
             self._refuse()
 
     def refuse_mixed(self, step: int) -> None:
-        """Refuse one that is of an earlier step than ``step``, or has a part that is."""
+        """Refuse a gradient that is of an earlier step than ``step``, or has a part that is."""
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
             return
-        if self.is_mixed or (self.computed != step and self.is_leftover()):
+        is_of_step = self.computed == step or self.mean_in == step
+        if self.is_mixed or (not is_of_step and self.is_leftover()):
             self._refuse()
 
     def _refuse(self) -> None:
@@ -130,7 +131,9 @@ class Gradient:
     # --- with several optimizers a backward pass may add to what is the mean already
 
     def become_mean(self, mean: torch.Tensor, step: int) -> None:
-        """It is ``mean`` from now on; what it was is kept, until the next step."""
+        """Set the gradient to ``mean``; what it was before is kept until the next step."""
+        if self.computed != step:  # others have, and what lies here may be of an earlier step
+            self.is_mixed = self.is_leftover() or (self.is_mixed and not self._is_forgotten())
         self.local, self.parameter.grad, self.mean_in = self.parameter.grad, mean, step
         self.remember()
 

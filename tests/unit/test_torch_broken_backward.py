@@ -48,18 +48,6 @@ def fail(job: Job, error: BaseException = ERRORS[0]) -> None:
         loss.backward()
 
 
-def trains(script: Callable[[Script], None], count: int = 2) -> None:
-    """It comes to its end in a job; what edl tells a script ends a worker, and not the test."""
-    ended: list[bool] = []
-
-    def whole(one: Script) -> None:
-        script(one)
-        ended.append(True)
-
-    run(whole, count)
-    assert ended
-
-
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_update_without_the_batch_is_that_of_the_others(
     error: BaseException, worker: Worker
@@ -196,7 +184,7 @@ def test_two_optimizers_whose_common_pass_fails() -> None:
                 sgd.step()
             assert all(map(torch.equal, before, (net.weight for net in one.nets)))
 
-    trains(script)
+    run(script)
 
 
 def test_two_optimizers_of_which_one_is_left_in_a_failed_pass() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,18 +30,6 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
     return Worker(monkeypatch)
 
 
-def trains(script: Callable[[Script], None], count: int = 2) -> None:
-    """It comes to its end in a job; what edl tells a script ends a worker, and not the test."""
-    ended: list[bool] = []
-
-    def whole(one: Script) -> None:
-        script(one)
-        ended.append(True)
-
-    run(whole, count)
-    assert ended
-
-
 @pytest.mark.parametrize("named", [False, True])
 def test_a_closure_that_is_evaluated_once_makes_the_step(named: bool) -> None:
     def script(one: Script) -> None:
@@ -62,7 +49,7 @@ def test_a_closure_that_is_evaluated_once_makes_the_step(named: bool) -> None:
             assert torch.allclose(one.nets[0].weight, before - 0.1 * gradient)
         assert one.worker.step == 2
 
-    trains(script, count=1)
+    run(script, count=1)
 
 
 class Twice(SGD):
@@ -333,7 +320,7 @@ def test_sharpness_aware_training_is_that_of_one_process(has_closure: bool) -> N
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Script, "wrap", wrap)
-        trains(script, count=1)
+        run(script, count=1)
 
 
 def test_the_inner_momentum_of_sharpness_aware_training_reaches_a_newcomer() -> None:

@@ -56,12 +56,21 @@ class Script:
 
 
 def run(script: Callable[[Script], None], count: int = 2) -> None:
-    """Run it in a job, and raise what it raises."""
+    """Run a script to its end in a job, and raise what it raises.
+
+    An EdlError ends a worker on the loopback ring, and not the test, so it is raised here.
+    """
+    ended: list[bool] = []
 
     def main(one: LoopbackWorker) -> None:
         script(Script(one, count))
+        ended.append(True)
 
-    LoopbackJob(main, np=1).run()
+    job = LoopbackJob(main, np=1)
+    job.run()
+    for error in job.errors.values():
+        raise error
+    assert ended, job.describe()
 
 
 def refused(script: Callable[[Script], None], sentence: str, count: int = 2) -> None:

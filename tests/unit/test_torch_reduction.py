@@ -575,6 +575,21 @@ def test_gradients_over_batches_are_refused_by_name(alone: bool, worker: Worker)
         job.a.backward()
 
 
+def test_with_several_a_gradient_of_the_step_before_is_refused_though_others_have_one() -> None:
+    """It was not sent, and the mean is that of the others; one that was zeroed is no such one."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    gradient = Gradient(parameter, Part(parameter, lambda: None), name="a")
+    parameter.grad = ones(3.0)
+    gradient.remember()
+    gradient.become_mean(ones(5.0), step=2)
+    with pytest.raises(UsageError, match="gradient of a is still there from the step before"):
+        gradient.refuse_mixed(2)
+    parameter.grad.zero_()
+    assert gradient.is_local(3)
+    gradient.become_mean(ones(5.0), step=3)
+    gradient.refuse_mixed(3)
+
+
 ZEROING: dict[str, Callable[[Job], None]] = {
     "none": lambda job: job.sgd.zero_grad(),
     "zeros": lambda job: job.sgd.zero_grad(set_to_none=False),
