@@ -14,7 +14,6 @@ import threading
 import time
 from pathlib import Path
 from queue import Queue
-from types import TracebackType
 from typing import Any, Self
 
 import cases
@@ -65,12 +64,7 @@ class Processes:
             assert self._next(START_S)[1] == "ready"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.kill()
             process.wait()

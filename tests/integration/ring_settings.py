@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
-from types import TracebackType
 from typing import Any, Self
 
 from edl.core.records import Generation, Seat
@@ -128,12 +127,7 @@ class RingSettings:
         assert self._lines.get(timeout=START_S) == "ready"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
@@ -188,8 +182,15 @@ def _generation(case: int, number: int, workers: tuple[int, ...], port: int) -> 
 
 
 def _wait_for(path: Path) -> None:
+    """Poll until the file is there.
+
+    Raises:
+        TimeoutError: it is not after CASE_S.
+    """
     deadline = time.monotonic() + CASE_S
-    while not path.exists() and time.monotonic() < deadline:
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} was not made within {CASE_S:g} s")
         time.sleep(0.01)
 
 

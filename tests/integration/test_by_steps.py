@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from paths import SCRIPTS
 
-from edl.testing.job import started
+from edl.testing.job import Job, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
 
-BY_STEPS, STEPS = SCRIPTS / "by_steps.py", 400
+STEPS = 400
+
+
+@contextmanager
+def joined(way: str, folder: Path, zookeeper: str) -> Iterator[Job]:
+    """A job of the script that trains by steps in this way; a third worker has joined two."""
+    words = ["--way", way, "--steps", str(STEPS), "--model", str(folder / "model.pt")]
+    script = SCRIPTS / "by_steps.py"
+    with started(folder, zookeeper, script, *words, np=2, max_np=3) as job:
+        job.wait_for_step(10)
+        job.scale(3)
+        job.wait_for_size(3)
+        yield job
 
 
 @pytest.mark.parametrize("way", ["steps", "job"])
 def test_by_the_count_of_the_job(way: str, tmp_path: Path, zk_hosts: str) -> None:
     """With a join and a death: whoever is there ends after the same step."""
-    words = ["--way", way, "--steps", str(STEPS), "--model", str(tmp_path / "model.pt")]
-    with started(tmp_path, zk_hosts, BY_STEPS, *words, np=2, max_np=3) as job:
-        job.wait_for_step(10)
-        job.scale(3)
-        job.wait_for_size(3)
+    with joined(way, tmp_path, zk_hosts) as job:
         job.kill("w0")
         assert job.end() == 0, job.describe("did not finish")
         said = [line for line in job.output().splitlines() if "ended at step" in line]
@@ -36,11 +46,7 @@ def test_by_the_count_of_the_job(way: str, tmp_path: Path, zk_hosts: str) -> Non
 @pytest.mark.parametrize("way", ["own", "hand"])
 def test_by_a_count_of_each_workers_own(way: str, tmp_path: Path, zk_hosts: str) -> None:
     """A newcomer has a lower one: one sentence names who left, and it takes over nothing."""
-    words = ["--way", way, "--steps", str(STEPS), "--model", str(tmp_path / "model.pt")]
-    with started(tmp_path, zk_hosts, BY_STEPS, *words, np=2, max_np=3) as job:
-        job.wait_for_step(10)
-        job.scale(3)
-        job.wait_for_size(3)
+    with joined(way, tmp_path, zk_hosts) as job:
         assert job.end() == 1, job.describe("not failed")
         (failed,) = job.events("job_failed")
         sentence = f"w0 and w1 ended their script after step {STEPS}, "

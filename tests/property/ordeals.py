@@ -11,6 +11,7 @@ from the output into an ``@example`` above the test, or::
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +61,28 @@ class Fault:
 
     def __call__(self, job: LoopbackJob) -> None:
         getattr(job, self.what)(self.worker)
+
+
+def struck_around(
+    collective: str, make: Callable[[], LoopbackJob], worker: int, what: str
+) -> Iterator[LoopbackJob]:
+    """Run a job again for each point at which ``worker`` may be struck, and yield it at its end.
+
+    Args:
+        collective: a part of the name of collectives: the points are those from 12 before the first
+            of them to 13 after the last one.
+        make: makes the job, with its changes.
+        worker: the worker that is struck.
+        what: the fault, see :class:`Fault`.
+    """
+    plain = make()
+    plain.run()
+    there = [p.number for p in plain.passed if p.worker == worker and collective in p.name]
+    for point in range(there[0] - 12, there[-1] + 14):
+        job = make()
+        job.at(worker, point, Fault(worker, point, what))
+        job.run()
+        yield job
 
 
 @dataclass(frozen=True)

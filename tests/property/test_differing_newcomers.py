@@ -5,12 +5,11 @@ The workers are edl's own; the judge is the counting model, so each sample count
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
+from ordeals import struck_around
 
 from edl.core.events import Event, StateDiffersDetails
 from edl.core.records import JobState
@@ -109,36 +108,18 @@ def test_an_old_worker_that_differs_ends_the_job() -> None:
     assert "the state of w0 differs from that of w1, w2" in job.memory.job.reason
 
 
-FAULTS: dict[str, Callable[[LoopbackJob, int], None]] = {
-    "kill": lambda job, worker: job.kill(worker),
-    "cut": lambda job, worker: job.cut(worker),
-}
-
-
 def joining() -> LoopbackJob:
     job = of(Differing(samples=96))
     job.after_step(5, lambda job: job.scale({"a": 3}))
     return job
 
 
-@cache
-def points_of(worker: int) -> range:
-    """The points of ``worker`` from before the newcomer is found until after it has left."""
-    job = joining()
-    job.run()
-    points = [p.number for p in job.passed if p.worker == worker and "edl.digests" in p.name]
-    return range(points[0] - 12, points[-1] + 14)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["kill", "cut"])
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_a_fault_at_each_point_of_it(worker: int, fault: str) -> None:
     """The state source, another one or the newcomer itself: those who are left count right."""
-    for point in points_of(worker):
-        job = joining()
-        job.at(worker, point, lambda job: FAULTS[fault](job, worker))
-        job.run()
-        assert job.memory.job.state is JobState.FINISHED, (point, job.describe())
+    for job in struck_around("edl.digests", joining, worker, fault):
+        assert job.memory.job.state is JobState.FINISHED, job.describe()
         script = job._script
         assert isinstance(script, Counting)
         script.prove(job.results)

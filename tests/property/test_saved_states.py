@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from ordeals import struck_around
 
 from edl.core.events import StateDiffersDetails
 from edl.core.records import JobState
@@ -194,27 +194,9 @@ def joining() -> LoopbackJob:
     return job
 
 
-@cache
-def points_of(worker: int) -> range:
-    """The points of ``worker`` from before the newcomer is found until after it has left."""
-    job = joining()
-    job.run()
-    points = [p.number for p in job.passed if p.worker == worker and "edl.digests" in p.name]
-    return range(points[0] - 12, points[-1] + 14)
-
-
-FAULTS: dict[str, Callable[[LoopbackJob, int], None]] = {
-    "kill": lambda job, worker: job.kill(worker),
-    "cut": lambda job, worker: job.cut(worker),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["kill", "cut"])
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_a_fault_at_each_point_of_it(worker: int, fault: str) -> None:
     """Also where the newcomer dies by itself, or the one that has sent it the state."""
-    for point in points_of(worker):
-        job = joining()
-        job.at(worker, point, lambda job: FAULTS[fault](job, worker))
-        job.run()
+    for job in struck_around("edl.digests", joining, worker, fault):
         assert_right(job, 2)

@@ -221,31 +221,25 @@ def test_who_has_missed_a_step_may_decide_otherwise() -> None:
             assert trial.run().memory.job.state is JobState.FINISHED
 
 
+def at_each_point(script: TorchSeveral, end: int, step: int) -> None:
+    """Let each of three workers die at one point in ``step``, up to ``end``: the job finishes."""
+    for worker in range(3):
+        for point in points(1 + worker, end, step, worker):
+            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            assert trial.run().memory.job.state is JobState.FINISHED
+
+
 @pytest.mark.parametrize("turns", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_death_at_each_point(turns: tuple[tuple[str, ...], ...]) -> None:
-    script = TorchSeveral(turns, samples=14, epochs=1)
-    for worker in range(3):
-        for point in points(1 + worker, 90, 7, worker):
-            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-            assert trial.run().memory.job.state is JobState.FINISHED
+    at_each_point(TorchSeveral(turns, samples=14, epochs=1), 90, 7)
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
-def test_a_death_at_each_point_where_backward_fails_and_is_tried_again(to_none: bool) -> None:
-    script = TorchSeveral((ONE,), samples=14, epochs=1, habit=FAILS, to_none=to_none)
-    for worker in range(3):
-        for point in points(1 + worker, 110, 5, worker):
-            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-            assert trial.run().memory.job.state is JobState.FINISHED
-
-
-@pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
-def test_a_death_at_each_point_of_two_passes_for_an_update(to_none: bool) -> None:
-    script = TorchSeveral((ONE,), samples=14, epochs=1, habit=TWO_PASSES, to_none=to_none)
-    for worker in range(3):
-        for point in points(1 + worker, 110, 5, worker):
-            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-            assert trial.run().memory.job.state is JobState.FINISHED
+@pytest.mark.parametrize("habit", [FAILS, TWO_PASSES])
+def test_a_death_at_each_point_of_a_habit(habit: str, to_none: bool) -> None:
+    """A backward pass that fails and is tried again; two passes for an update."""
+    script = TorchSeveral((ONE,), samples=14, epochs=1, habit=habit, to_none=to_none)
+    at_each_point(script, 110, 5)
 
 
 def check_told(script: TorchSeveral, survivors: Sequence[int]) -> int:
