@@ -36,10 +36,6 @@ ABSENT: Mapping[str, str] = {
     "PartialDistributedGradientTape": LOCAL_LAYERS,
     "PartialDistributedOptimizer": LOCAL_LAYERS,
     "broadcast_object_fn": "TensorFlow 2 has not what it calls; use hvd.broadcast_object",
-    "SyncBatchNormalization": (
-        "Keras 3 has not what Horovod's layer changes; use keras.layers.BatchNormalization, whose "
-        "statistics are each worker's own, or LayerNormalization or GroupNormalization"
-    ),
     "BestModelCheckpoint": (
         "use keras.callbacks.ModelCheckpoint(..., save_best_only=True) on rank 0"
     ),

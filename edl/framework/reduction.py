@@ -188,14 +188,18 @@ class StepReduction:
         alone = self._worker.warming_up or self._worker.ring.alone
         return loader.open and not alone and self.step.state in EXCHANGING
 
-    def exchange(self, payload: bytes) -> list[bytes]:
+    def exchange(self, payload: bytes, hold: Callable[[], None] = lambda: None) -> list[bytes]:
         """Return the payloads of all workers in rank order; see :attr:`exchanges`.
 
         A worker that dies meanwhile costs the others a repair, as it does while gradients are on
         their way: these are sent once more.
+
+        Args:
+            hold: called before the repair; no gradient is to be sent by another thread after it.
         """
 
         def repair(error: RingBroken, _since: float) -> None:
+            hold()
             self._broke(error)
             self._repair()
 

@@ -10,7 +10,7 @@ from typing import Any
 from edl.errors import EdlError
 from edl.framework import metrics, process
 from edl.tensorflow import tape, training
-from edl.tensorflow.batch_norm import refuse_synchronized
+from edl.tensorflow.batch_norm import synchronise_batch_norm
 from edl.tensorflow.collectives import TensorFlowCollectives
 from edl.tensorflow.loss import watch_losses
 from edl.tensorflow.replica import TensorFlowReplica
@@ -18,6 +18,7 @@ from edl.tensorflow.variables import CREATED
 
 # AutoGraph lets such an error pass as it is, and writes nothing around its sentence.
 EdlError.ag_pass_through = True  # type: ignore[attr-defined]
+EdlError._keras_call_info_injected = True  # type: ignore[attr-defined]  # nor does Keras
 
 
 def init(**settings: Any) -> None:
@@ -35,7 +36,7 @@ def init(**settings: Any) -> None:
     process.start(TensorFlowCollectives, settings)
     CREATED.watch()
     tape.watch()
-    refuse_synchronized()
+    synchronise_batch_norm()
     watch_losses()
 
 

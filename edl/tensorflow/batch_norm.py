@@ -1,7 +1,20 @@
-"""Refuse Keras' batch normalisation over all workers, which would be local without a word.
+"""Batch normalisation over the samples of a whole step, of all workers, in Keras.
 
 ``keras.layers.BatchNormalization(synchronized=True)`` asks ``tf.distribute`` for other replicas.
-Under edl there are none, so it would take the statistics of one worker for those of all.
+Under edl there are none, so it would take the statistics of one worker for those of all. While edl
+trains, its mean and variance are those of the batches of all workers, over the job's ring.
+
+Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
+losses. edl multiplies its gradients by n_i / N, so the job's loss is sum_i n_i / N L_i. Let dm_j,
+dv_j be the derivatives of L_j by the mean and the variance, and M the elements a channel in the
+batches of all workers. Through the statistics, the derivative of the job's loss by an input x of
+worker i is
+
+    1/M sum_j n_j / N dm_j + 2 (x - mean) / M sum_j n_j / N dv_j
+
+which is returned divided by n_i / N, in which N cancels (:mod:`edl.torch.sync_batch_norm` has the
+same with the rest of the layer). Each layer has two exchanges a step, protected as gradients are
+(:mod:`edl.tensorflow.pass_exchange`).
 """
 
 from __future__ import annotations
@@ -10,44 +23,218 @@ import functools
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 
+from edl.core.step.moments import Moments, combined, weighted_sum
 from edl.errors import UsageError
 from edl.framework import process
+from edl.tensorflow import training
+from edl.tensorflow.pass_exchange import Exchange, Vector, in_turn, next_number, numbered
 
-LOCAL_ONLY = (
-    "edl.tensorflow has no batch normalisation over the samples of all workers; leave out "
-    "synchronized=True, so that each worker normalises with the statistics of its own samples, or "
-    "use keras.layers.LayerNormalization or GroupNormalization, which depend on no other sample "
-    "(docs/tensorflow.md, Pitfalls)"
+_ALONE = -1.0  # the weight of a batch whose statistics are this worker's own
+NO_SECOND_DERIVATIVE = (
+    "a layer with synchronized=True has no second derivative over the workers (a gradient "
+    "penalty); leave synchronized=True out, or take keras.layers.LayerNormalization"
+)
+OTHER_AXIS = (
+    "BatchNormalization(synchronized=True) with a mask normalises the last axis; with axis={}, "
+    "leave the mask or synchronized=True out"
 )
 
 
 @functools.cache
-def refuse_synchronized() -> None:
-    """From now on a synchronized layer raises UsageError where it would need other workers.
-
-    It does in training only, and never in a job that can have but one worker.
-    """
+def synchronise_batch_norm() -> None:
+    """Let ``synchronized=True`` mean the workers of the job from now on."""
     plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
     @functools.wraps(plain)
-    def moments(*arguments: Any, **named: Any) -> Any:
-        _refuse()
-        return plain(*arguments, **named)
+    def moments(x: Any, axes: Any, keepdims: Any) -> Any:
+        if not _has_others():
+            return plain(x, axes, keepdims)
+        mean, variance, _elements = moments_of_step(x, axes)
+        return (
+            (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+        )
 
     @functools.wraps(of_layer)
     def moments_of_layer(self: Any, inputs: Any, mask: Any) -> Any:
-        if self.synchronized and mask is not None:  # Keras leaves `synchronized` out then
-            _refuse()
-        return of_layer(self, inputs, mask)
+        if not (self.synchronized and _has_others()):
+            return of_layer(self, inputs, mask)
+        return _moments_of_layer(self, inputs, mask)
 
     nn._compute_moments_sync = moments
     keras.layers.BatchNormalization._moments = moments_of_layer
 
 
-def _refuse() -> None:
-    if process.is_initialized() and process.current_worker().is_shared:
-        error = UsageError(f"keras.layers.BatchNormalization(synchronized=True): {LOCAL_ONLY}")
-        error._keras_call_info_injected = True  # type: ignore[attr-defined]  # Keras adds nothing
-        raise error
+@keras.saving.register_keras_serializable(package="edl")
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """``keras.layers.BatchNormalization(synchronized=True)``, under Horovod's name.
+
+    Args:
+        fused: must be False, as in Horovod.
+        options: those of ``keras.layers.BatchNormalization``, by name.
+
+    Raises:
+        ValueError: ``fused`` is something else, or ``synchronized`` is False.
+    """
+
+    def __init__(self, fused: bool = False, **options: Any) -> None:
+        if fused is not False:
+            raise ValueError(
+                f"SyncBatchNormalization does not support fused={fused!r}; give the options of "
+                "keras.layers.BatchNormalization by name"
+            )
+        if not options.pop("synchronized", True):
+            raise ValueError(
+                "SyncBatchNormalization has synchronized=True; take keras.layers.BatchNormalization"
+            )
+        super().__init__(synchronized=True, **options)
+
+
+def _has_others() -> bool:
+    """Whether the job may have other workers, now or later."""
+    if not (process.is_initialized() and process.current_worker().is_shared):
+        return False
+    training.current()  # in the thread that trains
+    return True
+
+
+def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    """Return mean and variance of each channel.
+
+    A batch that is padding on all workers has the layer's moving ones, and so leaves no trace.
+    """
+    if mask is not None:
+        if layer.axis not in (-1, len(inputs.shape) - 1):
+            raise UsageError(OTHER_AXIS.format(layer.axis))
+        mask = tf.cast(mask, tf.bool)[..., tf.newaxis]
+    mean, variance, elements = moments_of_step(inputs, layer._reduction_axes, mask)
+    moving = layer.moving_mean, layer.moving_variance
+    return tuple(
+        tf.where(elements > 0, tf.reshape(of_step, tf.shape(own)), tf.cast(own, of_step.dtype))
+        for of_step, own in zip(
+            (mean, variance), (tf.convert_to_tensor(v) for v in moving), strict=True
+        )
+    )
+
+
+def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]:
+    """Return mean, variance and the number of elements a channel over the batches of all workers.
+
+    Args:
+        x: of a floating type, in which mean and variance are, too.
+        axes: those to reduce, the samples' among them; they have the length 1 in the results.
+        mask: booleans that broadcast to ``x``, with the length 1 in the axes that are kept: which
+            elements count.
+
+    Raises:
+        UsageError: XLA is to compile the graph, or asks for a second derivative.
+    """
+    number = next_number()
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def moments(x: Any) -> Any:
+        own_mean, own_variance, count = _own_moments(x, axes, mask)
+        shape, channels = tf.shape(own_mean), own_mean.shape.num_elements()
+        parts = [_flat(count), _flat(own_mean), _flat(own_variance) * tf.cast(count, tf.float64)]
+        length = None if channels is None else 2 + 2 * channels
+        act = functools.partial(_exchange_moments, number)
+        found = in_turn(act, tf.concat(parts, 0), length)
+        weight, elements = found[0], found[1]
+        mean, variance = (tf.reshape(part, shape) for part in tf.split(found[2:], 2))
+        mean, variance = tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
+        # What is known of the shapes.
+        mean, variance = (
+            tf.ensure_shape(mean, own_mean.shape),
+            tf.ensure_shape(variance, own_mean.shape),
+        )
+
+        def gradient(by_mean: Any, by_variance: Any, _by_elements: Any) -> Any:
+            return _derivative(number, x, mask, mean, weight, elements, by_mean, by_variance)
+
+        return (mean, variance, elements), gradient
+
+    found: tuple[Any, Any, Any] = moments(x)
+    return found
+
+
+def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
+    """Return mean, variance and the elements a channel of this worker's batch; none: zeros."""
+    if mask is None:
+        mean, variance = tf.nn.moments(x, axes, keepdims=True)
+        count = tf.size(x, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
+        nothing = tf.equal(count, 0)
+        zeros = tf.zeros_like(mean)
+        return tf.where(nothing, zeros, mean), tf.where(nothing, zeros, variance), count
+    count = tf.math.count_nonzero(mask)
+    divisor = tf.cast(tf.maximum(count, 1), x.dtype)
+    mean = tf.reduce_sum(tf.where(mask, x, 0), axes, keepdims=True) / divisor
+    apart = tf.where(mask, x - mean, 0)
+    return mean, tf.reduce_sum(tf.square(apart), axes, keepdims=True) / divisor, count
+
+
+def _derivative(
+    number: int,
+    x: Any,
+    mask: Any,
+    mean: Any,
+    weight: Any,
+    elements: Any,
+    by_mean: Any,
+    by_variance: Any,
+) -> Any:
+    """Return what goes back to ``x`` through the statistics; see the module."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def derivative(x: Any, by_mean: Any, by_variance: Any) -> Any:
+        channels = by_mean.shape.num_elements()
+        row = tf.concat([[weight], _flat(by_mean), _flat(by_variance)], 0)
+        act = functools.partial(_exchange_derivatives, number)
+        sums = in_turn(act, row, None if channels is None else 2 * channels)
+        a, b = (
+            tf.cast(tf.reshape(part / tf.maximum(elements, 1.0), tf.shape(by_mean)), x.dtype)
+            for part in tf.split(sums, 2)
+        )
+        found = a + 2.0 * (x - mean) * b
+
+        def refuse(*_derivatives: Any) -> Any:
+            raise UsageError(NO_SECOND_DERIVATIVE)
+
+        return found if mask is None else tf.where(mask, found, 0), refuse
+
+    return derivative(x, by_mean, by_variance)
+
+
+def _flat(values: Any) -> Any:
+    return tf.reshape(tf.cast(values, tf.float64), [-1])
+
+
+def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
+    """Return this worker's weight, and elements, means and variances over all workers.
+
+    Args:
+        row: elements, means and sums of squared deviations, of this worker.
+    """
+    own = Moments.decode(row.tobytes())
+    if exchange is None:
+        found, weight_of = own, _ALONE
+    else:
+        nothing = np.zeros_like(row)
+        answer = numbered(exchange, number, row if weight else nothing)
+        found, weight_of = combined([Moments.decode(each) for each in answer]), float(weight)
+    return np.concatenate([[weight_of, found.elements], found.mean, found.variance])
+
+
+def _exchange_derivatives(
+    number: int, row: Vector, exchange: Exchange | None, _weight: int
+) -> Vector:
+    """Return the sums over all workers of n_j times its derivatives, divided by this one's n_i.
+
+    Args:
+        row: n_i, and the derivatives by the means and by the variances.
+    """
+    if exchange is None or row[0] == _ALONE:
+        return row[1:]
+    return weighted_sum(numbered(exchange, -number, row)) / (row[0] or 1.0)

@@ -58,6 +58,7 @@ from edl.errors import UsageError
 from edl.framework.horovod_absent import ADASUM, PROCESS_SETS
 from edl.framework.process import cross_rank, cross_size, current_worker, local_size
 from edl.tensorflow import training
+from edl.tensorflow.batch_norm import SyncBatchNormalization
 from edl.tensorflow.tape import JobTape
 from edl.tensorflow.variables import plain
 
@@ -226,6 +227,7 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "allgather",
     "allgather_object",
     "allreduce",

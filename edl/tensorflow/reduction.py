@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +42,10 @@ from edl.tensorflow.xla import refuse_xla
 Answer = TypeVar("Answer")
 
 APPLIED = "_edl_update"  # of a graph: the update of the optimizer that was reduced last
+SEVERAL = (
+    "layers with synchronized=True work with one edl.Optimizer that makes one update for each "
+    "batch; with several, leave synchronized=True out, so that the statistics are each worker's own"
+)
 END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operations are named
 
 
@@ -62,6 +67,7 @@ class GradientReduction:
         self._early = False
         activity.waits_unseen(self._unseen)
         self._thread = threading.get_ident()  # the one that trains
+        self._one_at_a_time = threading.Lock()
 
     def cannot_repair(self, why: str) -> None:
         """A ring that breaks inside of a step ends this worker, for the reason ``why``."""
@@ -146,11 +152,25 @@ class GradientReduction:
         """The same as a scalar boolean tensor, when the graph runs."""
 
         def early() -> Any:
-            return np.bool_(self._from_graph(self.applies_early, False))
+            return np.bool_(self.from_graph(self.applies_early, False))
 
         proceed = tf.numpy_function(early, [], tf.bool)
         proceed.set_shape(())
         return proceed
+
+    # --- inside of the forward and backward passes
+
+    def exchange(self) -> Callable[[bytes], list[bytes]] | None:
+        """Return what exchanges messages in the open step; None where there is nobody to ask.
+
+        Raises:
+            UsageError: the script has several optimizers.
+        """
+        if self._feed.is_trial or not self._reduction.exchanges:
+            return None
+        if self.several:
+            raise UsageError(SEVERAL)
+        return partial(self._reduction.exchange, hold=_hold)
 
     # --- in a graph
 
@@ -191,7 +211,7 @@ class GradientReduction:
 
         def show(*tensors: Any) -> Any:
             own, mean = _present(tensors[: len(local)], bare), _present(tensors[len(local) :], bare)
-            self._from_graph(lambda: self.noise.show_reduced(own, mean, variables), None)
+            self.from_graph(lambda: self.noise.show_reduced(own, mean, variables), None)
             return np.int64(0)
 
         def shown() -> Any:
@@ -240,7 +260,7 @@ class GradientReduction:
             return sends
 
         gradient_ops.send(False)
-        return np.bool_(self._from_graph(begin, False))
+        return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
         """What to multiply the gradients by before they are sent, and the averages."""
@@ -251,7 +271,7 @@ class GradientReduction:
             return weights
 
         gradient_ops.send(False)
-        weights = self._from_graph(begin, NOTHING)
+        weights = self.from_graph(begin, NOTHING)
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
@@ -270,17 +290,20 @@ class GradientReduction:
                 self._begin_update()
             return Branch.SHOW if shows else branch
 
-        return np.int64(self._from_graph(end, Branch.SKIP))
+        return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
         """With several optimizers: it follows at once, and the next one belongs to another step."""
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
 
-    def _from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """In a thread of TensorFlow's, while the training thread waits for the graph."""
+    def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Call ``act`` in a thread of TensorFlow's, while the training thread waits for the graph.
+
+        One at a time. Errors are raised by the training thread; ``otherwise`` is returned then.
+        """
         try:
-            with activity.training_here():
+            with self._one_at_a_time, activity.training_here():
                 return act()
         except UsageError as error:
             # Told once, and it goes on: it is another thread that trains.
@@ -359,7 +382,7 @@ class GradientReduction:
             def act() -> tuple[list[Any], bool]:
                 return self._complete(list(gradients))
 
-            means, proceed = self._from_graph(act, (list(gradients), False))
+            means, proceed = self.from_graph(act, (list(gradients), False))
             return [*means, tf.constant(proceed)]
 
         types = [*(gradient.dtype for gradient in local), tf.bool]
@@ -407,6 +430,12 @@ class GradientReduction:
             here = f"here none for {few(self._bare)}" if self._bare else "here each has one"
             raise UsageError(f"{found}; the same variables must have a gradient on all: {here}")
         raise RingBroken(self._worker.generation, failure)
+
+
+def _hold() -> None:
+    """Let gradients that the graph computes from now on wait for the next ring."""
+    if gradient_ops.AVAILABLE:
+        gradient_ops.send(False)
 
 
 def _nothing(variable: Any) -> Any:

@@ -18,14 +18,16 @@ def turn_off_xla(model: Any) -> None:
         model.jit_compile = False
 
 
-def refuse_xla() -> None:
+APPLIES = (
+    "a tf.function with jit_compile=True applies gradients, and XLA cannot compile collectives: "
+    "leave jit_compile out there, or give it to a function that only computes the loss"
+)
+
+
+def refuse_xla(why: str = APPLIES) -> None:
     """Raise UsageError while a ``tf.function(jit_compile=True)`` is traced."""
     frame: Any = sys._getframe()
     while frame is not None:
         if getattr(frame.f_locals.get("self"), "_jit_compile", False) is True:
-            raise UsageError(
-                "a tf.function with jit_compile=True applies gradients, and XLA cannot compile "
-                "collectives: leave jit_compile out there, or give it to a function that only "
-                "computes the loss"
-            )
+            raise UsageError(why)
         frame = frame.f_back

@@ -36,10 +36,16 @@ Fault = dict[str, Any]
 
 
 def fault(
-    point: str, role: str = "any", after: int = 4, size: int = 0, signal: str = "KILL"
+    point: str,
+    role: str = "any",
+    after: int = 4,
+    size: int = 0,
+    signal: str = "KILL",
+    later: int = 0,
 ) -> Fault:
     """See scripts/faulty.py."""
-    return {"point": point, "role": role, "after": after, "size": size, "signal": signal}
+    found = {"point": point, "role": role, "after": after, "size": size, "signal": signal}
+    return found | {"later": later}
 
 
 def training(mode: str) -> dict[str, str]:

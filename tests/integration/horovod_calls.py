@@ -115,6 +115,9 @@ _TENSORFLOW = {
     "local_rank_op": "int(hvd.local_rank_op()) == 0",
     "local_size_op": "int(hvd.local_size_op()) == 1",
     "Compression": "same(hvd.allreduce(x, compression=hvd.Compression.fp16))",
+    "SyncBatchNormalization": (
+        "abs(hvd.SyncBatchNormalization()(tf.ones((4, 2)), training=True)).numpy().max() < 1e-2"
+    ),
     "DistributedGradientTape": "same(gradient(), [2.0, 2.0])",
     "DistributedOptimizer": "updated(hvd.DistributedOptimizer(sgd()))",
 }

@@ -121,12 +121,15 @@ def test_memories_follow_a_join_and_rank_0_writes_through_its_death(
 
 
 def test_all_leave_fit_where_one_wants_to_stop(tmp_path: Path, zk_hosts: str) -> None:
-    """In the midst of an epoch, while another dies in the step in which they hear of it."""
+    """In the midst of an epoch, while another dies in the step in which they hear of it.
+
+    The weights that are compared have the statistics of a synchronized batch normalisation.
+    """
     stop, words = fault(tmp_path, "stop", "batch", rank=1)
     kill, more = fault(tmp_path, "kill", "next", rank=2)
     stop.touch()
     kill.touch()
-    with fit(tmp_path, zk_hosts, *words, *more, np=3, max_np=3) as job:
+    with fit(tmp_path, zk_hosts, *words, *more, "--synchronized", np=3, max_np=3) as job:
         end = ended(job, 2)
         assert end["epochs"] == [0]
         assert end["steps"] == 4
@@ -156,7 +159,7 @@ def test_deaths_at_the_end_of_an_epoch(tmp_path: Path, zk_hosts: str) -> None:
     second, more = fault(tmp_path, "kill", "hook", rank=0)
     stop, last = fault(tmp_path, "stop", "hook", rank=1)
     first.touch()
-    with fit(tmp_path, zk_hosts, *words, *more, *last, np=4, max_np=4) as job:
+    with fit(tmp_path, zk_hosts, *words, *more, *last, "--synchronized", np=4, max_np=4) as job:
         job.wait(lambda now: now["generation"] > 1 and now["epoch"] > 0, "a repair", START_S)
         second.touch()
         job.wait(lambda now: not second.exists() and now["epoch"] > 1, "another", START_S)

@@ -23,12 +23,17 @@ def test_three_samples_on_two_workers(framework: str, tmp_path: Path, zk_hosts: 
         story = job.describe("the numbers are wrong")
     reports = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert len(reports) == 2, story
+    moving = 0.0
     for mine, other in zip(*reports, strict=True):
         assert mine["batches"] + other["batches"] == 4, story
         assert mine["seen"] + other["seen"] == 3, story
         assert mine["mean"] == other["mean"] == 1.0, story  # of 0, 1, 2
         assert mine["steps"] == other["steps"], story
         assert mine["steps"] in ([0.5, 2.0], [1.0, 1.0], [1.5, 0.0]), story
+        for mean in mine["steps"]:
+            moving = 0.5 * moving + 0.5 * mean
+        if framework == "tensorflow":
+            assert mine["moving"] == other["moving"] == pytest.approx(moving), story
 
 
 @pytest.mark.long  # tests/README.md, Time

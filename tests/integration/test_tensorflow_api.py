@@ -83,6 +83,10 @@ class Clips(keras.Model):
         self.optimizer.apply_gradients(zip(clipped(gradients), self.trainable_variables))
         return {"loss": loss}
 """
+SHARED = """
+edl.init(); type(edl.current_worker()._coordinator).is_shared = True
+layer = keras.layers.BatchNormalization(synchronized=True); layer.build((None, 1))
+"""
 EACH = "for _ in ds.epochs(1):\n for _ in ds: "
 FIT = """
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
@@ -488,26 +492,45 @@ for _ in ds.epochs(1):
         ),
         "tf.distribute.OneDeviceStrategy distributes the training over its own replicas",
     ),
-    "synchronized batch normalisation": (
-        (
-            "edl.init(); type(edl.current_worker()._coordinator).is_shared = True\n"
-            "layer = keras.layers.BatchNormalization(synchronized=True)\n"
-            "layer(data[0], training=False); layer(data[0], training=True)"
-        ),
-        "has no batch normalisation over the samples of all workers; leave out synchronized=True",
+    "synchronized batch normalisation for XLA": (
+        SHARED + "tf.function(lambda x: layer(x, training=True), jit_compile=True)(data[0])",
+        "a layer with synchronized=True is called in a tf.function with jit_compile=True",
     ),
-    "synchronized batch normalisation with a mask": (
-        (
-            "edl.init(); type(edl.current_worker()._coordinator).is_shared = True\n"
-            "x = np.ones((2, 4, 3), np.float32); mask = np.ones((2, 4), bool)\n"
-            "layer = keras.layers.BatchNormalization(synchronized=True)\n"
-            "layer(x, training=False, mask=mask); layer(x, training=True, mask=mask)"
-        ),
-        "has no batch normalisation over the samples of all workers; leave out synchronized=True",
+    "the second derivative of synchronized batch normalisation": (
+        SHARED
+        + """
+x = tf.constant(data[0])
+with tf.GradientTape() as outer:
+    outer.watch(x)
+    with tf.GradientTape() as inner:
+        inner.watch(x); p = tf.reduce_sum(layer(x, training=True) ** 3)
+    penalty = tf.reduce_sum(inner.gradient(p, x) ** 2)
+outer.gradient(penalty, x)
+""",
+        "has no second derivative over the workers",
     ),
-    "Horovod's synchronized batch normalisation": (
-        "edl.SyncBatchNormalization()",
-        "edl.tensorflow has no SyncBatchNormalization",
+    "a mask beside another axis than the last": (
+        SHARED
+        + "layer = keras.layers.BatchNormalization(1, synchronized=True)\n"
+        + "layer(np.ones((2, 4, 3)), training=True, mask=np.ones((2, 4), bool))",
+        "with a mask normalises the last axis; with axis=1, leave",
+    ),
+    "synchronized batch normalisation beside several optimizers": (
+        TWO
+        + """
+from edl.tensorflow import training
+reduction = training.current().reduction
+type(reduction._reduction).exchanges = True
+reduction.exchange()
+""",
+        "layers with synchronized=True work with one edl.Optimizer",
+    ),
+    "workers at other layers": (
+        """
+from edl.tensorflow.pass_exchange import numbered
+numbered(lambda mine: [mine, np.array([2.0, 0.0]).tobytes()], 1, np.zeros(1))
+""",
+        "the workers came to different layers with synchronized=True",
     ),
     "a local source of the job's tape": (
         LOOP
@@ -576,6 +599,138 @@ for _ in ds.epochs(1):
 
 
 RIGHT_USES = {
+    "synchronized batch normalisation as in one process": (
+        """
+import threading
+from edl.tensorflow import pass_exchange
+edl.init(); type(edl.current_worker()._coordinator).is_shared = True
+here = threading.local()  # the exchange and the weight of the worker that this thread is
+pass_exchange.exchange_of_step = lambda: here.worker
+pass_exchange._eager_numbers.take = lambda: 1
+def from_graph(act):
+    worker = here.worker
+    return lambda row: act(row, *worker)
+pass_exchange._from_graph = from_graph
+def workers(weights, told):
+    barrier, sent = threading.Barrier(len(weights), timeout=120), [b""] * len(weights)
+    def of(rank):
+        def exchange(payload):
+            sent[rank] = payload; barrier.wait(); answer = [*sent]; barrier.wait()
+            told.setdefault(rank, []).append(answer)
+            return answer
+        return exchange, weights[rank]
+    return [of(rank) for rank in range(len(weights))]
+def told_again(weight, rank, answers):  # in a graph nobody waits for another worker's thread
+    def exchange(payload):
+        answer = answers.pop(0)
+        assert np.allclose(np.frombuffer(payload), np.frombuffer(answer[rank])), rank
+        return answer
+    return exchange, weight
+def made(kind, shape, **options):
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(4), kind(**options), keras.layers.Activation("tanh")]
+    model = keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(2)])
+    return model, [v.value for v in model.trainable_variables]
+def train(model, variables, x, y, mask, in_graph):
+    def passes(x, y, mask):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = model.layers[0](x)
+            found = model.layers[1](found, training=True, mask=mask)
+            found = model.layers[3](model.layers[2](found))
+            loss = tf.reduce_mean((found - y) ** 2)
+        return found, tape.gradient(loss, [x, *variables])
+    return (tf.function(passes) if in_graph else passes)(x, y, mask)
+def check(sizes, shape, masked, kind, **options):
+    rng, whole = np.random.default_rng(0), sum(sizes)
+    x = tf.constant(rng.normal(30, 2, (whole, *shape)))
+    y = tf.constant(rng.normal(size=(whole, *shape[:-1], 2)))
+    mask = tf.constant(rng.random((whole, *shape[:-1])) < 0.7) if masked else None
+    alone, variables = made(keras.layers.BatchNormalization, shape)
+    expected = train(alone, variables, x, y, mask, False)
+    told = {}
+    each = workers(sizes, told)
+    def work(rank, model, in_graph):
+        first = sum(sizes[:rank])
+        part = slice(first, first + sizes[rank]) if sizes[rank] else slice(0, 2)
+        times = 1.0 if sizes[rank] else 7.0  # a batch for padding counts for nothing
+        own = x[part] * times, y[part], None if mask is None else mask[part]
+        return train(*model, *own, in_graph)
+    def look(models, results):
+        some = [rank for rank, size in enumerate(sizes) if size]
+        off = 1e-6 if masked else 1e-12  # with a mask Keras divides by 1e-7 more elements
+        def same(found, wanted): assert np.allclose(found, wanted, 1e-9, off), (sizes, shape)
+        same(np.concatenate([results[rank][0] for rank in some]), expected[0])
+        by_x = [results[rank][1][0] * (sizes[rank] / whole) for rank in some]
+        same(np.concatenate(by_x), expected[1][0])
+        for place in range(1, len(expected[1])):
+            parts = [results[rank][1][place] * (sizes[rank] / whole) for rank in range(len(sizes))]
+            same(sum(parts), expected[1][place])
+        for model, _ in models:
+            for own, one in zip(model.layers[1].variables, alone.layers[1].variables, strict=True):
+                same(own.numpy(), one.numpy())
+    models, results = [made(kind, shape, **options) for _ in sizes], [None] * len(sizes)
+    def worker(rank):
+        here.worker = each[rank]
+        results[rank] = work(rank, models[rank], False)
+    threads = [threading.Thread(target=worker, args=(rank,)) for rank in range(len(sizes))]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join(200)
+    look(models, results)
+    models = [made(kind, shape, **options) for _ in sizes]
+    for rank in range(len(sizes)):
+        here.worker = told_again(sizes[rank], rank, told[rank])
+        results[rank] = work(rank, models[rank], True)
+        assert told[rank] == []
+    look(models, results)
+keras.config.set_floatx("float64")
+plain = {"kind": keras.layers.BatchNormalization, "synchronized": True}
+check((5, 2), (3,), False, **plain)
+check((4, 0, 1), (2, 2, 3), False, kind=edl.SyncBatchNormalization)
+check((5, 2), (6, 3), True, **plain)
+# What is padding on all workers leaves no trace.
+layer, each = edl.SyncBatchNormalization(), workers([0], {})
+here.worker = each[0]
+found = layer(np.ones((4, 3)), training=True)
+assert np.all(layer.moving_mean == 0.0) and np.all(layer.moving_variance == 1.0)
+""",
+        "",
+    ),
+    "synchronized batch normalisation where nobody else is": (
+        """
+edl.init(); type(edl.current_worker()._coordinator).is_shared = True
+x = np.random.default_rng(0).normal(size=(8, 5, 3)).astype(np.float32)
+mask = np.arange(5) < np.arange(8)[:, None]
+def same(found, wanted): assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6), (found, wanted)
+for options in ({}, {"axis": 1}, {"renorm": True}, {"dtype": "mixed_float16"}):
+    one, other = (keras.layers.BatchNormalization(synchronized=s, **options) for s in (True, False))
+    for training in (True, False):
+        same(one(x, training=training), other(x, training=training))
+    for own, plain in zip(one.variables, other.variables, strict=True):
+        same(own.numpy(), plain.numpy())
+one, other = (keras.layers.BatchNormalization(synchronized=s) for s in (True, False))
+same(one(x, training=True, mask=mask), other(x, training=True, mask=mask))
+for keep in (True, False):
+    moments = (keras.ops.moments(x, [0, 1], keep, synchronized=s) for s in (True, False))
+    for own, plain in zip(*moments, strict=True): same(own, plain)
+model = keras.Sequential([keras.Input((3,)), edl.SyncBatchNormalization(fused=False, name="n")])
+model.save(tempfile.gettempdir() + "/synchronized.keras")
+(layer,) = keras.models.load_model(tempfile.gettempdir() + "/synchronized.keras").layers
+assert type(layer) is edl.SyncBatchNormalization and layer.synchronized and layer.name == "n"
+for wrong in ({"fused": True}, {"fused": None}, {"synchronized": False}):
+    try: edl.SyncBatchNormalization(**wrong)
+    except ValueError: continue
+    raise AssertionError(wrong)
+# Between two steps, and in a step of this worker alone.
+ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd, model)
+for _ in ds.epochs(1):
+    for a, b in ds:
+        with tf.GradientTape() as tape: loss = tf.reduce_mean(model(a * [1, 2, 3], training=True))
+        opt.apply_gradients(zip(
+            tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+""",
+        "",
+    ),
     "a fit that closes its last batch before it waits for the others": (
         """
 from edl.tensorflow import fit

@@ -12,6 +12,7 @@ A group is armed when all groups before it have struck. A fault:
     after   steps since the last strike (since the start for the first one)
     size    how many workers the ring must have at least
             (after and size are asked of workers in the ring only)
+    later   how often the point is passed in a step before it strikes (0)
     signal  KILL (default), TERM, STOP; or HANG: its training thread goes no further, its daemon
             does; or MISS, with the point "averaged": it has not got the averages that the others
             have, as if the ring had broken just then; or with "answered", the answer of an exchange
@@ -27,6 +28,7 @@ import runpy
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from edl import failpoints
@@ -38,6 +40,8 @@ CLAIMS = Path(os.environ["EDL_TEST_CLAIMS"])
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SCRIPTS = Path(__file__).resolve().parents[2] / "integration" / "scripts"
 COUNTING = SCRIPTS / os.environ.get("EDL_TEST_SCRIPT", "counting.py")
+
+passed = Counter()  # by group, fault and step: how often its point was passed
 
 
 def role():
@@ -81,6 +85,9 @@ def strike(point):
         ):
             continue
         step = str(edl.step() if in_ring else last)
+        passed[number, index, step] += 1
+        if passed[number, index, step] <= fault.get("later", 0):
+            continue
         try:
             with (CLAIMS / f"{number}.{index}").open("x") as claim:
                 name = fault.get("signal", "KILL")

@@ -31,6 +31,7 @@ options.add_argument("--patience", type=int, default=9)
 options.add_argument("--checkpoint", type=Path)
 options.add_argument("--fault", type=json.loads, action="append", default=[])
 options.add_argument("--only-rank-0", action="store_true", help="the habit")
+options.add_argument("--synchronized", action="store_true", help="batch normalisation")
 args = options.parse_args()
 
 
@@ -101,7 +102,8 @@ edl.init()
 keras.utils.set_random_seed(1 + edl.rank())
 data = np.linspace(-1, 1, 96, dtype=np.float32)[:, None]
 dataset = edl.Dataset((data, 3 * data + 1), 4, shuffle=True)
-model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+norms = [keras.layers.BatchNormalization(synchronized=True)] if args.synchronized else []
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4), *norms, keras.layers.Dense(1)])
 sgd = keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.9)
 model.compile(edl.Optimizer(sgd), "mse", metrics=["mae"])
 if args.checkpoint:

@@ -40,19 +40,21 @@ else:
 
     edl.init()
     data = edl.Dataset(np.arange(SAMPLES), 1)
-    model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+    norm = tf.keras.layers.BatchNormalization(synchronized=True, momentum=0.5)
+    model = tf.keras.Sequential([tf.keras.Input((1,)), norm, tf.keras.layers.Dense(1)])
     optimizer = edl.Optimizer(tf.keras.optimizers.SGD(0.1), model)
 
     @tf.function
     def train(batch):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(tf.cast(batch[:, None], tf.float32)))
+            loss = tf.reduce_mean(model(tf.cast(batch[:, None], tf.float32), training=True))
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return tf.reduce_mean(tf.cast(batch, tf.float64))
 
 
 rounds = []
+moving = None  # the average of the inputs of all steps, as batch normalisation keeps it
 for _ in data.epochs(EPOCHS):
     total = seen = batches = 0
     steps = []
@@ -63,5 +65,9 @@ for _ in data.epochs(EPOCHS):
         seen += edl.batch_weight()
         batches += 1
     mean = edl.mean({"value": total / max(seen, 1)}, weight=seen)["value"]
-    rounds.append({"batches": batches, "seen": seen, "mean": mean, "steps": steps})
+    if args.framework == "tensorflow":
+        moving = float(norm.moving_mean.numpy()[0])
+    rounds.append(
+        {"batches": batches, "seen": seen, "mean": mean, "steps": steps, "moving": moving}
+    )
 (args.out / f"{os.getpid()}.json").write_text(json.dumps(rounds))

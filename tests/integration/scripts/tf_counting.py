@@ -6,6 +6,8 @@ with a hook. See tally.py. The report also says how often the training function 
 EDL_TEST_CLIP: the norm of a step's mean gradient is clipped to that by the script.
 EDL_TEST_AVERAGES: it keeps an average of its weights, in the model but not trained; where it clips,
 also one of the norms of its gradients.
+EDL_TEST_SYNC: beside the counted weights the model has two layers of synchronized batch
+normalisation, and their moving statistics are reported. A loop or Keras' fit only.
 """
 
 import os
@@ -31,6 +33,7 @@ clips = "EDL_TEST_CLIP" in os.environ
 SHARD = 47  # samples
 CLIP = float(os.environ["EDL_TEST_CLIP"]) if clips else float("inf")
 averages = "EDL_TEST_AVERAGES" in os.environ
+normalises = "EDL_TEST_SYNC" in os.environ
 
 
 def save():
@@ -50,6 +53,16 @@ class Counting(CountingModel):
             self.target = self.weight("target", (args.samples,), "float64")
             self.norm = tf.Variable(tf.zeros((), tf.float64), trainable=False)
             edl.track(norm=[self.norm])
+        if normalises:
+            self.features = tf.constant(np.random.default_rng(0).normal(size=(args.samples, 3)))
+            self.kernel = self.add_weight(name="kernel", shape=(3, 2), initializer="ones")
+            kinds = tf.keras.layers.BatchNormalization, edl.SyncBatchNormalization
+            self.norms = [
+                kind(synchronized=True, dtype="float64", momentum=0.9, name=f"norm{number}")
+                for number, kind in enumerate(kinds)
+            ]
+            for layer in self.norms:
+                layer.build((None, 2))
 
     def average(self):
         if averages:
@@ -58,7 +71,17 @@ class Counting(CountingModel):
     def call(self, indices):
         global traces
         traces += 1
-        return super().call(indices)
+        return super().call(indices) + self.normalised(indices)
+
+    def normalised(self, indices):
+        """Zeros, whose gradients flow through the layers of batch normalisation."""
+        if not normalises:
+            return 0.0
+        found = tf.gather(self.features, indices) @ self.kernel.value
+        for layer in self.norms:
+            found = tf.tanh(layer(found, training=True))
+        found = 0.01 * tf.reduce_sum(found, -1)
+        return found - tf.stop_gradient(found)
 
     def moved(self):
         """`w`, and what Keras has accumulated of its next update: each batch moves it."""
@@ -70,6 +93,8 @@ class Counting(CountingModel):
     def report(self):
         steps = int(self.steps.numpy())
         more = {"averages": [float(self.norm), float(sum(self.target.numpy()))]} if averages else {}
+        if normalises:
+            more = {"averages": [v.numpy().tolist() for n in self.norms for v in n.variables]}
         diary.report(self.w.numpy(), self.count.numpy(), steps, traces=traces, **more)
 
     def update(self, tape, loss, optimizer):

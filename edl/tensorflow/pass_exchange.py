@@ -1,0 +1,183 @@
+"""Messages that workers exchange inside of forward and backward passes, in Keras and in graphs.
+
+TensorFlow runs operations that do not depend on each other in any order. An exchange meets those of
+the other workers by its place in the order alone, so :func:`in_turn` gives the exchanges of a
+graph the order in which they were built, which is the same on all workers. Two functions that a
+graph calls may each have exchanges: these are kept in order by a resource that each of them seems
+to write, for TensorFlow never runs two such calls at once.
+
+Each message carries the number of its exchange in the graph. A worker that has come to another
+place than the others, in spite of that, is told.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+
+from edl.errors import RingBroken, UsageError
+from edl.framework import process
+from edl.tensorflow import training
+from edl.tensorflow.xla import refuse_xla
+
+Vector = npt.NDArray[np.float64]
+Exchange = Callable[[bytes], list[bytes]]
+
+_LAST = "_edl_exchange"  # of a graph: the operation that ends its newest exchange
+_NUMBERS = "_edl_exchanges"  # of a graph: how many there are
+OTHER_PLACE = (
+    "in one step the workers came to different layers with synchronized=True; all must call the "
+    "same layers in the same order for each batch"
+)
+WITH_XLA = (
+    "a layer with synchronized=True is called in a tf.function with jit_compile=True, and XLA "
+    "cannot compile collectives: leave jit_compile out there"
+)
+
+
+class _EagerNumbers:
+    """Numbers for the exchanges of a step that runs operation by operation."""
+
+    def __init__(self) -> None:
+        self._step = (0, 0)
+        self._next = 0
+
+    def take(self) -> int:
+        worker = process.current_worker()
+        step = (id(worker), worker.steps.begun)
+        if step != self._step:
+            self._step, self._next = step, 0
+        self._next += 1
+        return self._next
+
+
+_eager_numbers = _EagerNumbers()
+
+
+def next_number() -> int:
+    """Return the number of an exchange that is about to be built, from 1 in each graph or step."""
+    if tf.executing_eagerly():
+        return _eager_numbers.take()
+    graph = tf.compat.v1.get_default_graph()
+    number = getattr(graph, _NUMBERS, 0) + 1
+    setattr(graph, _NUMBERS, number)
+    return number
+
+
+def exchange_of_step() -> tuple[Exchange | None, int]:
+    """Return the exchange with the other workers, and what this worker's batch weighs in it.
+
+    None instead of it where there is nobody to ask: in a warm-up, in a job of one, between steps.
+    In a script with an elastic state Horovod's optimizer counts all workers alike.
+
+    Raises:
+        UsageError: the script has several optimizers.
+    """
+    if not process.is_initialized():
+        return None, 0
+    worker = process.current_worker()
+    if worker.steps is worker.script:
+        if worker.warming_up or worker.ring.alone:
+            return None, 0
+        return _exchange_of_script, 1
+    exchange = training.current().reduction.exchange()
+    return exchange, 0 if exchange is None else worker.loader.batch_weight
+
+
+def _exchange_of_script(payload: bytes) -> list[bytes]:
+    """Fail as a collective of Horovod's does, which breaks off the script's function."""
+    try:
+        return process.current_worker().script.exchange(payload)
+    except RingBroken as error:
+        raise HorovodInternalError(f"Horovod has been shut down. {error}") from error
+
+
+def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
+    """Return the rows that all workers have sent at the place ``number``, as bytes.
+
+    Raises:
+        UsageError: some were at another place, or their rows have another length.
+    """
+    answer = exchange(np.concatenate([[float(number)], row]).tobytes())
+    first = np.dtype(np.float64).itemsize
+    if len({(each[:first], len(each)) for each in answer}) > 1:
+        raise UsageError(OTHER_PLACE)
+    return [each[first:] for each in answer]
+
+
+class Act(Protocol):
+    """What is done with a row of this worker's, in a forward or a backward pass."""
+
+    def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
+        """See :func:`exchange_of_step` for ``exchange`` and ``weight``."""
+
+
+def in_turn(act: Act, row: Any, length: int | None) -> Any:
+    """Return the result of ``act`` as a tensor: in a graph, after its exchanges before this one.
+
+    Args:
+        act: runs in a thread of TensorFlow's where there is a graph.
+        row: a float64 tensor with one axis.
+        length: of the result.
+
+    Raises:
+        UsageError: XLA is to compile the graph.
+    """
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(act(np.asarray(row), *exchange_of_step()), tf.float64)
+    refuse_xla(WITH_XLA)
+    graph = tf.compat.v1.get_default_graph()
+    before = [getattr(graph, _LAST)] if hasattr(graph, _LAST) else []
+    with tf.control_dependencies([*before, row]):
+        begun = _write_nothing()
+    with tf.control_dependencies([*before, *begun]):
+        found = tf.numpy_function(_from_graph(act), [row], tf.float64, name="edl_exchange")
+    with tf.control_dependencies([found]):
+        ended = _write_nothing()
+    found.set_shape((length,))
+    setattr(graph, _LAST, (ended or [found.op])[0])
+    return found
+
+
+def _write_nothing() -> list[Any]:
+    """Build an operation that writes to a resource of its own, which orders calls of functions."""
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return []  # a graph of TensorFlow 1 calls none
+    return [tf.raw_ops.AssignVariableOp(resource=_resource(), value=tf.constant(0))]
+
+
+@functools.cache
+def _resource() -> Any:
+    """Return a handle; it is no variable that a script, or what follows the job, would see."""
+    with tf.init_scope(), tf.device("/cpu:0"):
+        return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=(), shared_name="edl_exchange")
+
+
+def _from_graph(act: Act) -> Callable[[Vector], Vector]:
+    """Let the training thread raise an error of ``act``; the graph goes on as if alone then."""
+
+    def from_graph(row: Vector) -> Vector:
+        if not process.is_initialized():
+            return act(row, None, 0)
+        failure: HorovodInternalError | None = None
+
+        def attempt() -> Vector | None:
+            nonlocal failure
+            try:
+                return act(row, *exchange_of_step())
+            except HorovodInternalError as error:  # the function of elastic.run is broken off
+                failure = error
+                return None
+
+        found = training.current().reduction.from_graph(attempt, None)
+        if failure is not None:
+            raise failure
+        return act(row, None, 0) if found is None else found
+
+    return from_graph
