@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from edl.core.host.python_command import Main, is_python, parse
 from edl.errors import UsageError
-
-_PYTHON = re.compile(r"python[0-9.]*")
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def check_command(command: Sequence[str], cwd: Path, search_path: str | None) -> None:
@@ -30,7 +27,7 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
         _check_program(cwd / program, program)
     elif shutil.which(program, path=search_path) is None:
         hint = f"; write `python {program}`" if program.endswith(".py") else ""
-        if _PYTHON.fullmatch(program):
+        if is_python(program):
             hint = f"; activate the virtual environment, or write {sys.executable}"
         raise UsageError(f"there is no program {program!r} on PATH{hint}")
     script = python_script(command)
@@ -40,17 +37,8 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
 
 def python_script(command: Sequence[str]) -> str | None:
     """The script that ``python [options] script ...`` names; None for another command."""
-    if not command or not _PYTHON.fullmatch(Path(command[0]).name):
-        return None
-    words = iter(command[1:])
-    for word in words:
-        if word in ("-", "-c", "-m") or word.startswith(("-c", "-m")):
-            return None
-        if word in _WITH_VALUE:
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-    return None
+    python = parse(command)
+    return python.target if python is not None and python.main is Main.SCRIPT else None
 
 
 def title(command: Sequence[str]) -> str:

@@ -1,0 +1,99 @@
+"""A command that runs Python, taken apart as the interpreter itself does.
+
+A launcher has to know what the interpreter would run: to check that a script exists, and to run it
+in a process that is forked from a template (:mod:`edl.launch.template`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_WITH_VALUE = "WX"  # options of one letter whose value follows, in the same word or the next
+_LONG_WITH_VALUE = ("--check-hash-based-pycs",)
+_SHORT_OTHER = "hViqx?"  # print something and end, or go on at a prompt, or skip a line
+
+
+class Main(StrEnum):
+    """What the interpreter runs as ``__main__``."""
+
+    SCRIPT = "script"  # a file, a directory or a zip archive
+    MODULE = "module"  # python -m
+    CODE = "code"  # python -c
+    OTHER = "other"  # a prompt, standard input, `--help`
+
+
+@dataclass(frozen=True)
+class PythonCommand:
+    """A command line of Python.
+
+    Attributes:
+        program: the interpreter, as it is written.
+        options: of the interpreter, before what it runs.
+        main: what it runs.
+        target: the path of the script, the name of the module or the text of the code; empty for
+            ``Main.OTHER``.
+        arguments: of what it runs: ``sys.argv`` without its first item.
+    """
+
+    program: str
+    options: tuple[str, ...]
+    main: Main
+    target: str
+    arguments: tuple[str, ...]
+
+
+def is_python(program: str) -> bool:
+    """Whether a program is called like an interpreter: ``python``, ``/usr/bin/python3.11``."""
+    return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
+
+
+def parse(command: Sequence[str]) -> PythonCommand | None:
+    """Take ``command`` apart; None: its program is not called like Python."""
+    if not command or not is_python(command[0]):
+        return None
+    program, *words = command
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            at += 1
+            break
+        if not word.startswith("-") or word == "-":
+            break
+        if word.startswith("--"):
+            if word not in _LONG_WITH_VALUE:
+                return _other(program, words)
+            at += 2
+            continue
+        letter, value = _first_that_matters(word)
+        if letter and letter in "cm":
+            target = [value] if value else words[at + 1 : at + 2]
+            rest = words[at + (1 if value else 2) :]
+            main = Main.CODE if letter == "c" else Main.MODULE
+            # `-uc CODE`: the letters before it are options, too.
+            before = word[: word.index(letter)]
+            options = (*words[:at], *([before] if before != "-" else []))
+            return PythonCommand(program, options, main, "".join(target), tuple(rest))
+        if letter and letter in _SHORT_OTHER:
+            return _other(program, words)
+        at += 2 if letter and not value else 1
+    if at >= len(words) or words[at] == "-":
+        return _other(program, words)
+    options = tuple(word for word in words[:at] if word != "--")
+    return PythonCommand(program, options, Main.SCRIPT, words[at], tuple(words[at + 1 :]))
+
+
+def _first_that_matters(word: str) -> tuple[str, str]:
+    """The first letter of ``-abc`` that ends the word's options, and what follows in the word."""
+    for index, letter in enumerate(word[1:], 2):
+        if letter in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
+            return letter, word[index:]
+    return "", ""
+
+
+def _other(program: str, words: Sequence[str]) -> PythonCommand:
+    return PythonCommand(program, tuple(words), Main.OTHER, "", ())
