@@ -69,6 +69,8 @@ class Config:
     stack_signal: int = 40  # SIGRTMIN + 6: a worker writes where its threads are; 0: none
     stacks: str = ""  # into this file, which the agent names
     log_file: str = ""  # of a worker's output, which the agent names, too
+    trained_file: str = ""  # and the file that a worker creates when it has trained a step
+    imports_file: str = ""  # and the one that says what a worker has imported
     # its training thread draws the numbers that the script's seeds give, as all others do
     same_random: bool = False
     log_mb: int = setting(100, "when a worker's log is so long, in MB, a new one begins", least=1)
@@ -231,6 +233,13 @@ def environment_for_worker() -> dict[str, str]:
 def environment() -> dict[str, str]:
     """A copy of this process's environment, to build a child's from."""
     return dict(os.environ)
+
+
+def environment_at_start() -> dict[str, str]:
+    """The environment that this process was started with."""
+    text = Path("/proc/self/environ").read_bytes()
+    pairs = (os.fsdecode(pair).partition("=") for pair in text.split(b"\0") if pair)
+    return {name: value for name, _, value in pairs}
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:

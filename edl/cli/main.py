@@ -80,7 +80,9 @@ def verb(name: str) -> Any:
 
 def _take_job_by_option(command: Any) -> None:
     """Let ``--job JOB``, which `edl run` and `edl join` have, mean the same as ``JOB``."""
-    if not any("JOB" in (one.metavar or "") for one in command.params if one.opts[0][:1] != "-"):
+    if not any(
+        "JOB" in (one.metavar or "") for one in command.params if one.param_type_name == "argument"
+    ):
         return
     parse = command.parse_args
 

@@ -43,6 +43,7 @@ class EventKind(StrEnum):
     ZOOKEEPER_BACK = "zookeeper_back"
     JOB_RESTORED = "job_restored"
     SLOT_GIVEN_UP = "slot_given_up"
+    NO_TEMPLATE = "no_template"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_FAILED = "checkpoint_failed"
     CHECKPOINT_REFUSED = "checkpoint_refused"
@@ -370,6 +371,13 @@ class SlotGivenUpDetails(Details, kind=EventKind.SLOT_GIVEN_UP, writer="an agent
 
     host: Annotated[str, "of the slot"]
     slot: Annotated[int, "its number there"]
+
+
+@dataclass(frozen=True)
+class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
+    """Its workers are not forked from a [template](concepts.md#how-a-worker-starts), and why."""
+
+    host: Annotated[str, "of the agent"]
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,12 @@ class JobSettings(Record):
         metavar="N",
         least=0,
     )
+    template: bool = setting(
+        True,
+        "workers are forked from a [template](concepts.md#how-a-worker-starts) that has imported "
+        "what they import, where that can be; 0 (`edl run --no-template`): never",
+        option="--no-template",
+    )
     status_period_s: float = setting(0.5, "how often the leader writes the status")
     chaos: bool = setting(
         False,

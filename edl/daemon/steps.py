@@ -42,6 +42,7 @@ class Steps(ABC):
         slowest: the worker that the others wait for, if there is one.
         ends_with_script: a script that ends ends the training, wherever it is.
         trained_in: the number of the generation in which the last step was completed.
+        on_trained: called when this worker has completed its first step in a ring.
         wants_to_stop: the script: all stop after the next step in whose record it is.
         pace: how long they take, here.
     """
@@ -53,6 +54,7 @@ class Steps(ABC):
         self.begun = 0
         self.target: int | None = None
         self.trained_in = 0
+        self.on_trained: Callable[[], None] = lambda: None
         self.wants_to_stop = False
         self._mailbox = mailbox
         self._switching = switching
@@ -188,6 +190,8 @@ class Steps(ABC):
         """A step is complete: whether all are to switch, with the reason."""
         self.target, reason = agreed_generation(self.records())
         self.pace.steps_here += 1
+        if not self.trained_in and self.generation:
+            self.on_trained()
         self.trained_in = self.generation
         return reason if self.target is not None else ""
 

@@ -253,6 +253,10 @@ class Worker:
 
     # --- what the script declares ---
 
+    def on_trained(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when this worker has completed its first step in a ring."""
+        self.loader.on_trained = self.script.on_trained = callback
+
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
         """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
         self._on_resize.append(callback)

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ from edl.daemon.stacks import offer_stacks
 from edl.daemon.worker import Worker
 from edl.data.stream import refuse_in_stream
 from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers, UsageError
-from edl.framework import ending
+from edl.framework import ending, first_step
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.gloo import Binding, gloo_ring
@@ -76,6 +77,9 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         offer_stacks(settings_now.stacks, settings_now.stack_signal)
         _leave_on_sigterm(worker)
         ending.arm()
+        worker.on_trained(
+            partial(first_step.tell, settings_now.trained_file, settings_now.imports_file)
+        )
     ending.Closing(
         worker.close,
         worker.ring.break_,
@@ -354,5 +358,15 @@ def _own_log() -> OwnLog | None:
     return log
 
 
+def guard_output() -> None:
+    """From now on what this process prints reaches its log, or is left out: no print() fails.
+
+    Called at the import of edl, and in a process that is forked from one that has imported it.
+    """
+    global _log
+    _log = _own_log()
+
+
+_log: OwnLog | None = None
 _speak_in_sentences()
-_log = _own_log()
+guard_output()

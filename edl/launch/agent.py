@@ -34,7 +34,9 @@ from edl.launch.direct_end import NOT_TOLD, DirectEnd
 from edl.launch.lent_slots import LentSlots
 from edl.launch.output import Output
 from edl.launch.owner import written_down
+from edl.launch.record import no_template
 from edl.launch.supervisor import Supervisor
+from edl.launch.template.keeper import TemplateKeeper
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -94,7 +96,9 @@ class Agent(Supervisor[AgentState]):
         own = AgentState(
             host.name, token, limits=limits, script=script, state=job.state, owner=not guest
         )
-        launched = Workers(job.spec.command, Path(job.spec.cwd), environment, logs)
+        command, cwd = job.spec.command, Path(job.spec.cwd)
+        template = TemplateKeeper(command, cwd, environment, logs, job.spec.settings.template)
+        launched = Workers(command, cwd, environment, logs, template)
         super().__init__(store, launched, own, job.spec.command, stack_signal)
         self._host = replace(host, brings=np)
         self._logs = logs
@@ -196,6 +200,8 @@ class Agent(Supervisor[AgentState]):
             self._say(line)
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
+        if why := self._workers.look_at_template():
+            no_template(self._store, self._host.name, why, snapshot)
         if self._written is not self._host:
             self._put_host()
         self._arrive(snapshot, now)

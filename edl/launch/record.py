@@ -13,6 +13,7 @@ from edl.core.events import (
     JobFailedDetails,
     JobFinishedDetails,
     JobStoppedDetails,
+    NoTemplateDetails,
     SlotGivenUpDetails,
     WorkerExitedDetails,
     WorkerFailedDetails,
@@ -53,6 +54,12 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
 def slot_given_up(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
     """Log that no worker is started in a slot of ``host`` any more."""
     _add(store, SlotGivenUpDetails(host, slot), reason, snapshot)
+
+
+def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
+    """Log that ``host`` starts its workers without a template."""
+    reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
+    _add(store, NoTemplateDetails(host), reason, snapshot)
 
 
 def who_ended(event: Event) -> int | None:

@@ -97,6 +97,7 @@ class Supervisor(ABC, Generic[State]):
         """Work until nothing is left to do; the exit code."""
         self._own = replace(self._own, state_since=time.monotonic())
         self._store.session.add_listener(lambda state: self.on_change())
+        self._workers.on_exit = self._wake.set
         try:
             with handled(TO_END, self._on_signal), self._around():
                 while (code := self._turn(time.monotonic())) is None:
@@ -104,6 +105,7 @@ class Supervisor(ABC, Generic[State]):
                     self._wake.clear()
             return code
         finally:
+            self._workers.close()
             self._workers.kill_all(self._own.limits.killed_s)
 
     def on_change(self) -> None:
@@ -176,9 +178,9 @@ class Supervisor(ABC, Generic[State]):
     def _reap(self, now: float) -> None:
         for launch, said in self._workers.ended_scripts().items():
             self._own = self._own.having(script_ended(self._own.process(launch), said, now))
-        for launch, code in self._workers.reap().items():
+        for launch, end in self._workers.reap().items():
             process, last_line = self._own.process(launch), self._last_line(launch)
-            ended = exited(process, code, now, last_line)
+            ended = exited(process, end.code, now, last_line)
             self._own = self._own.having(ended)
             self._changed.set()  # judge it by what ZooKeeper says now
             if ended.worker is not None:

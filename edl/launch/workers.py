@@ -1,5 +1,8 @@
 """The worker processes of one launcher: started, watched, ended; each leads its own process group.
 
+A worker is forked from the template (:mod:`edl.launch.template`) if there is one, else started by
+``exec``.
+
 No worker of an agent depends on it: it writes to a log file and is not told when the agent dies.
 When a worker has exited, what is left of its process group is killed, so no helper of it stays
 behind.
@@ -13,19 +16,37 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edl.core.host.process import FORMER_LOG, ScriptEnd
 from edl.launch.adoption import Found, find, identity
+from edl.launch.template import Child
+from edl.launch.template.keeper import FILES, TemplateKeeper
 
 logger = logging.getLogger(__name__)
 
 EVENTS = "events.jsonl"  # of a job that was replaced, as `edl events --json` prints them
 # Of files in a directory of logs.
-KINDS = ("*.log", f"*.log{FORMER_LOG}", "*.stacks", "*.process", EVENTS)
+KINDS = ("*.log", f"*.log{FORMER_LOG}", "*.stacks", "*.process", "*.trained", FILES, EVENTS)
 KEPT_RUNS = 5  # before the newest one of a name
+
+
+@dataclass(frozen=True)
+class End:
+    """How a worker process has ended.
+
+    Attributes:
+        code: its exit code; -9: killed by SIGKILL.
+        trained: whether it had trained a step.
+    """
+
+    code: int
+    trained: bool
 
 
 class Workers:
@@ -33,16 +54,25 @@ class Workers:
 
     Args:
         logs: an existing directory for their output.
+        template: they are forked from; None: all are started by exec.
+        on_exit: called when one has ended, from any thread.
     """
 
     def __init__(
-        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        logs: Path,
+        template: TemplateKeeper | None = None,
     ) -> None:
         self._command = tuple(command)
         self._cwd = cwd
         self._environment = dict(environment)
         self._logs = logs
-        self._running: dict[str, subprocess.Popen[bytes] | Found] = {}
+        self.template = template
+        self._running: dict[str, subprocess.Popen[bytes] | Child | Found] = {}
+        self.on_exit: Callable[[], None] = lambda: None
 
     def start(self, launch: str, slot: int) -> None:
         """Start the command in ``slot``.
@@ -55,13 +85,38 @@ class Workers:
             "EDL_LAUNCH": launch,
             "EDL_STACKS": str(self.stacks_of(launch)),
             "EDL_LOG_FILE": str(self.log_of(launch)),
+            "EDL_TRAINED_FILE": str(self._trained_of(launch)),
         }
+        if self.template is not None and (imports := self.template.imports):
+            own["EDL_IMPORTS_FILE"] = str(imports)
         self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
-        process = self._spawn(launch, {**self._environment, **own})
-        self._running[launch] = process
+        environment = {**self._environment, **own}
+        forked = self._fork(launch, environment)
+        if forked is None:
+            started = self._spawn(launch, environment)
+            self._write_record(launch, started.pid)
+        self._running[launch] = process = forked or started
+        how = "forked" if forked is not None else "started"
+        logger.info("%s %s in slot %d as process %d", how, launch, slot, process.pid)
+        threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
+
+    def _write_record(self, launch: str, pid: int) -> None:
         with contextlib.suppress(OSError):  # then it is found by its process group
-            self._record_of(launch).write_text(f"{identity(process.pid)}\n")
-        logger.info("started %s in slot %d as process %d", launch, slot, process.pid)
+            self._record_of(launch).write_text(f"{identity(pid)}\n")
+
+    def _await(self, pid: int) -> None:
+        """Call ``on_exit`` when a child has ended; it stays a zombie until it is reaped."""
+        with contextlib.suppress(ChildProcessError):  # it was reaped before
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            self.on_exit()
+
+    def _fork(self, launch: str, environment: Mapping[str, str]) -> Child | None:
+        """Fork the worker from the template; None: there is none now."""
+        if self.template is None:
+            return None
+        return self.template.fork(
+            environment, self.log_of(launch), partial(self._write_record, launch)
+        )
 
     def _spawn(self, launch: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start the command; its output goes to its log."""
@@ -75,6 +130,15 @@ class Workers:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def look_at_template(self) -> str:
+        """What :meth:`TemplateKeeper.look` says."""
+        return self.template.look() if self.template is not None else ""
+
+    def close(self) -> None:
+        """End what there is besides the workers."""
+        if self.template is not None:
+            self.template.close()
 
     def adopt(self) -> tuple[Found, ...]:
         """Take over the workers that an earlier agent of this job and host has left."""
@@ -108,22 +172,28 @@ class Workers:
         """Which process it is, for an agent that adopts it."""
         return self._logs / f"{launch}.process"
 
+    def _trained_of(self, launch: str) -> Path:
+        """The file that exists once the worker has trained a step."""
+        return self._logs / f"{launch}.trained"
+
     def pid_of(self, launch: str) -> int | None:
         """Its process, if it runs."""
         process = self._running.get(launch)
         return process.pid if process is not None else None
 
-    def reap(self) -> dict[str, int]:
-        """The launches that have ended since the last call, with their exit codes; -9: SIGKILL."""
-        codes = {}
+    def reap(self) -> dict[str, End]:
+        """The launches that have ended since the last call, and how."""
+        ends = {}
         for launch, process in list(self._running.items()):
             code = process.poll() if isinstance(process, Found) else exit_code(process)
             if code is not None:
-                codes[launch] = code
+                trained = self._trained_of(launch)
+                ends[launch] = End(code, trained.exists())
                 del self._running[launch]
                 _remove_if_empty(self.stacks_of(launch))
                 self._record_of(launch).unlink(missing_ok=True)
-        return codes
+                trained.unlink(missing_ok=True)
+        return ends
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
         """The launches whose script has ended, though the process has not; and what they say."""
@@ -133,7 +203,7 @@ class Workers:
     def end(self, launch: str, kill: bool) -> None:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
         process = self._running.get(launch)
-        if process is not None and (isinstance(process, subprocess.Popen) or _lives(process)):
+        if process is not None and (not isinstance(process, Found) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
@@ -206,7 +276,7 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
             shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
 
 
-def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+def exit_code(child: subprocess.Popen[bytes] | Child) -> int | None:
     """That of a child that has ended; then what is left of its process group is killed.
 
     Until then it stays a zombie, so that its number is not given away.

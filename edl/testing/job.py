@@ -63,7 +63,9 @@ class Run:
         self.directory = directory
         self._mark = f"{MARK}={self.name}"
         outside = {
-            k: v for k, v in config.environment().items() if not k.startswith(("EDL_", "HOROVOD_"))
+            name: value
+            for name, value in config.environment().items()
+            if not name.startswith(("EDL_", "HOROVOD_")) or name == "EDL_TEMPLATE"
         }
         self._throttled = directory / f"{self.name}.throttle"
         self.environment = outside | {

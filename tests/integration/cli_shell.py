@@ -75,7 +75,11 @@ class Shell:
     def __init__(self, directory: Path, hosts: str) -> None:
         self.directory = directory
         self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("EDL_")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("EDL_") or name == "EDL_TEMPLATE"
+            },
             "EDL_ZOOKEEPER": hosts,
             "EDL_SESSION_TIMEOUT_S": "2",
             "XDG_STATE_HOME": str(directory / "state"),

@@ -11,6 +11,7 @@ As a real worker does, it looks at ZooKeeper when something has changed there, n
     --code C
     --deaf             ignore SIGTERM and the end of the job
     --rest-alone       train no step while the ring has one worker
+    --imports          say what was imported, as real workers do, so that there is a template
 """
 
 import argparse
@@ -33,6 +34,7 @@ from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
 from edl.core.records import Generation, JobState, Member, Reading, Stage, TrainingStatus
 from edl.errors import CoordinationError, Deposed
+from edl.framework.first_step import tell
 
 PERIOD_S = 0.2  # how often it looks although no watch has fired, and tells of its steps
 
@@ -44,6 +46,7 @@ parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--code", type=int, default=3)
 parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--rest-alone", action="store_true")
+parser.add_argument("--imports", action="store_true")
 args = parser.parse_args()
 settings = config.load()
 
@@ -68,8 +71,14 @@ class Worker:
         self.size = 0
         self.counted: Reading | None = None
         self.asked_to_leave = False
+        self.trained = False
         self.told_at = self.looked_at = 0.0
         self.news = threading.Event()
+
+    def say_trained(self) -> None:
+        if not self.trained:
+            self.trained = True
+            tell(settings.trained_file, settings.imports_file if args.imports else "")
 
     def sigterm(self, number: int, frame: FrameType | None) -> None:
         if self.member.generation == 0:
@@ -161,6 +170,7 @@ class Worker:
             if self.member.generation == 0 or (args.rest_alone and self.size == 1):
                 continue
             self.step += 1
+            self.say_trained()
             self.samples += 4 * self.size
             self.counted = Reading(
                 self.member.id, self.member.generation, self.size, 0, self.step, self.samples,

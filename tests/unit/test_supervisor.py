@@ -19,6 +19,7 @@ from edl.core.host.supervision import Decision
 from edl.core.records import Generation, JobState, Leader, Seat, Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.supervisor import Supervisor
+from edl.launch.workers import End
 
 JOB = make_job(command=("train.py",), np=1)
 RING = Generation(1, 1, (Seat(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "start")
@@ -80,10 +81,12 @@ class Workers:
             raise OSError(12, "Cannot allocate memory")
         self.running[launch] = slot
 
-    def reap(self) -> dict[str, int]:
+    def reap(self) -> dict[str, End]:
         codes, self.exits = self.exits, {}
         self.running = {one: slot for one, slot in self.running.items() if one not in codes}
-        return codes
+        return {one: End(code, trained=False) for one, code in codes.items()}
+
+    def close(self) -> None: ...
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
         return {}

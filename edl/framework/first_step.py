@@ -1,0 +1,82 @@
+"""What a worker tells its launcher when it has trained its first step, by two files.
+
+1. That it has trained: its end is then no start without progress. A file says it at once, also
+   while ZooKeeper is away: a worker may be killed right after its first step.
+2. What it has imported from installed packages. The next workers of the job are forked from a
+   process that has imported the same (:mod:`edl.launch.template`). Not before its first step:
+   PyTorch imports 800 modules more when the first optimizer is made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import edl
+from edl import config
+
+logger = logging.getLogger(__name__)
+
+
+def tell(trained_file: str, imports_file: str) -> None:
+    """This process has trained a step.
+
+    Args:
+        trained_file: created; empty: no launcher looks for it.
+        imports_file: where its imports go, unless it exists; empty: no launcher wants to know.
+    """
+    try:
+        if trained_file:
+            Path(trained_file).touch()
+        if imports_file and not Path(imports_file).exists():
+            write_imports(Path(imports_file), config.environment_at_start(), config.environment())
+    except OSError as error:  # a full disk
+        logger.warning("the next workers of this job start more slowly: %s", error)
+
+
+def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Write what is imported now to ``path``, at once or not at all.
+
+    Args:
+        started_with: the environment that this process was started with.
+        now: the environment now. A script sets variables that libraries read when they are
+            imported, so the template sets those, too.
+    """
+    changed = {name: now.get(name) for name in sorted(started_with.keys() | now.keys())
+               if started_with.get(name) != now.get(name)}  # fmt: skip
+    text = json.dumps({"modules": installed_modules(sys.modules), "environment": changed})
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def installed_modules(modules: Mapping[str, Any]) -> list[str]:
+    """The names of ``modules`` that come from Python or from installed packages, in import order.
+
+    Those of the script are not: it may have changed when the next worker starts.
+    """
+    roots = tuple(f"{root}{os.sep}" for root in _roots())
+    found = []
+    for name, module in list(modules.items()):
+        values = getattr(module, "__dict__", {})  # no attribute of a lazy module is asked for
+        spec = values.get("__spec__")
+        origin = getattr(spec, "origin", None)
+        if spec is None or spec.name != name or name in ("__main__", "__mp_main__"):
+            continue
+        if isinstance(origin, str) and os.path.abspath(origin).startswith(roots):
+            found.append(name)
+    return found
+
+
+def _roots() -> set[str]:
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    roots = {sysconfig.get_path(kind) for kind in kinds}
+    roots |= {*site.getsitepackages(), site.getusersitepackages()}
+    return {os.path.abspath(root) for root in roots} | {str(Path(edl.__file__).parent)}

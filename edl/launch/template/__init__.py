@@ -1,0 +1,205 @@
+"""The template: a process that has imported what a job's workers import, to fork workers from.
+
+A worker that is forked needs no second to import its framework. It is a child of the launcher, in a
+process group of its own, and behaves as one that was started by ``exec``. What the template does is
+in :mod:`edl.launch.template.main`; here is the launcher's side of it.
+
+A launcher without a template, or whose template does not answer, starts its workers by ``exec``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from edl.core.host.python_command import Main, PythonCommand, parse
+
+logger = logging.getLogger(__name__)
+
+FORK_S = 5.0  # for the template to fork a worker; it takes some 20 ms
+_MAIN = Path(__file__).with_name("main.py")
+_PACKET = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class TemplateError(Exception):
+    """No worker can be forked from this template any more."""
+
+
+def why_none(command: Sequence[str], search_path: str | None) -> str:
+    """Why the workers of ``command`` cannot be forked from a template; empty: they can."""
+    python = parse(command)
+    if python is None:
+        return f"{command[0]} is not Python"
+    if python.main is Main.OTHER:
+        return f"`{' '.join(command[:3])}` runs no script"
+    found = shutil.which(python.program, path=search_path)
+    if found is None or not _is_own_interpreter(found):
+        return f"{python.program} is another interpreter than the launcher's, {sys.executable}"
+    return ""
+
+
+def _is_own_interpreter(program: str) -> bool:
+    """Whether ``program`` is the interpreter of this process, in the same environment."""
+    mine, theirs = Path(sys.executable), Path(program).absolute()
+    same_place = mine.parent.resolve() == theirs.parent.resolve()
+    return same_place and mine.resolve() == theirs.resolve()
+
+
+class Child:
+    """A child of this process that was not started by :mod:`subprocess`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        """The exit code, once it has ended; -9: SIGKILL."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class Template:
+    """A template process of this launcher.
+
+    Args:
+        command: of the job; :func:`why_none` has nothing against it.
+        cwd: the working directory of the job.
+        environment: of the workers, besides what each has of its own.
+        imports: the file that a worker has written down its imports in.
+        log: for what the imports print.
+
+    Raises:
+        OSError: the operating system cannot start it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        imports: Path,
+        log: Path,
+    ) -> None:
+        python = parse(command)
+        assert isinstance(python, PythonCommand)
+        self._command, self._python, self._cwd = tuple(command), python, cwd
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ready = False
+        words = [python.program, *python.options, str(_MAIN), str(theirs.fileno()), str(imports)]
+        with theirs, log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    words,
+                    cwd=cwd,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError:
+                self._control.close()
+                raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def look(self) -> None:
+        """Hear whether the template is ready; does not wait.
+
+        Raises:
+            TemplateError: it cannot be used, with the reason.
+        """
+        try:
+            said = self._control.recv(_PACKET, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise TemplateError(f"it does not answer: {error}") from error
+        if not said:
+            raise TemplateError(f"it has ended, with code {self._process.wait()}")
+        message = json.loads(said)
+        if reason := message.get("refused"):
+            raise TemplateError(reason)
+        self.ready = True
+
+    def fork(
+        self, environment: Mapping[str, str], log: Path, started: Callable[[int], None]
+    ) -> Child:
+        """Start a worker.
+
+        Args:
+            environment: of the worker.
+            log: for its output.
+            started: called with the process before the script begins.
+
+        Raises:
+            TemplateError: the template does not do it; no worker was started.
+        """
+        order = {
+            "command": self._command,
+            "cwd": str(self._cwd),
+            "environment": dict(environment),
+            "main": self._python.main,
+            "target": self._python.target,
+            "arguments": self._python.arguments,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, log.open("ab") as output, _in_memory(json.dumps(order)) as file:
+            try:
+                with _adopting_orphans():
+                    descriptors = [file, output.fileno(), theirs.fileno()]
+                    socket.send_fds(self._control, [b"{}"], descriptors, socket.MSG_DONTWAIT)
+                    theirs.close()
+                    ours.settimeout(FORK_S)
+                    said = ours.recv(_PACKET)
+            except OSError as error:
+                raise TemplateError(f"it has not forked a worker: {error}") from error
+            if not said:
+                raise TemplateError("it has not forked a worker")
+            child = Child(json.loads(said)["pid"])
+            started(child.pid)
+            with contextlib.suppress(OSError):  # it was killed; its end is seen as any other
+                ours.send(b"{}")
+        return child
+
+    def close(self) -> None:
+        """End the template process. Its workers are not touched."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def _in_memory(text: str) -> Iterator[int]:
+    """The descriptor of a file that is ``text`` and has no place on a disk."""
+    descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+            file.write(text)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Meanwhile an orphan among the descendants of this process becomes its child."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "this system lets no process adopt orphans")
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0), 0, 0, 0)
