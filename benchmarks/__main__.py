@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import crash, goodput, report, resize, step_time, thousand
+from benchmarks import crash, goodput, report, resize, starting, step_time, thousand
 from benchmarks import page as pages
 from benchmarks.jobs import (
     ROOT,
@@ -39,7 +39,7 @@ CHANGED_SYSTEM: System = (report.CHANGED, ChangedImportJob, "stock")
 BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-PARTS = ["resize", "crash", "step-time", "horovod", "goodput", "thousand", "policy"]
+PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "thousand", "policy"]
 parser.add_argument("--only", choices=PARTS, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
@@ -91,8 +91,10 @@ class Bench:
             results["horovod"] = self.horovod(args)
         if args.only in (None, "goodput") and args.framework != "tensorflow":
             results["goodput"] = self.goodputs(args.minutes, args.every, args.seed)
+        frameworks = (args.framework,) if args.framework else ("torch", "tensorflow")
+        if args.only in (None, "starting"):
+            results["starting"] = {each: self.starts(each) for each in frameworks}
         if args.only in (None, "policy"):
-            frameworks = (args.framework,) if args.framework else ("torch", "tensorflow")
             results["policy"] = {
                 each: self.policy_cost(each, args.rounds, args.block) for each in frameworks
             }
@@ -119,6 +121,18 @@ class Bench:
                 f"stood still for {one.stopped_s:.1f} s, {one.redone} steps redone"
             )
         return {"minutes": minutes, "every_s": every_s, "seed": seed, "systems": found}
+
+    def starts(self, framework: str) -> dict[str, starting.Starts]:
+        """Both ways, one after the other."""
+        found: dict[str, starting.Starts] = {}
+        for way, settings in starting.SETTINGS.items():
+            job, many = (
+                self._job(EdlJob, {**settings, "XDG_STATE_HOME": str(self._scratch / "state")})
+                for _ in range(2)
+            )
+            found[way] = one = starting.measure(job, many, f"benchmarks.{framework}.edl")
+            say(f"{framework}, {way}: {one}")
+        return found
 
     def torch(self, args: argparse.Namespace) -> dict[str, Any]:
         results: dict[str, Any] = {}
@@ -267,6 +281,10 @@ def write(out: Path, results: dict[str, Any]) -> None:
         conditions = mine["minutes"], mine["every_s"], mine["seed"]
         text = goodput.markdown(mine["systems"], *conditions)
         (out / "goodput.md").write_text(text)
+        print(text)
+    if "starting" in results:
+        text = starting.markdown(results["starting"], results["machine"])
+        (out / "starting.md").write_text(text)
         print(text)
     if "policy" in results:
         text = step_time.policy_page(results["policy"], results["machine"])
