@@ -72,9 +72,10 @@ class JobSettings(Record):
     )
     max_restarts: int = setting(
         10,
-        "how often a slot whose workers fail, or are given up, is started again, after pauses of "
-        "1, 2, 4, ... 30 s, without 60 s in the ring in between; then the job goes on without it, "
-        "or fails if `min_np` needs it",
+        "how often in a row a slot whose workers fail, or are given up, before they have trained a "
+        "step is started again, after pauses of 1, 2, 4, ... 30 s; then the job goes on without "
+        "it, or fails if `min_np` needs it. After a step it is started again at once, and the "
+        "count begins anew, unless the script fails by itself within 5 s",
         option="--max-restarts",
         metavar="N",
         least=0,

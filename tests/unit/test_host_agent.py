@@ -7,7 +7,6 @@ from made import changed, make_job, wanted
 
 from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.process import (
-    TRAINED_S,
     UNKNOWN_EXIT,
     Process,
     backoff_s,
@@ -235,10 +234,10 @@ def test_the_longest_back_off_can_be_set() -> None:
     assert slots(decide(facts, own(trainer(0), crashed, limits=at_most(1.1)), NOW)) == []
 
 
-def test_long_training_forgives_earlier_failures() -> None:
-    long = trainer(1, exit_code=1, exited=NOW, started=NOW - TRAINED_S, failures=5)
-    short = replace(long, started=NOW - TRAINED_S + 1)
-    assert (long.failures_now, short.failures_now) == (1, 6)
+def test_a_slot_whose_worker_had_trained_is_filled_in_the_same_turn() -> None:
+    killed = trainer(1, exit_code=-9, exited=NOW, started=NOW - 8.0, failures=3, trained=True)
+    (start,) = decide(patient(), own(trainer(0), killed), NOW).starts
+    assert (start.slot, start.failures) == (1, 0)
 
 
 def test_a_worker_that_ended_without_joining_waits_too() -> None:

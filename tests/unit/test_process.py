@@ -6,7 +6,7 @@ import pytest
 from made import make_job
 
 from edl.core.host.process import (
-    TRAINED_S,
+    QUICK_S,
     UNKNOWN_EXIT,
     Process,
     ScriptEnd,
@@ -96,8 +96,26 @@ def test_failures_in_a_row_use_a_slot_up() -> None:
     assert (tenth.failures_now, tenth.uses_up(10), tenth.uses_up(9)) == (10, False, True)
     assert not replace(tenth, used_up=True).uses_up(9)
     assert not replace(tenth, exit_code=None).uses_up(9)
-    assert not replace(tenth, started=NOW - TRAINED_S).uses_up(1), "it has trained since"
     assert replace(tenth, exit_code=0).failures_now == 0
+
+
+@pytest.mark.parametrize("lived_s", [0.5, 20.0])
+def test_a_worker_that_was_killed_after_a_step_is_replaced_at_once_and_counts_anew(
+    lived_s: float,
+) -> None:
+    lives = replace(TRAINS, started=NOW - lived_s, failures=9)
+    trained = exited(lives, -9, NOW, "", trained=True)
+    assert (trained.failures_now, trained.pause_s(30.0), trained.uses_up(0)) == (0, 0.0, False)
+    before = exited(lives, -9, NOW, "", trained=False)
+    assert (before.failures_now, before.pause_s(30.0), before.uses_up(9)) == (10, 30.0, True)
+
+
+def test_an_error_after_a_step_counts_only_right_after_the_start() -> None:
+    """A script that fails in its third step must not be started for ever."""
+    late = exited(replace(TRAINS, started=NOW - QUICK_S, failures=9), 1, NOW, "", trained=True)
+    assert (late.failures_now, late.pause_s(30.0)) == (0, 0.0)
+    quick = replace(late, started=NOW - QUICK_S + 0.1)
+    assert (quick.failures_now, quick.pause_s(30.0), quick.uses_up(9)) == (10, 0.0, True)
 
 
 @pytest.mark.parametrize(("said", "departing"), [(0, None), (0, NOW - 5), (1, NOW - 5), (3, None)])

@@ -6,8 +6,11 @@ that gave it up. Of the proof that a process is gone the leader learns first, of
 process is still on its way out: so to be given up for that is no explanation of an end, and such a
 process is left to end with its own exit code.
 
-Failures in a row make the pause before the next start of a slot longer; more of them than
-``max_restarts`` use the slot up. So does a worker that has joined and been refused, at once.
+A failure before the worker has trained a step is one without progress. Such failures in a row make
+the pause before the next start of a slot longer; more of them than ``max_restarts`` use the slot
+up. So does a worker that has joined and been refused, at once. After a step the slot is started
+again without a pause, and the count begins anew; but an error of the script's own within
+:data:`QUICK_S` of its start counts, or a script that fails in its third step would never end.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ LAST_LINE = "; its last line: "  # in the sentence that says how a process has f
 EXITING = "edl-exiting"
 ENDED = "edl-ended"
 BACKOFF_MAX_S = 30.0
-TRAINED_S = 60.0  # a worker that lived this long in the ring has its earlier failures forgiven
+QUICK_S = 5.0  # a script that fails this soon after its start may do so each time
 
 _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
@@ -61,6 +64,7 @@ class Process:
     handled: float | None = None  # since when its exit handlers have ended, too
     exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
+    trained: bool = False  # it has trained a step; known when it has exited
     last_line: str = ""  # of its output, that is not noise; known when it has exited
     used_up: bool = False  # its slot was given up after it
     deserted: bool = False  # it exited with code 0, and the others go on without it
@@ -127,11 +131,15 @@ class Process:
 
     @property
     def failures_now(self) -> int:
-        """Failures in a row in this slot, this process included. To be given up is one, too."""
+        """Failures in a row in this slot that count, this process included.
+
+        To be given up counts as a failure.
+        """
         if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures
-        trained = self.seated and (self.exited or 0.0) - self.started >= TRAINED_S
-        return 1 if trained else self.failures + 1
+        killed = self.exit_code in (-signal.SIGKILL, -signal.SIGTERM)
+        quick = (self.exited or 0.0) - self.started < QUICK_S
+        return 0 if self.trained and (killed or not quick) else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
         """Its slot has been started again as often as it may, and failed again, or refused."""
@@ -140,7 +148,7 @@ class Process:
 
     def pause_s(self, longest_s: float) -> float:
         """How long its slot waits after it, before the next start."""
-        waits = self.blamed and not self.used_up
+        waits = self.blamed and not self.used_up and not self.trained
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
@@ -208,7 +216,9 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
     return replace(process, ended=ended, ended_code=said.code, handled=handled)
 
 
-def exited(process: Process, code: int, now: float, last_line: str) -> Process:
+def exited(
+    process: Process, code: int, now: float, last_line: str, trained: bool = False
+) -> Process:
     """``process`` when it has ended with ``code``.
 
     One that its launcher had to kill because it did not end by itself counts as what its script
@@ -219,7 +229,7 @@ def exited(process: Process, code: int, now: float, last_line: str) -> Process:
     )
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
-    return replace(process, exit_code=code, exited=now, last_line=last_line)
+    return replace(process, exit_code=code, exited=now, last_line=last_line, trained=trained)
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
