@@ -13,8 +13,8 @@ Messages on the socket are JSON, one in a packet:
 
 1. From here, once: ``{"ready": true}``, or ``{"refused": REASON}`` before this process ends.
 2. From the launcher, for each worker: ``{}`` with three descriptors: a file with the order (JSON:
-   ``environment``, ``cwd``, ``command``, ``main``, ``target``, ``arguments``, ``nice``), the
-   worker's log, and a socket to the new worker.
+   ``environment``, ``cwd``, ``command``, ``main``, ``target``, ``arguments``), the worker's log,
+   and a socket to the new worker.
 3. From the new worker, on that socket: ``{"pid": PID}``. It runs the script when the launcher
    answers, and ends at once when the launcher has closed the socket.
 
@@ -89,7 +89,6 @@ def _yield_to_others(nice: int) -> None:
 
     Without an end, an import beside workers that take all processors would last for minutes.
     """
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if (trial := os.fork()) == 0:
         try:
             os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
@@ -144,8 +143,12 @@ def _why_no_fork(culprit: str) -> str:
     A library that can be forked although it has threads, as OpenBLAS, ends them before each fork.
     """
     if (trial := os.fork()) == 0:
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        os._exit(int(cuda is not None and bool(cuda._is_in_bad_fork())))
+        code = 2
+        try:
+            cuda = getattr(sys.modules.get("torch"), "cuda", None)
+            code = int(cuda is not None and bool(cuda._is_in_bad_fork()))
+        finally:
+            os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -201,7 +204,6 @@ def _become_worker(order_file: int, log: int, answer: int, nice: int) -> dict[st
         os.dup2(mine, standard)
     os.close(log)
     os.close(null)
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.setpriority(os.PRIO_PROCESS, 0, nice)
     os.chdir(order["cwd"])
     _set_environment(order["environment"])
