@@ -40,7 +40,7 @@ from edl.daemon.ring_watch import RingWatch
 from edl.daemon.sampler import Batch, BatchSampler
 from edl.daemon.state_check import StateCheck
 from edl.daemon.steps import Steps
-from edl.daemon.switching import Switching
+from edl.daemon.switching import Replica, Switching
 from edl.daemon.wishes import Wishes
 from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
@@ -96,6 +96,7 @@ class LoaderSteps(Steps):
         self._left_in = 0  # the generation in which the script has left its loop
         self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
+        self.replica: Replica | None = None  # where others may miss an update that is made here
         self.open_step = progress.open_step
         self._progress = progress
         self._check = state_check
@@ -302,6 +303,9 @@ class LoaderSteps(Steps):
         if self.warming_up and not self.open:
             return [payload]
         check_place(self._progress)
+        if self.replica is not None:
+            # Whoever missed the last update gets what is kept now, not at the next batch.
+            self.replica.end_batch(self._progress.step, self.epoch)
         now_s = self._mailbox.clock.now_s
         return exchange(payload, self.ring, self._progress, self._repair, now_s)
 

@@ -69,7 +69,10 @@ class Replica(Shared, Durable, Compared, Protocol):
     """The framework's copy of what all workers share: model, optimizer, tracked objects."""
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """The script asks for its next batch: all that belongs to ``step`` is done."""
+        """Keep what the script tracks, or take over what others have kept: ``step`` is done.
+
+        Called when the script asks for its next batch, and when it exchanges something before that.
+        """
 
 
 class Switching:

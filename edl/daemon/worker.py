@@ -301,6 +301,8 @@ class Worker:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
         self.replica = self._check.replica = replica
         self.checkpointing.replica = self._switching.replica = replica
+        if self.is_shared:
+            self.loader.replica = replica
 
     def describe_model(self, signature: Callable[[], Signature]) -> None:
         """Let newcomers ask for the ``signature`` of this worker's model, in any thread."""

@@ -1,9 +1,10 @@
-"""What a script tracks, as it is between two batches, for a worker that missed the last update.
+"""Keep what a script tracks, as it is between two steps, for a worker that missed the last update.
 
 The script of such a worker has gradients of zero, or infinite ones, in its hands. What it computes
 from them before its `optimizer.step()` (a history of their norms, a count of skipped updates) is
-not what the others have computed. When it asks for its next batch, it is where they were when they
-asked for theirs, so it takes over what their objects were then.
+not what the others have computed. When it asks for its next batch, it is at the same place of the
+script at which the others asked for theirs, so it takes over their objects as they were there. An
+exchange between two steps, as in `edl.mean`, is such a place, too: the others may wait in it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Between:
         self._kept.clear()
 
     def end_batch(self, place: Place, things: Mapping[str, Stateful]) -> None:
-        """The script asks for its next batch, or has come to the end of an epoch."""
+        """Keep ``things`` as they are at ``place``; first take over what was received for it."""
         received, self._received = self._received, {}
         for name, state in received.get(place, {}).items():
             if name in things:

@@ -67,9 +67,10 @@ NO_STEP = (
 
 def end_batch(worker: Worker) -> None:
     """The script asks for its next batch, or has come to the end of an epoch."""
-    worker.loader.end_batch()
-    if worker.replica is not None and worker.is_shared and not worker.warming_up:
-        worker.replica.end_batch(worker.step, worker.loader.epoch)
+    loader = worker.loader
+    loader.end_batch()
+    if loader.replica is not None and not worker.warming_up:
+        loader.replica.end_batch(worker.step, loader.epoch)
 
 
 class Steps:
