@@ -537,6 +537,11 @@ numbered(lambda mine: [mine, np.array([2.0, 0.0]).tobytes()], 1, np.zeros(1))
         + "edl.DistributedGradientTape(tf.GradientTape()).register_local_source(tf.Variable(1.0))",
         "variables that each worker has for its own would be lost with the worker",
     ),
+    "a mean of the workers in a layer": (
+        LOOP + "class Mean(keras.layers.Layer):\n def call(self, x): return edl.mean(1.0)\n"
+        "for x in ds.epochs(1):\n for x, y in ds: Mean()(x)",
+        "workers exchange numbers between two steps",
+    ),
     "a data set that a strategy distributes": (
         LOOP + "tf.distribute.MirroredStrategy().experimental_distribute_dataset(ds)",
         "leave out `with strategy.scope():`, strategy.run and experimental_distribute_dataset",

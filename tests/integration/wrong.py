@@ -38,9 +38,10 @@ def asked(request: pytest.FixtureRequest, uses: Uses) -> Uses:
 
 
 def assert_a_sentence(answer: tuple[int, str], part: str) -> None:
-    """One clear sentence and a non-zero exit; no traceback, no hang."""
+    """One clear sentence and a non-zero exit; no traceback, no hang, and nothing of Keras' own."""
     code, stderr = answer
     assert code != 0
     assert stderr.startswith("edl: "), stderr
     assert part in stderr
     assert "Traceback" not in stderr
+    assert "Exception encountered when calling" not in stderr
