@@ -252,7 +252,7 @@ class GradientReduction:
         """The first gradient is there: whether the gradients are sent as they are."""
 
         def begin() -> bool:
-            if self._feed.is_trial:
+            if self._feed.is_trial or self._is_broken_off:
                 return False
             self._check()
             sends = self._reduction.begin()
@@ -284,6 +284,8 @@ class GradientReduction:
         """All gradients of the graph are reduced, handed on, or have failed."""
 
         def end() -> Branch:
+            if self._is_broken_off:
+                return Branch.SKIP
             branch = self._reduction.end(self._received)
             shows = branch is Branch.APPLY and not self._feed.is_trial and self.noise.wants
             if branch is not Branch.AGAIN and not early and not self._feed.is_trial:
@@ -380,6 +382,8 @@ class GradientReduction:
 
         def complete(*gradients: Any) -> list[Any]:
             def act() -> tuple[list[Any], bool]:
+                if self._is_broken_off:
+                    return list(gradients), False
                 return self._complete(list(gradients))
 
             means, proceed = self.from_graph(act, (list(gradients), False))
@@ -393,6 +397,11 @@ class GradientReduction:
         return [*means, proceed]
 
     # --- in both
+
+    @property
+    def _is_broken_off(self) -> bool:
+        """An error has shown in the passes of this step, and the training thread will raise it."""
+        return self._reduction.step.state in (StepState.REFUSED, StepState.ENDED)
 
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""

@@ -87,6 +87,16 @@ SHARED = """
 edl.init(); type(edl.current_worker()._coordinator).is_shared = True
 layer = keras.layers.BatchNormalization(synchronized=True); layer.build((None, 1))
 """
+FAILING = """
+from edl.errors import JobFailed, UsageError
+from edl.tensorflow import pass_exchange
+"""
+FAILING_FIT = """
+pass_exchange.exchange_of_step = exchange_of_step
+ds = edl.Dataset(data, 4); model = keras.Sequential([keras.Input((1,)), layer])
+model.compile(edl.Optimizer(sgd), "mse")
+model.fit(ds, epochs=2, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
+"""
 EACH = "for _ in ds.epochs(1):\n for _ in ds: "
 FIT = """
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
@@ -524,6 +534,24 @@ type(reduction._reduction).exchanges = True
 reduction.exchange()
 """,
         "layers with synchronized=True work with one edl.Optimizer",
+    ),
+    "an error in the exchange of a layer in a graph": (
+        SHARED
+        + FAILING
+        + """
+def exchange_of_step(): raise UsageError("no exchange here")
+"""
+        + FAILING_FIT,
+        "edl: no exchange here\n",
+    ),
+    "the end of the job in the exchange of a layer in a graph": (
+        SHARED
+        + FAILING
+        + """
+def exchange_of_step(): raise JobFailed("the job is over")
+"""
+        + FAILING_FIT,
+        "edl: the job is over\n",
     ),
     "workers at other layers": (
         """
