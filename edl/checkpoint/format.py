@@ -24,7 +24,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,6 +60,7 @@ class Manifest:
         learned: what the job had learned of its sizes; empty: nothing, or nobody could say.
         samples: how many it had trained, over all epochs; -1: its edl did not say.
         noise: what it knew of its gradient noise scale; empty: nothing.
+        fits: what :class:`edl.core.job.fits.DoneFit` says of the fits before the present one.
     """
 
     job: str
@@ -73,6 +74,7 @@ class Manifest:
     learned: Mapping[str, Any] = field(default_factory=dict)
     samples: int = -1
     noise: Mapping[str, Any] = field(default_factory=dict)
+    fits: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ class Durable(Protocol):
 class Place:
     """How far a job is, which belongs to its state.
 
-    ``samples``: trained over all epochs; ``noise``: what it knows of its gradient noise scale.
+    ``samples``: trained over all epochs; ``noise``: what it knows of its gradient noise scale;
+    ``fits``: those of the script that are done before the present one.
     """
 
     step: int
@@ -72,6 +73,7 @@ class Place:
     ledger: Ledger
     samples: int
     noise: Mapping[str, Any] = field(default_factory=dict)
+    fits: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,15 @@ class Checkpoints:
         source: Source,
         replica: Durable,
         resume: Resume,
+        fits: int = 0,
     ) -> Checkpoint | None:
         """Bring ``replica`` to the newest good checkpoint that rule 2 allows.
 
         ``resume`` is called with the place that belongs to it.
+
+        Args:
+            fits: how many the script has done. The state of a checkpoint that was made after more
+                or fewer fits is not loaded.
 
         Returns:
             None for a fresh start: nothing may be read, and nothing is in the way.
@@ -180,6 +187,8 @@ class Checkpoints:
                 f"{replica.framework} script"
             )
         _check_source(found, source)
+        if len(found.manifest.fits) != fits:
+            return found
         try:
             replica.restore(found.state)
             about = found.manifest
@@ -257,6 +266,10 @@ class Checkpoints:
         self._due_at = now + self._config.every_s
         self._save(at, replica)
 
+    def hasten(self) -> None:
+        """Save at the next boundary."""
+        self._due_at = -math.inf if self._due_at is not None else None
+
     def _age_of_newest(self) -> float:
         """How old the newest checkpoint is, in seconds, for who has become rank 0 just now.
 
@@ -317,6 +330,7 @@ class Checkpoints:
             saved_at=time.time(),
             samples=at.samples,
             noise=at.noise,
+            fits=at.fits,
         )
         try:
             state = files.pack(replica.capture())

@@ -209,13 +209,18 @@ class Member(Record):
     newest_generation: int = (
         0  # a newcomer's: it has taken note of this generation, and waits for a later one
     )
+    fits: int = 0  # a newcomer's: it is ready for the fit that follows so many
 
     @property
     def name(self) -> str:
         return f"w{self.id}"
 
     def at(
-        self, stage: Stage, generation: int | None = None, newest_generation: int | None = None
+        self,
+        stage: Stage,
+        generation: int | None = None,
+        newest_generation: int | None = None,
+        fits: int | None = None,
     ) -> Member:
         """This member in another stage, and with what else is given.
 
@@ -228,6 +233,7 @@ class Member(Record):
             stage=self.stage if keeps else stage,
             generation=self.generation if generation is None else generation,
             newest_generation=newest,
+            fits=self.fits if fits is None else fits,
         )
 
 
@@ -261,6 +267,9 @@ class Generation(Record):
     ``began_with`` is how many workers the first generation of this start of the job had. Each later
     generation repeats it, so that newcomers know it when all first workers are gone. 0: written by
     an older edl.
+
+    ``fits``: those who ``joined`` are ready for the fit that follows so many
+    (:mod:`edl.core.job.fits`). The others enter only while they are in that one.
     """
 
     number: int
@@ -273,6 +282,7 @@ class Generation(Record):
     scope: str = ""  # unguessable prefix in the rendezvous store of rank 0's daemon
     previous: tuple[Seat, ...] = ()
     began_with: int = 0
+    fits: int = 0
 
     @property
     def repairs(self) -> bool:

@@ -75,6 +75,14 @@ def waits_unseen(look: Callable[[], str | None]) -> None:
     _unseen.append(look)
 
 
+_works: list[Callable[[], str]] = []
+
+
+def works_at(look: Callable[[], str]) -> None:
+    """Let ``look`` say what the user's code is at that may take long; empty: nothing is known."""
+    _works.append(look)
+
+
 @contextlib.contextmanager
 def training_here() -> Iterator[None]:
     """While this lasts, the calling thread trains: a framework called it from its own thread."""
@@ -105,7 +113,8 @@ class Watch:
         """What the thread does, where, and for how long it has passed no point."""
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
-        where, work, doing = "", "", IN_USER_CODE
+        where, doing = "", IN_USER_CODE
+        work = next((said for look in _works if (said := look())), "")
         for each in _outwards(frame):
             if doing == IN_USER_CODE:
                 doing = _WAITS.get(each.f_code, IN_USER_CODE)

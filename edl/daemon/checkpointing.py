@@ -18,6 +18,7 @@ from edl.checkpoint.store import CheckpointConfig, Checkpoints, Durable
 from edl.config import Config
 from edl.core.events import Details, Event, JobFailedDetails, ResumedDetails
 from edl.core.host.process import STOPPED_EXIT
+from edl.core.job.fits import fits_of, passed_too_far
 from edl.core.job.stall import SAVING
 from edl.core.job_spec import JobSettings
 from edl.core.plural import counted
@@ -113,6 +114,9 @@ class Checkpointing:
     def begin(self, generation: Generation, warmed_up: bool) -> None:
         """This worker is to bring the job's state and has none: load it, or start afresh.
 
+        A checkpoint of a later fit is not loaded: its fits are then those that the job passes over
+        (``LoaderProgress.fits_ahead``), and this is called again in the next one.
+
         ``warmed_up``: its model has trained a batch for nothing, so it cannot start afresh.
 
         Raises:
@@ -122,6 +126,8 @@ class Checkpointing:
         self._generation = generation.number
         try:
             found = self._restore()
+            if found is not None and self._is_of_another_fit(found, generation.sync_root):
+                return
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
                 raise JobFailed(f"all workers died and the job's state with them{how}")
@@ -140,10 +146,29 @@ class Checkpointing:
             if self.replica is None:
                 raise UsageError("create an edl.Optimizer before `for epoch in loader.epochs(n)`")
             loader = self._loader
-            return self._checkpoints.restore(loader.source, self.replica, loader.resume)
+            return self._checkpoints.restore(
+                loader.source, self.replica, loader.resume, len(loader.fits)
+            )
         if self.settings.resume.strip().lower() not in _NO:
             raise UsageError("cannot resume: the script does not call edl.checkpoint(directory)")
         return None
+
+    def _is_of_another_fit(self, found: Checkpoint, worker: int) -> bool:
+        """Whether the script has to pass over fits before it can take over the checkpoint.
+
+        Raises:
+            JobFailed: it has passed over too many.
+        """
+        fits, done = fits_of(found.manifest.fits), len(self._loader.fits)
+        if done > len(fits):
+            raise JobFailed(passed_too_far(worker, done, len(fits)))
+        self._loader.fits_ahead = fits
+        return done < len(fits)
+
+    def save_soon(self) -> None:
+        """Save at the next boundary: the job has begun another fit."""
+        if self._checkpoints is not None:
+            self._checkpoints.hasten()
 
     def _log_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
         step = self.progress.step
@@ -185,6 +210,11 @@ class Checkpointing:
         except EdlError as error:
             self._end_job(str(error))
             raise
+
+    def save_now(self, rank: int, generation: int) -> None:
+        """Between two steps: rank 0 saves, whenever it has before."""
+        self.save_soon()
+        self.save_if_due(rank, generation)
 
     # --- at the end
 

@@ -2,7 +2,7 @@
 
 :class:`edl.daemon.daemon.Daemon` keeps it in ZooKeeper, :mod:`edl.testing.memory` in memory, and
 :class:`edl.daemon.job_of_one.JobOfOne` is for a script without a launcher. None of the methods
-waits for anybody, but :meth:`Coordinator.flush` and :meth:`Coordinator.signature_of_job`.
+waits for anybody, but :meth:`Coordinator.flush` and :meth:`Coordinator.script_of_job`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.core.events import Event
-from edl.core.job.signature import Signature
+from edl.core.job.signature import ScriptOfJob
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobEnd, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
@@ -49,8 +49,8 @@ class Coordinator(Protocol):
     def start(self) -> tuple[Member, Generation | None]:
         """Register this worker; its record, and the job's generation when it has one already."""
 
-    def signature_of_job(self) -> Signature:
-        """That of the model of a worker in the ring; empty: none of them has said it in time."""
+    def script_of_job(self) -> ScriptOfJob:
+        """What a worker in the ring tells of its script; empty: none of them has in time."""
 
     def stand_for_election(self) -> None:
         """Become a candidate; from now on this worker may lead."""
@@ -60,6 +60,7 @@ class Coordinator(Protocol):
         stage: Stage,
         generation: int | None = None,
         newest_generation: int | None = None,
+        fits: int | None = None,
     ) -> None:
         """Make a new stage of this worker known, and what else is given."""
 

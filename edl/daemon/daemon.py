@@ -24,7 +24,8 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, LogFailedDetails, ZookeeperBackDetails
-from edl.core.job.signature import Signature
+from edl.core.job.fits import as_json
+from edl.core.job.signature import ScriptOfJob
 from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.job_spec import JobSettings
 from edl.core.records import (
@@ -45,7 +46,7 @@ from edl.daemon.mailbox import Mailbox
 from edl.daemon.own_log import OwnLog
 from edl.daemon.unwritten import Unwritten
 from edl.errors import ConfigError, CoordinationError, UnknownJob
-from edl.http.client import MODEL_PATH, ask_all, signature_of
+from edl.http.client import MODEL_PATH, ask_all, script_of
 from edl.http.server import Request
 from edl.http.signing import Guard, http_key
 from edl.leader.leader import LeaderTerm
@@ -189,12 +190,17 @@ class Daemon:
         self._withdrawn = True
         self._wake.set()
 
-    def signature_of_job(self) -> Signature:
+    def script_of_job(self) -> ScriptOfJob:
         generation = self._mailbox.newest(0)
-        for seat in generation.seats if generation is not None else ():
-            if found := signature_of(seat):
+        if generation is None:
+            return ScriptOfJob()
+        others = [seat for seat in generation.seats if seat.id != self._mailbox.worker]
+        # Those that join may not be in the ring yet.
+        for seat in sorted(others, key=lambda seat: seat.id in generation.joined):
+            found = script_of(seat)
+            if found is not None and (found.signature or found.fits.begun):
                 return found
-        return {}
+        return ScriptOfJob()
 
     def stand_for_election(self) -> None:
         member = self._unwritten.member
@@ -207,12 +213,15 @@ class Daemon:
         stage: Stage,
         generation: int | None = None,
         newest_generation: int | None = None,
+        fits: int | None = None,
     ) -> None:
         """Make a new stage of this worker known, as soon as ZooKeeper allows.
 
         What else is given is new, too: the ring it is in, the generation it has taken note of.
         """
-        self._unwritten.change_member(lambda own: own.at(stage, generation, newest_generation))
+        self._unwritten.change_member(
+            lambda own: own.at(stage, generation, newest_generation, fits)
+        )
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
@@ -425,7 +434,9 @@ class Daemon:
         return term
 
     def _answer_model(self, _request: Request) -> tuple[int, bytes]:
-        return 200, json.dumps(self._mailbox.signature()).encode()
+        fits = self._mailbox.fits
+        said = {"signature": self._mailbox.signature(), "begun": fits.begun}
+        return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _health(self) -> Mapping[str, Any]:
         member = self._unwritten.member

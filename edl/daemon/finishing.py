@@ -15,6 +15,7 @@ from functools import partial
 
 from edl import failpoints
 from edl.core.events import Details, FinishedDetails
+from edl.core.job.fits import resumed_too_short
 from edl.core.job.stall import FOR_NUMBERS
 from edl.core.records import JobEnd, JobState, Stage
 from edl.core.step.step_record import StepRecord, Stop
@@ -40,6 +41,7 @@ class Finishing:
     Attributes:
         finished: this worker has trained to its end.
         told_to_leave: a signal has asked this worker to leave.
+        has_trained_all: the script has come to the end of a fit; another one may follow.
         settle: completes an update that was made, or skipped, just before the script has ended.
     """
 
@@ -54,6 +56,7 @@ class Finishing:
     ) -> None:
         self.finished = False
         self.told_to_leave = False
+        self.has_trained_all = False
         self.settle: Callable[[], None] = lambda: None
         self._steps = steps
         self._switching = switching
@@ -84,15 +87,21 @@ class Finishing:
 
         Raises:
             UsageError: this worker has not joined yet.
+            NewcomerDiffers: nor can it: the job is in a fit that this script has not.
             WorkerEvicted, JobFailed: see :meth:`finish`.
         """
         switching, steps = self._switching, self._steps()
         if self.finished or self.told_to_leave or not switching.is_in_ring:
             return
+        if switching.warming_up and self.has_trained_all:
+            switching.wait_for_end()
         if switching.warming_up:
             raise UsageError(ENDED_IN_WARM_UP.format(worker=switching.worker))
         if switching.generation is None or self._mailbox.job_state.over:
             return
+        if later := steps.progress.later_fits:
+            passed = len(self._mailbox.fits.done)
+            self._checkpointing.fail(resumed_too_short(passed, len(later)))
         if not (steps.ends_with_script and steps.progress.has_state):
             return
         self._mailbox.check()
@@ -134,7 +143,10 @@ class Finishing:
         failpoints.reached("finish")
         if cuts_epoch:
             steps.note_untrained()
-        reason = f"trained {steps.progress.steps_made} {steps.progress.unit}{steps.told_end(stop)}"
+        end_of = Stop.FINISHED if self.has_trained_all else stop
+        reason = (
+            f"trained {steps.progress.steps_made} {steps.progress.unit}{steps.told_end(end_of)}"
+        )
         end = JobEnd(JobState.FINISHED, reason, finished_in=finished_in)
         unsaved = steps.save_together(partial(self._checkpointing.finish, end))
         if not unsaved:

@@ -7,7 +7,7 @@ import uuid
 
 from edl.config import Config
 from edl.core.events import Event
-from edl.core.job.signature import Signature
+from edl.core.job.signature import ScriptOfJob
 from edl.core.records import Generation, JobEnd, Member, RingFailure, Seat, Stage
 from edl.core.sizes import Sizes
 from edl.daemon.job_policy import NoPolicy
@@ -35,8 +35,8 @@ class JobOfOne:
         reason = "a job of one worker"
         return member, Generation(NUMBER, 0, (seat,), member.id, (member.id,), (), reason)
 
-    def signature_of_job(self) -> Signature:
-        return {}
+    def script_of_job(self) -> ScriptOfJob:
+        return ScriptOfJob()
 
     def stand_for_election(self) -> None: ...
 
@@ -45,6 +45,7 @@ class JobOfOne:
         stage: Stage,
         generation: int | None = None,
         newest_generation: int | None = None,
+        fits: int | None = None,
     ) -> None: ...
 
     def report_broken(self, failure: RingFailure) -> None: ...

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from edl.checkpoint.store import Place
+from edl.core.job.fits import DoneFit, as_json, fits_of
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, check_alike
 from edl.core.step.epoch_end import EpochLeft
@@ -34,7 +35,7 @@ from edl.core.step.stream import StreamSource
 from edl.core.step.turns import Schedule
 from edl.daemon.gradient_noise import GradientNoise
 from edl.daemon.open_step import OpenStep
-from edl.daemon.progress import Receive, TrainingProgress
+from edl.daemon.progress import Exchange, Receive, TrainingProgress
 from edl.daemon.sampler import AlignedSampler, BatchSampler
 from edl.daemon.stream_sampler import Reader, StreamSampler
 from edl.errors import DataError, UsageError
@@ -72,6 +73,10 @@ class LoaderProgress(TrainingProgress):
         self.untrained = 0  # samples of epochs that all workers have left before their end
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
+        self.fits: tuple[DoneFit, ...] = ()  # that are done before the present one
+        self.fits_ahead: tuple[
+            DoneFit, ...
+        ] = ()  # before that of the checkpoint, if these are more
 
     def attach(self, source: Source, worker: int, reader: Reader | None = None) -> None:
         """Begin the first epoch of ``source``.
@@ -147,6 +152,14 @@ class LoaderProgress(TrainingProgress):
         if self.optimizers < 2:  # a step ends with its update
             return self.step
         return self.step - int(self.open_step.superseded) + int(self.open_step.updates > 0)
+
+    @property
+    def fits_done(self) -> int:
+        return len(self.fits)
+
+    @property
+    def later_fits(self) -> tuple[DoneFit, ...]:
+        return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
     @property
     def takes_newcomers(self) -> bool:
@@ -313,7 +326,16 @@ class LoaderProgress(TrainingProgress):
             "untrained": self.untrained,
             "exchanges": self.exchanges,
             "answer": [len(payload) for payload in self.answer],
+            "fits": as_json(self.later_fits or self.fits),
         }
+
+    def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
+        fits = fits_of(header["fits"])
+        if not fits:  # nobody asks: all have begun their first one, or the job cannot begin
+            return False
+        counts = [int(count) for count in exchange(str(len(self.fits)).encode())]
+        self.fits_ahead = fits
+        return any(count < len(fits) for count in counts)
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Move to the sync root's progress.
@@ -388,7 +410,8 @@ class LoaderProgress(TrainingProgress):
     def place(self) -> Place:
         """Where the job is, for a checkpoint."""
         noise = self.noise.scale.to_json()
-        return Place(self.step, self.source, self.ledger, self.trained, noise)
+        fits = as_json(self.fits)
+        return Place(self.step, self.source, self.ledger, self.trained, noise, fits)
 
     def resume(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
+from edl.core.job.fits import NO_FITS, ScriptFits
 from edl.core.job.signature import Signature
 from edl.core.policy.file import Policy, parse
 from edl.core.policy.ring_report import NO_REPORT, RingReport
@@ -32,6 +33,7 @@ class Mailbox:
     ring: RingReport = NO_REPORT
     given_up: frozenset[int] = frozenset()  # all workers that the leader has evicted
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
+    fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0

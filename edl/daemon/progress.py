@@ -7,12 +7,15 @@ ledger of what is trained, or the script itself (:mod:`edl.daemon.script_progres
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
+from edl.core.job.fits import DoneFit
 from edl.core.step.progress import Progress
 from edl.core.step.state_check import NEVER
+
+Exchange = Callable[[bytes], list[bytes]]
 
 
 class Receive(Enum):
@@ -56,6 +59,16 @@ class TrainingProgress(ABC):
         return self.step
 
     @property
+    def fits_done(self) -> int:
+        """How many fits of the script (:mod:`edl.core.job.fits`) are before the present one."""
+        return 0
+
+    @property
+    def later_fits(self) -> tuple[DoneFit, ...]:
+        """The fits before that of the checkpoint, if this script has to pass over some of them."""
+        return ()
+
+    @property
     def takes_newcomers(self) -> bool:
         """They may come in after the batch that is in training, as far as the script goes."""
         return True
@@ -91,6 +104,17 @@ class TrainingProgress(ABC):
         Raises:
             DataError: the root trains on other data.
         """
+
+    def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
+        """Whether some workers pass over fits of the script before they can get the job's state.
+
+        Called by all workers of a ring where none has the state yet.
+
+        Args:
+            header: of the sync root.
+            exchange: returns what all workers have sent, in rank order.
+        """
+        return False
 
     def report(self, generation: int, size: int, median_step_s: float, now_s: float) -> Progress:
         """What is reported to other processes. ``now_s``: on the monotonic clock."""

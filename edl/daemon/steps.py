@@ -223,6 +223,8 @@ class Steps(ABC):
         newest = self._mailbox.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
             newest = None  # it is adopted some batches later
+        if newest is not None and newest.joined and newest.fits != self.progress.fits_done:
+            newest = None  # those who join are in another fit of the script; they notice it
         times = replace(self._switching.times, first_step_us=self.pace.first_step_us)
         return StepRecord(
             generation=self.generation,

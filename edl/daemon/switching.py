@@ -24,6 +24,7 @@ from typing import NoReturn, Protocol
 from edl import failpoints
 from edl.checkpoint.store import Durable
 from edl.config import Config
+from edl.core.job.fits import FitIsDone, ScriptFits, ended_before
 from edl.core.job.ring_failure import blamed_rank, short_error
 from edl.core.plural import workers
 from edl.core.records import Generation, JobState, RingFailure, Seat, Stage
@@ -42,7 +43,7 @@ from edl.daemon.coordinator import Coordinator
 from edl.daemon.mailbox import Mailbox
 from edl.daemon.progress import Receive, TrainingProgress
 from edl.daemon.state_check import Compared
-from edl.errors import JobFailed, RingBroken, RingError, UnevenEnd, UsageError
+from edl.errors import JobFailed, NewcomerDiffers, RingBroken, RingError, UnevenEnd, UsageError
 from edl.ring.frames import split
 from edl.ring.ring import Ring
 
@@ -97,6 +98,7 @@ class Switching:
         self._expected_rank = 0
         self._seat = Seat(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
+        self._begins = False  # nobody had the job's state in this ring
         self._repaired_at = -1  # the job's step when its ring was repaired last
         self._warmed_up = False  # the model has trained a batch for nothing
         self.replica: Shared | None = None
@@ -107,6 +109,7 @@ class Switching:
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
         # In each new ring, before the state is exchanged.
         self.on_enter: Callable[[], None] = lambda: None
+        self.fits_of_job: Callable[[], ScriptFits] = ScriptFits  # asks the others, if it matters
 
     # --- into the first ring ---
 
@@ -155,6 +158,9 @@ class Switching:
         """Enter the ring of a job that trains, and take over its state.
 
         When all who held the state are dead, newcomers have to lead the job into its restart.
+
+        Raises:
+            FitIsDone: the job is in a later fit. This worker warms up, as before.
         """
         assert self.warming_up
         self._warmed_up = True
@@ -163,7 +169,11 @@ class Switching:
         self._ring.close()
         failed = 0
         while True:
-            generation = self._wait_for_seat(after=failed)
+            try:
+                generation = self._wait_for_seat(self.progress.fits_done, after=failed)
+            except FitIsDone:
+                self._ring.build_alone()
+                raise
             began = self._now_s()
             try:
                 built, synchronised = self._enter(generation)
@@ -181,27 +191,66 @@ class Switching:
         return generation
 
     @waits("waiting for the others to switch")
-    def _wait_for_seat(self, after: int) -> Generation:
+    def _wait_for_seat(self, fits: int, after: int = 0) -> Generation:
         """Wait for a generation that seats this newcomer and whose old members are switching.
 
         It says which generation it waits beyond: one that does not is taken to be stuck.
+
+        Args:
+            fits: how many are before the one that it is ready for.
+
+        Raises:
+            FitIsDone: the job is in a later fit than this worker.
+            NewcomerDiffers: and this worker's script has ended.
         """
+
+        def ready() -> None:
+            self._coordinator.set_stage(Stage.READY, 0, newest_generation=after, fits=fits)
+
         if after:
-            self._coordinator.set_stage(Stage.READY, 0, newest_generation=after)
+            ready()
         while True:
             newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
             if self._mailbox.job_state.over or (newest is not None and not newest.seats):
                 self.exit("the job ended before this worker joined")
             if newest is None:
+                self._look_for_a_later_fit()
                 continue
             seated = newest.rank_of(self.worker) is not None
+            seated &= newest.repairs or newest.fits == fits  # else the others do not enter it
             if seated and (newest.repairs or self._ring.heard_go(newest)):
                 return newest
+            if seated:
+                self._look_for_a_later_fit()
             if not seated or newest.sync_root in self._mailbox.given_up:
                 # The others go on without it, or nobody will say go to it: it is a newcomer like
                 # any other again.
                 after = newest.number
-                self._coordinator.set_stage(Stage.READY, 0, newest_generation=after)
+                ready()
+
+    def _look_for_a_later_fit(self) -> None:
+        mine = self._mailbox.fits
+        if not mine.begun:  # the script has none
+            return
+        theirs = self.fits_of_job()
+        if mine.begun == len(mine.done) < theirs.begun:
+            raise NewcomerDiffers(ended_before(self.worker, mine.begun, theirs.begun))
+        if len(theirs.done) > self.progress.fits_done:
+            self._coordinator.set_stage(Stage.PREPARING, fits=len(theirs.done))
+            raise FitIsDone(theirs.done)
+
+    def wait_for_end(self) -> None:
+        """Wait until the job has ended: this newcomer has passed over all fits of its script.
+
+        Ends the process quietly (SystemExit 0) then.
+
+        Raises:
+            NewcomerDiffers: the job is in a fit that this script has not.
+        """
+        self._look_for_a_later_fit()
+        mine = self._mailbox.fits
+        self._wait_for_seat(mine.begun + 1)  # there is none: the others are in no such fit
+        raise NewcomerDiffers(ended_before(self.worker, mine.begun, mine.begun + 1))
 
     # --- between two steps ---
 
@@ -243,15 +292,19 @@ class Switching:
         """The first exchange of state of a job waits until every script has built its model.
 
         So does the resumption of one that starts from a checkpoint.
+
+        Raises:
+            FitIsDone: the checkpoint is of a later fit.
         """
         while not self._synchronised:
             assert self.generation is not None
             began = self._now_s()
             try:
-                self._synchronise(self.generation)
-                self._synchronised = True
+                self._synchronised = self._synchronise(self.generation)
             except RingError as error:
                 self.repair(error, began)
+            if not self._synchronised and (ahead := self.progress.later_fits):
+                raise FitIsDone(ahead)
 
     def between_steps(self, act: Callable[[], None]) -> None:
         """Do what all workers do together here; if the ring breaks in it, it stays undone."""
@@ -473,8 +526,8 @@ class Switching:
             if self.replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False
             else:
-                self._synchronise(generation)
-                self._synchronised = True  # the first exchange of the job, if it broke in that
+                # The first exchange of the job, if it broke in that.
+                self._synchronised = self._synchronise(generation)
         if generation.repairs:
             self._repaired_at = self.progress.step
         synchronised = self._now_s()
@@ -482,23 +535,30 @@ class Switching:
         self._coordinator.set_stage(Stage.ACTIVE, generation=generation.number)
         return built, synchronised
 
-    def _synchronise(self, generation: Generation) -> None:
+    def _synchronise(self, generation: Generation) -> bool:
         """Bring everybody to the sync root's progress, and those who need it to its state.
 
         What belongs to the script's place in its loop (schedulers, the epoch) stays its own,
         except for a newcomer.
+
+        Returns:
+            False where the state is a checkpoint of a later fit than that of some workers.
         """
         if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")
         root = generation.rank_of(generation.sync_root)
         assert root is not None
         if self.worker == generation.sync_root and not self.progress.has_state:
+            self._begins = True
             self._checkpointing.begin(generation, self._warmed_up)
         if generation.joined and generation.previous and not generation.repairs:
             self.progress.joined_after = self.progress.step  # as its header tells all
-        mine = json.dumps(self.progress.header()).encode()
+        mine = json.dumps({**self.progress.header(), "begins": self._begins}).encode()
         header = json.loads(self._ring.broadcast(mine, root, "edl.header"))
         failpoints.reached("broadcast")
+        if header["begins"] and self.progress.passes_over(header, self._ring.exchange):
+            return False
+        self._begins = False
         receive = Receive.NOTHING
         if self.worker in generation.joined and self.worker != generation.sync_root:
             receive = Receive.STEP if self.progress.has_state else Receive.ALL
@@ -510,6 +570,7 @@ class Switching:
             answer = split(self._ring.broadcast(mine, root, "edl.answer"), sizes)
         self.progress.answer = answer
         self.progress.take_over(header, receive)
+        return True
 
     def _over(self) -> JobFailed:
         """What to raise when others have ended the job."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event
-from edl.core.job.signature import Signature, why_unfit
+from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, Signature, why_unfit
 from edl.core.policy.file import Policy
 from edl.core.records import Leader
 from edl.core.sizes import Sizes
@@ -29,6 +29,7 @@ from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.exchange import OUT_OF_PLACE, packed, unpacked
 from edl.daemon.finishing import Finishing
+from edl.daemon.fits import Fits
 from edl.daemon.loader_progress import LoaderProgress
 from edl.daemon.loader_steps import LoaderSteps
 from edl.daemon.mailbox import Mailbox
@@ -44,10 +45,10 @@ from edl.errors import NewcomerDiffers, UsageError
 from edl.ring.ring import Ring
 
 OVER = (
-    "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)` or one "
-    "fit; run each further one, as after unfreezing layers, and each fold or trial, as a job of "
-    "its own: `edl run ... train.py --phase 2`, which loads the weights that rank 0 has saved at "
-    "the end of phase 1; at a prompt, edl.init() begins a new job"
+    "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)`; run each "
+    "further one, and each fold or trial, as a job of its own: `edl run ... train.py --phase 2`, "
+    "which loads the weights that rank 0 has saved at the end of phase 1; at a prompt, edl.init() "
+    "begins a new job"
 )
 
 
@@ -67,6 +68,7 @@ class Worker:
         local_rank: the slot on its host.
         same_random: random numbers of the training thread are those of the script on all workers.
         finishing: how its training ends.
+        fits: how far its script is, if it trains in fits.
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class Worker:
             coordinator,
             self.log_event,
         )
+        self.fits = Fits(mailbox, coordinator, self.checkpointing, self.finishing, self.loader)
+        self._switching.fits_of_job = self.fits.of_job
         self.replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []
         self._on_leave: list[Callable[[frozenset[int]], None]] = []
@@ -130,9 +134,10 @@ class Worker:
 
         Raises:
             NewcomerDiffers: its model is not that of the job.
+            FitIsDone: the job is in a later fit. This worker warms up, as before.
         """
         self.loader.open_step.abandon()
-        self._check_model()
+        self._check_script()
         failpoints.reached("warmed_up")
         generation = self._switching.join()
         self.steps.joined()
@@ -143,6 +148,9 @@ class Worker:
         """All is built, training begins: get the job's state, or load it, or start afresh.
 
         After this the epoch and the step are the job's.
+
+        Raises:
+            FitIsDone: the job was resumed from a checkpoint of a later fit.
         """
         self._switching.synchronise_if_due()
 
@@ -164,7 +172,7 @@ class Worker:
             self.wishes.look()
         self._switching.between_steps(self._check.heal)
         target, self.steps.target = self.steps.target, None
-        if target is not None:
+        if target is not None and not self._is_of_another_fit(target):
             self.steps.log_switch_if_due()
             if self._let_leave(target):
                 self._switching.switch(target)
@@ -239,6 +247,11 @@ class Worker:
         """How many updates the job has made."""
         return self.steps.progress.steps_made
 
+    def _is_of_another_fit(self, target: int) -> bool:
+        """Whether newcomers of a generation were ready for the fit before, which has ended."""
+        generation = self._mailbox.generation(target)
+        return bool(generation.joined) and generation.fits != self.steps.progress.fits_done
+
     def _let_leave(self, target: int) -> bool:
         """Let workers that leave with this switch hand over what they have; all are here.
 
@@ -308,9 +321,13 @@ class Worker:
         """Let newcomers ask for the ``signature`` of this worker's model, in any thread."""
         self._mailbox.signature = signature
 
-    def _check_model(self) -> None:
-        mine = self._mailbox.signature()
-        if mine and (why := why_unfit(mine, self._coordinator.signature_of_job())):
+    def _check_script(self) -> None:
+        mine, fits = self._mailbox.signature(), self.fits.begun
+        if not mine and not fits:
+            return
+        theirs = self._coordinator.script_of_job()
+        self.fits.check(theirs.fits)
+        if why := why_unfit(mine, theirs.signature, ALIKE_IN_FITS if fits else BUILT_BEFORE):
             raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
 
     def leave_data_to_script(self, state: ScriptState, entered: Callable[[], None]) -> None:

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from edl.core.host.process import ENDED, EXITING
-from edl.errors import EdlError
+from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers
 
 BREAK_S = 2.0  # for the others to close the ring, too
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written
@@ -186,6 +186,9 @@ class Closing:
             logger.debug("the script has ended, and the worker leaves: %s", error)
         except EdlError as error:
             print(f"edl: {error}", file=sys.stderr, flush=True)
+            if isinstance(error, NewcomerDiffers):
+                fails(REFUSED_EXIT)
+                say_refused()
         except Exception:
             logger.exception("the end of this script could not be told to the other workers")
 
@@ -207,6 +210,8 @@ class _AfterHandlers:
 
     def __del__(self) -> None:
         say_ended()
+        if _code == REFUSED_EXIT:  # it may be known only when Python has its exit code already
+            os._exit(_code)
 
 
 def _last() -> None:

@@ -102,6 +102,7 @@ class Steps:
         self._padding = 0  # batches of the open step that count for nothing
         self._in_epoch = False
         self._max_steps: int | None = None
+        self._has_entered = False
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
     def check_may_iterate(self, outside: str) -> None:
@@ -155,6 +156,7 @@ class Steps:
 
         Raises:
             UsageError: the script has trained to its end before.
+            FitIsDone: the job is in a later fit; the script passes over the present one.
         """
         if is_over(self._worker):
             raise UsageError(
@@ -163,11 +165,13 @@ class Steps:
         self._worker.check_trains()
         self._check_batching()
         if self._worker.warming_up:
+            self._warmed_up = False  # it warms up once more in the next fit, if it does not join
             self._worker.join()
             self._is_new = True
         self._worker.begin()
-        if self._numbers is not None:
+        if self._numbers is not None and not self._has_entered:
             self._numbers.enter()
+        self._has_entered = True
 
     def _check_batching(self) -> None:
         """Refuse batches that this script's optimizers cannot have."""

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from edl.core.job.fits import ScriptFits, fits_of
 from edl.core.job.liveness import Liveness, ProbeResult
+from edl.core.job.signature import ScriptOfJob
 from edl.core.records import Seat
 from edl.errors import RendezvousFailed
 from edl.http.signing import SCHEME, authorization
@@ -67,14 +69,16 @@ def change(
     return response[:2]
 
 
-def signature_of(seat: Seat) -> dict[str, str]:
-    """The shapes of the tensors of that worker's model by name; empty: it has not said them."""
+def script_of(seat: Seat) -> ScriptOfJob | None:
+    """What that worker tells of its script; None: it does not answer in time."""
     try:
         status, body = fetch(seat.address, seat.port, MODEL_PATH, MODEL_S)
-        found: dict[str, str] = json.loads(body) if status == 200 else {}
-    except (OSError, ValueError, RendezvousFailed):
-        return {}
-    return found
+        if status != 200:
+            return None
+        said = json.loads(body)
+        return ScriptOfJob(said["signature"], ScriptFits(fits_of(said["done"]), said["begun"]))
+    except (OSError, ValueError, KeyError, TypeError, RendezvousFailed):
+        return None
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,8 @@ class FailureDetector:
             )
             for seat in seats
         ]
+        if stall.are_after_fit(reports, quiet_s, self._stall_limits):
+            return None
         return stall.judge(reports, quiet_s, progress.step, self._stall_limits)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:

@@ -23,6 +23,7 @@ from edl.framework import process
 from edl.framework.steps import asked_length
 from edl.tensorflow import training
 from edl.tensorflow.feed import AHEAD, PipelineFeed
+from edl.tensorflow.fits import LOOP_AFTER_FIT
 from edl.tensorflow.random_numbers import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, check_fits, signature_of
 from edl.tensorflow.strategies import watch_strategies
@@ -137,6 +138,8 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         """
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
+        if now.fits.done:
+            raise UsageError(LOOP_AFTER_FIT)
         if now.replica is None:
             raise UsageError("create an edl.Optimizer before `for epoch in dataset.epochs(n)`")
         now.replica.variables()

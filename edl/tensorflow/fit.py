@@ -22,8 +22,11 @@ what the loop of :mod:`edl.framework.steps` does elsewhere. What it cannot know 
   ``on_batch_end``       the ledger moves                   takes a wish to stop into the job; after
                                                             the last one, metrics become the job's
   ``on_epoch_end``       other numbers become the job's     all agree whether to stop
-  ``on_train_end``       the job has finished
+  ``on_train_end``       the fit is done
   =====================  =================================  =====================================
+
+A script may call ``fit`` again, with a model of which more is unfrozen, or another optimizer: see
+:mod:`edl.tensorflow.fits`. The job has finished when the script has ended.
 """
 
 from __future__ import annotations
@@ -36,12 +39,14 @@ import numpy as np
 import tensorflow as tf
 
 from edl.core.events import TrainingStoppedDetails
+from edl.core.job.fits import DoneFit, FitIsDone
 from edl.core.plural import counted
 from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.framework.steps import asked_length, end_batch
 from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import check_arguments
+from edl.tensorflow.fits import PassedOver, history_among
 from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
@@ -52,6 +57,12 @@ from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.xla import turn_off_xla
 
 logger = logging.getLogger(__name__)
+
+
+STEPS_ARE_MADE = (
+    "edl.KerasCallback(max_steps=n) counts the updates of the job over all fits, and it has made "
+    "{made}: this fit would train nothing; give it a larger number, or epochs only"
+)
 
 
 class _EpochIsOver:
@@ -66,6 +77,8 @@ EPOCH_IS_OVER = _EpochIsOver()
 
 class KerasCallback(keras.callbacks.Callback):
     """``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback(), ...])``.
+
+    A further ``fit`` of the model goes on with the data set.
 
     ``dataset`` is an ``edl.Dataset``, and the model is compiled with an ``edl.Optimizer``. All
     workers are given the same callbacks, in any order. At the end of an epoch these see metrics
@@ -86,9 +99,8 @@ class KerasCallback(keras.callbacks.Callback):
         if max_steps is not None:
             asked_length("edl.KerasCallback()", None, max_steps)
         self._training = training.current()
-        self._training.steps.limit(max_steps)
+        self._max_steps = max_steps
         self._samples = 0  # trained here in this epoch
-        self._metrics: EpochMetrics | None = None
         self._whole: dict[str, Any] = {}  # numbers of the epoch that are the job's already
         self._last: _Last | None = None
         self._params: dict[str, Any] = {}  # of all callbacks
@@ -102,18 +114,23 @@ class KerasCallback(keras.callbacks.Callback):
 
     def _arranged(self, others: list[Any], model: Any) -> list[Any]:
         """The whole list: this one first, writers under guard, the last one."""
-        worker = self._training.worker
-        _check_compiled(model, self._training)
-        self._training.fitted = model
-        check_callbacks(self._training.tuner, others)
+        now, worker = self._training, self._training.worker
+        _check_compiled(model, now)
+        now.fit_with(model)
+        if worker.warming_up and now.newest_dataset is not None:
+            done, history = worker.fits.of_job().done, history_among(others)
+            if len(done) > len(now.fits.done):
+                passed = PassedOver(now.fits, done, history, lambda: _build_all(now, model))
+                return [passed, *([] if history is None else [history])]
+        check_callbacks(now.tuner, others)
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
-        self._last = _Last(self._training, writers, self)
+        self._last = _Last(now, writers, self, history_among(others))
         self._last.states.follow(
             others,
             [
-                (writer is None or writer.remembers) and callback is not self._training.tuner
+                (writer is None or writer.remembers) and callback is not now.tuner
                 for writer, callback in zip(standing, others, strict=True)
             ],
             model,
@@ -125,22 +142,15 @@ class KerasCallback(keras.callbacks.Callback):
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
-        check_arguments(self.model)
-        self._metrics = metrics = EpochMetrics(self.model)
-        now.worker.on_leave(lambda leaving: metrics.hand_over(now.worker, leaving))
+        now.fits.begin(check_arguments(self.model))
+        now.steps.limit(self._max_steps)
+        now.metrics = EpochMetrics(self.model)
         now.fitting = True
         if not now.reduction.several:  # the models of these are known
             _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        worker = self._training.worker
-        if worker.loader.ledger.finished:
-            worker.loader.next_epoch()
-        if epoch != worker.loader.epoch:
-            raise UsageError(
-                f"fit counts this epoch as {epoch} and the job as {worker.loader.epoch}; leave out "
-                "initial_epoch, which newcomers would not follow"
-            )
+        self._training.fits.begin_epoch(epoch)
         self._samples, self._whole = 0, {}
         self.metrics.restore()
         self.last.before_epoch(epoch)
@@ -148,8 +158,9 @@ class KerasCallback(keras.callbacks.Callback):
     @property
     def metrics(self) -> EpochMetrics:
         """The metrics of the model that is fitted."""
-        assert self._metrics is not None
-        return self._metrics
+        metrics = self._training.metrics
+        assert metrics is not None
+        return metrics
 
     @property
     def batch(self) -> int:
@@ -219,16 +230,30 @@ class KerasCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         now = self._training
-        now.fitting = False
+        now.fitting, self.model._initial_epoch = False, None
+        if self.last.passed:
+            now.fits.pass_over(self.last.passed, self.last.history)
+            return
         stopped = bool(now.worker.loader.progress.stop) or now.worker.loader.wants_to_stop
-        now.worker.finishing.finish(early=stopped or now.steps.made_all_steps)
+        if not (stopped or now.steps.made_all_steps):
+            now.worker.loader.note_untrained()
+        now.fits.end(self.last.history)
 
 
 class _Last(keras.callbacks.Callback):
-    """Runs after all other callbacks of the ``fit``."""
+    """Runs after all other callbacks of the ``fit``.
 
-    def __init__(self, now: training.Training, writers: list[Writer], first: KerasCallback) -> None:
+    Attributes:
+        passed: the fits that the job has done, if the present one is among them.
+        history: Keras' ``History`` of the fit, if it has one.
+    """
+
+    def __init__(
+        self, now: training.Training, writers: list[Writer], first: KerasCallback, history: Any
+    ) -> None:
         super().__init__()
+        self.passed: tuple[DoneFit, ...] = ()
+        self.history = history
         self._training = now
         self._first = first
         self._writers = writers
@@ -250,14 +275,29 @@ class _Last(keras.callbacks.Callback):
                 writer.set_params({**self.params, "verbose": verbose})
 
     def on_train_begin(self, logs: Any = None) -> None:
+        now, epochs = self._training, self.params["epochs"]
+        now.worker.loader.progress.epochs = epochs + now.fits.shift
+        begin = epochs  # where fit looks for the epoch to begin with; so many: it runs none
+        try:
+            if now.worker.warming_up:
+                self._warm_up()
+            self._describe()
+            now.steps.enter()
+            if not now.steps.made_all_steps:
+                begin = now.fits.next_epoch
+            elif now.fits.is_fresh:  # else the job was resumed after its end
+                raise UsageError(STEPS_ARE_MADE.format(made=now.worker.step))
+        except FitIsDone as error:
+            self.passed = error.done
+        self.model._initial_epoch = begin
+
+    def _describe(self) -> None:
+        """Let newcomers ask for the variables of this fit."""
         now = self._training
-        now.worker.loader.progress.epochs = self.params["epochs"]
-        if now.worker.warming_up:
-            self._warm_up()
-        now.steps.enter()
-        # Where fit looks for the epoch to begin with.
-        is_over = now.steps.made_all_steps  # of a job that was resumed after its end
-        self.model._initial_epoch = self.params["epochs"] if is_over else now.worker.loader.epoch
+        if now.worker.is_shared and not now.reduction.several:
+            assert now.replica is not None
+            now.replica.variables()  # all are there now
+            now.worker.describe_model(now.replica.shapes)
 
     def before_epoch(self, epoch: int) -> None:
         """Before any callback begins the epoch: it has begun already, where the state is from?"""
@@ -347,6 +387,14 @@ def _check_compiled(model: Any, now: training.Training) -> None:
     if getattr(model, "steps_per_execution", 1) != 1:
         raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
     turn_off_xla(model)
+
+
+def _build_all(now: training.Training, model: Any) -> None:
+    """Create the variables of model and optimizer, as a fit does that is not passed over."""
+    if not now.reduction.several:
+        _build(model, now.newest_dataset)
+        assert now.replica is not None
+        now.replica.variables()
 
 
 def _build(model: Any, dataset: Any) -> None:

@@ -15,12 +15,18 @@ import tensorflow as tf
 from edl.errors import UsageError
 from edl.tensorflow.dataset import ElasticDataset
 
+_READ = ("x", "validation_data", "steps_per_epoch", "initial_epoch")
 
-def check_arguments(model: Any) -> None:
-    """Raises UsageError for a ``model.fit`` that would not train the edl.Dataset as it is."""
+
+def check_arguments(model: Any) -> int:
+    """Return ``initial_epoch`` of the ``model.fit`` that has called; 0 where there is none.
+
+    Raises:
+        UsageError: it would not train the edl.Dataset as it is.
+    """
     given = _arguments(model)
     if given is None:
-        return
+        return 0
     if not _is_elastic(given["x"]):
         raise UsageError(
             f"model.fit was given {_called(given['x'])} to train on; give it the edl.Dataset, or "
@@ -37,6 +43,7 @@ def check_arguments(model: Any) -> None:
             "whatever the number of workers. To train a number of steps, give "
             "edl.KerasCallback(max_steps=n) and as many epochs as that may take"
         )
+    return int(given["initial_epoch"] or 0)
 
 
 def _arguments(model: Any) -> Mapping[str, Any] | None:
@@ -46,7 +53,7 @@ def _arguments(model: Any) -> Mapping[str, Any] | None:
         frame = caller
         names = frame.f_locals
         if frame.f_code.co_name == "fit" and names.get("self") is model and "x" in names:
-            return {name: names.get(name) for name in ("x", "validation_data", "steps_per_epoch")}
+            return {name: names.get(name) for name in _READ}
     return None
 
 

@@ -8,6 +8,7 @@ Keras looks at, and writes into the files of a saved model.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, overload
 
@@ -23,7 +24,7 @@ from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 
 Wrapped = TypeVar("Wrapped")
 
-_elastic: set[int] = set()  # ids of wrapped optimizers, which live as long as the training
+_elastic: weakref.WeakSet[Any] = weakref.WeakSet()  # wrapped optimizers
 
 
 @overload
@@ -47,7 +48,8 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
     ``compute_gradients`` of the optimizer.
 
     A script may have several of Keras' optimizers, each with its model: those of a GAN, say. With
-    each batch any of them may apply gradients, in an order that is equal on all workers.
+    each batch any of them may apply gradients, in an order that is equal on all workers. Between
+    two calls of ``model.fit`` a new optimizer, given to ``compile``, takes the place of the first.
 
     Args:
         optimizer: one of ``tf.keras.optimizers``, its name or its configuration, or, in a graph,
@@ -99,16 +101,16 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
             f"is a {kind.__name__}"
         )
     refuse_strategy()
-    follow_policy(optimizer, several=now.has_optimizer)
+    follow_policy(optimizer, several=now.has_optimizer and not now.replaces_optimizer)
     check_scaling(optimizer)
     elastic(optimizer, now.attach_optimizer(optimizer, model))
-    _elastic.add(id(optimizer))
+    _elastic.add(optimizer)
     return optimizer
 
 
 def is_elastic(optimizer: Any) -> bool:
     """Whether it was wrapped by :func:`Optimizer`."""
-    return id(optimizer) in _elastic
+    return any(optimizer is one for one in _elastic)
 
 
 def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:

@@ -103,6 +103,15 @@ class TensorFlowReplica(FrameworkReplica):
             )
         return {"model": model, "optimizer": named(optimizer)}
 
+    def shapes(self) -> dict[str, str]:
+        """The shapes of what is shared by name, as :meth:`variables` has them."""
+        groups = self.variables()
+        return {
+            f"{group}/{name}": str(tuple(variable.shape))
+            for group, variables in groups.items()
+            for name, variable in variables.items()
+        }
+
     def state(self) -> dict[str, Any]:
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]

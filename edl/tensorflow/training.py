@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from edl.core.job.stall import AFTER_FIT
 from edl.core.step.stream import StreamSource
+from edl.daemon import activity
 from edl.daemon.worker import Worker
 from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
@@ -26,7 +29,9 @@ from edl.framework.source import (
 )
 from edl.framework.steps import Steps
 from edl.tensorflow.feed import PipelineFeed
+from edl.tensorflow.fits import ONE_MODEL_AND_DATA, Fits
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
+from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 from edl.tensorflow.lr_schedule import (
     check_alone,
     last_rates,
@@ -73,15 +78,20 @@ class Training:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self.fits = Fits(worker)
         self.feed = PipelineFeed(worker)
         atexit.register(self.feed.close)
         worker.on_resize(self._resized)
+        worker.on_leave(self._hand_over)
+        activity.works_at(lambda: AFTER_FIT if self.fits.done and not self.fitting else "")
         self.worker.loader.progress.on_choice = self._batch_changed
         self._rounds = Rounds()
         self.reduction = GradientReduction(
             worker, self.feed, self._rounds
         )  # of the first optimizer
         self._trained: list[_Trained] = []
+        # What optimizers were given for that are created after a fit.
+        self._named_models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         numbers = RandomNumbers(worker, last_seed, Seeder(self._named_variables))
         self.steps = Steps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.settle = self.finish_step
@@ -97,6 +107,7 @@ class Training:
         self.batch = 0  # in fit: the index in its epoch of the batch that was handed out last
         self.fitting = False  # Keras' fit takes the batches
         self.callback_states: CallbackStates | None = None  # of that fit
+        self.metrics: EpochMetrics | None = None  # of the model that is fitted
         self.tuner: Any = None  # the edl.LRTuner of the only optimizer
 
     def _named_variables(self) -> list[tuple[str, Any]]:
@@ -124,6 +135,8 @@ class Training:
         Raises:
             DataError, UsageError: see :func:`edl.tensorflow.source.reader_of`.
         """
+        if self.fits.done:
+            raise UsageError(ONE_MODEL_AND_DATA)
         batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
         if batches.micro_batch:
             raise UsageError(
@@ -153,6 +166,10 @@ class Training:
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
                 "give a Keras model, a tf.Module or a list of variables"
             )
+        if self.replaces_optimizer:
+            self.tuner = None  # of the optimizer before
+            self._named_models[optimizer] = model
+            return self.reduction
         if self._trained:
             self._check_several(optimizer, model)
             self._trained.append(
@@ -175,6 +192,30 @@ class Training:
         self._trained.append(_Trained(optimizer, model, self.reduction))
         return self.reduction
 
+    @property
+    def replaces_optimizer(self) -> bool:
+        """Whether a new optimizer takes the place of the only one: a fit is done, and none runs."""
+        return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
+
+    def fit_with(self, model: Any) -> None:
+        """From now on ``model`` is fitted, with the optimizer that it is compiled with.
+
+        Raises:
+            UsageError: the job trains another model.
+        """
+        self.fits.check_model(model, self.fitted)
+        self.fitted, optimizer = model, model.optimizer
+        if self.replaces_optimizer and optimizer is not self._trained[0].optimizer:
+            known = self._named_models.get(optimizer)
+            self._trained = [_Trained(optimizer, known, self.reduction)]
+            self.reduction.noise.optimizer = optimizer
+            assert self.replica is not None
+            self.replica.rename([type(optimizer).__name__])
+
+    def _hand_over(self, leaving: frozenset[int]) -> None:
+        if self.fitting and self.metrics is not None:
+            self.metrics.hand_over(self.worker, leaving)
+
     def _resized(self, before: int, now: int) -> None:
         """The job has other workers."""
         progress = self.worker.loader.progress
@@ -193,7 +234,7 @@ class Training:
         Raises:
             UsageError: it may not.
         """
-        self.worker.check_trains()  # else it is of the next fit
+        self.worker.check_trains()
         if self.tuner is not None:
             refuse_several()
         if isinstance(optimizer, tf.compat.v1.train.Optimizer):

@@ -15,7 +15,7 @@ from edl.core.events import Event
 from edl.core.job.ages import AgeTracker
 from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
-from edl.core.job.signature import Signature
+from edl.core.job.signature import ScriptOfJob
 from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
 from edl.core.records import (
     Assigned,
@@ -70,7 +70,7 @@ class MemoryJob:
         self.answered: list[Request] = []
         self.events: list[Event] = []
         self.agents: dict[str, int] = {}  # host -> slots
-        self.signature: Signature = {}  # of the model of those in the ring
+        self.script = ScriptOfJob()  # of those in the ring
         self.leader: Leader | None = None
         self.gone: dict[int, float] = {}
         self.frozen: dict[int, float] = {}
@@ -291,8 +291,8 @@ class MemoryCoordinator:
         self._withdrawn = True
         self._dirty = True
 
-    def signature_of_job(self) -> Signature:
-        return self._job.signature
+    def script_of_job(self) -> ScriptOfJob:
+        return self._job.script
 
     def stand_for_election(self) -> None:
         self._candidate = True
@@ -303,8 +303,9 @@ class MemoryCoordinator:
         stage: Stage,
         generation: int | None = None,
         newest_generation: int | None = None,
+        fits: int | None = None,
     ) -> None:
-        self._change(self._member.at(stage, generation, newest_generation))
+        self._change(self._member.at(stage, generation, newest_generation, fits))
 
     def report_broken(self, failure: RingFailure) -> None:
         self._change(replace(self._member, broken=failure))

@@ -16,7 +16,7 @@ from edl import failpoints
 
 pytestmark = [pytest.mark.chaos]
 
-MODES = ("function", "fit", "graph")
+MODES = ("function", "fit", "fits", "graph")
 
 
 class Case(NamedTuple):

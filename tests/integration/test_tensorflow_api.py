@@ -386,23 +386,31 @@ for _ in ds.epochs(1):
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback(), edl.KerasCallback()], **quietly)",
         "two edl.KerasCallback()",
     ),
-    "fit twice": (
-        FIT + "for _ in range(2): model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
-        "this job's training is over",
-    ),
-    "fit, unfreeze, compile, fit": (
+    "fit, compile without edl, fit": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)\n"
-        "model.compile(edl.Optimizer(keras.optimizers.Adam(1e-5)), 'mse')\n",
-        "run each further one, as after unfreezing layers, and each fold or trial, as a job",
+        "model.compile(keras.optimizers.Adam(1e-5), 'mse')\n"
+        "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
+        "compile(optimizer=edl.Optimizer(Adam(...)))",
     ),
     "a fit for each fold": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly); edl.Dataset(data, 4)",
-        "run each further one, as after unfreezing layers, and each fold or trial, as a job",
+        "run each fold and each trial, with data or a model of its own, as a job of its own",
     ),
-    "initial_epoch": (
-        FIT
-        + "model.fit(ds, epochs=3, initial_epoch=1, callbacks=[edl.KerasCallback()], **quietly)",
-        "leave out initial_epoch",
+    "a fit for each trial": (
+        FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)\n"
+        "other = network(edl.Optimizer(keras.optimizers.SGD(0.2)))\n"
+        "other.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
+        "run each fold and each trial, with data or a model of its own, as a job of its own",
+    ),
+    "a fit by steps that are made": (
+        FIT + "for _ in range(2):\n"
+        "    model.fit(ds, callbacks=[edl.KerasCallback(max_steps=2)], **quietly)",
+        "and it has made 2: this fit would train nothing",
+    ),
+    "a loop after a fit": (
+        FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)\n"
+        "for epoch in ds.epochs(3): pass",
+        "this script has called fit, and a newcomer could not tell",
     ),
     "fit on arrays": (
         FIT + "model.fit(*data, batch_size=4, callbacks=[edl.KerasCallback()], **quietly)",
@@ -761,6 +769,72 @@ for _ in ds.epochs(1):
         with tf.GradientTape() as tape: loss = tf.reduce_mean(model(a * [1, 2, 3], training=True))
         opt.apply_gradients(zip(
             tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+""",
+        "",
+    ),
+    "what a callback remembers of the fit before": (
+        """
+from edl.tensorflow import training
+class Best(keras.callbacks.Callback):
+    def __init__(self): super().__init__(); self.best, self.fits = None, 0
+    def on_train_begin(self, logs=None): self.fits += 1
+    def on_epoch_end(self, epoch, logs=None): self.best = self.best or logs["loss"]
+def remembered():
+    model.fit(ds, verbose=0, callbacks=[edl.KerasCallback(), best])
+    return training.current().callback_states.state_dict()["states"][0]
+edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd)); best = Best()
+first = remembered()
+assert first == {"best": best.best, "fits": 1} and best.best is not None
+assert remembered() == {"best": best.best, "fits": 2}, "a newcomer has seen no fit before"
+""",
+        "",
+    ),
+    "fits that follow each other, with another optimizer and more to train": (
+        """
+class Seen(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        loader = edl.current_worker().loader
+        seen.append((epoch, loader.epoch))
+        assert loader.ledger.done == 0
+    def on_train_batch_end(self, batch, logs=None):
+        if stops and edl.step() == stops[0]: self.model.stop_training = stops.pop(0) > 0
+def fit(**named):
+    last = seen[-1][1] if seen else -1
+    history = model.fit(ds, verbose=0, callbacks=[edl.KerasCallback(), Seen()], **named)
+    assert model.history is history and model._initial_epoch is None
+    assert [mine + last + 1 - history.epoch[0] for mine in history.epoch] == [
+        job for _, job in seen if job > last], (seen, history.epoch)
+    assert not edl.current_worker().finished
+    return history
+seen, stops = [], []
+edl.init(); ds = edl.Dataset(data, 2, shuffle=True)
+body = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)]); body.trainable = False
+model = keras.Sequential([keras.Input((1,)), body, keras.layers.Dense(1)])
+first = edl.Optimizer(keras.optimizers.Adam(0.1)); model.compile(first, "mse")
+frozen = body.get_weights()[0].copy()
+history = fit(epochs=3, initial_epoch=1, validation_data=data)
+assert history.epoch == [1, 2] and len(history.history["val_loss"]) == 2
+assert (edl.step(), int(first.iterations), len(first.variables)) == (8, 8, 6)
+assert np.array_equal(body.get_weights()[0], frozen)
+body.trainable = True
+second = edl.Optimizer(keras.optimizers.SGD(1e-3, momentum=0.9)); model.compile(second, "mse")
+assert model.evaluate(*data, verbose=0) and model.predict(data[0], verbose=0) is not None
+fine = fit(epochs=history.epoch[-1] + 2, initial_epoch=history.epoch[-1])
+assert fine.epoch == [2, 3] and (edl.step(), int(second.iterations)) == (16, 8)
+assert not np.array_equal(body.get_weights()[0], frozen)
+replica = edl.current_worker().replica
+assert len(replica.variables()["optimizer"]) == len(second.variables), replica.variables()
+stops.append(18)  # in the midst of an epoch, which ends the fit, and not the next one
+assert fit(epochs=5).epoch == [0] and edl.step() == 19
+assert fit(epochs=1).epoch == [0] and edl.step() == 23
+for _ in range(2): fit(epochs=1)  # a loop over fits
+body.trainable = False; model.compile(first, "mse")  # and back
+fit(epochs=1)
+assert (edl.step(), int(first.iterations)) == (35, 12)
+assert len(replica.variables()["optimizer"]) == len(first.variables)
+loader = edl.current_worker().loader
+assert loader.progress.untrained == 0 and loader.epoch == 8, loader.epoch
+assert [fit.until for fit in loader.progress.fits] == [2, 4, 5, 6, 7, 8]
 """,
         "",
     ),

@@ -12,6 +12,7 @@ import pytest
 from ordeals import struck_around
 
 from edl.core.events import Event, StateDiffersDetails
+from edl.core.job.signature import ScriptOfJob
 from edl.core.records import JobState
 from edl.errors import NewcomerDiffers
 from edl.testing.counting import Counting
@@ -146,7 +147,7 @@ GROWN = {"w": "(1,)", "lora": "(2,)"}
 @pytest.mark.parametrize("np", [1, 2])
 def test_one_whose_model_lacks_something_costs_the_others_nothing(np: int) -> None:
     job = of(Lacking(strays=(np,)), np=np)
-    job.memory.signature = GROWN
+    job.memory.script = ScriptOfJob(GROWN)
     job.after_step(5, lambda job: job.scale({"a": np + 1}))
     job.run()
     assert_goes_on(job, np)

@@ -504,6 +504,28 @@ def test_a_leaver_whose_replacement_died_stays() -> None:
     assert new.reason == "w2 died before joining generation 8; w0 cannot leave yet"
 
 
+def test_a_newcomer_that_goes_on_to_another_fit_leaves_its_seat() -> None:
+    """The others are in a later fit, and do not enter the ring that it was ready for."""
+    moved_on = replace(NEW, fits=1, stage=Stage.PREPARING)
+    new = made(decided(announced((*OLD, moved_on))))
+    assert (new.number, new.members, new.joined, new.fits) == (9, (0, 1), (), 0)
+    assert new.reason == "w2 went on to another fit before joining generation 8"
+    planned = announced((*OLD, replace(NEW, fits=1)))
+    assert planned.generation is not None
+    still = replace(planned, generation=replace(planned.generation, fits=1))
+    waits(decided(still), "generation 8 waits for w0, w1, w2 to switch")
+
+
+def test_newcomers_join_for_the_fit_that_they_are_ready_for() -> None:
+    one = replace(newcomer(1), fits=2)
+    new = made(decided(job_of(A, newcomers=(one,), **wanted({"a": 2}))))
+    assert (new.members, new.fits) == ((0, 1), 2)
+    behind = replace(newcomer(2), fits=1)
+    later = replace(ages(), stage_s={1: LIMITS.gather_s})
+    new = made(decided(job_of(A, newcomers=(one, behind), **wanted({"a": 3})), later))
+    assert (new.members, new.fits) == ((0, 1), 2)
+
+
 def test_a_leaver_that_nobody_was_to_replace_leaves() -> None:
     now = announced(OLD, seats=(1, 2), left=(0,), **wanted({"a": 1}))
     assert made(decided(now, dead=(2,))).members == (1,)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from edl.core.job.signature import Signature, why_unfit
+from edl.core.job.fits import DoneFit, ScriptFits
+from edl.core.job.signature import ScriptOfJob, Signature, why_unfit
 from edl.core.records import Seat
 from edl.http import client
-from edl.http.client import MODEL_PATH, signature_of
+from edl.http.client import MODEL_PATH, script_of
 from edl.torch.replica import TorchReplica
 
+FIT = {"until": 2, "epochs": [0, 1], "history": {"loss": [0.5, 0.25]}}
 MODEL = {"0.weight": "(3, 2)", "0.bias": "(3,)"}
 
 
@@ -38,14 +40,19 @@ def test_what_differs_is_named(theirs: Signature, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        ((200, json.dumps(MODEL).encode()), MODEL),
-        ((404, b""), {}),
-        ((200, b"no JSON"), {}),
-        (ConnectionRefusedError(), {}),
+        (
+            (200, json.dumps({"signature": MODEL, "begun": 2, "done": [FIT]}).encode()),
+            ScriptOfJob(MODEL, ScriptFits((DoneFit(2, [0, 1], {"loss": [0.5, 0.25]}),), 2)),
+        ),
+        ((200, b'{"signature": {}, "begun": 0, "done": []}'), ScriptOfJob()),
+        ((200, json.dumps(MODEL).encode()), None),  # of another version
+        ((404, b""), None),
+        ((200, b"no JSON"), None),
+        (ConnectionRefusedError(), None),
     ],
 )
-def test_a_worker_is_asked_for_its_model(
-    answer: Any, found: Signature, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_is_asked_for_its_script(
+    answer: Any, found: ScriptOfJob | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(address: str, port: int, path: str, _timeout_s: float) -> tuple[int, bytes]:
         assert (address, port, path) == ("10.0.0.1", 7, MODEL_PATH)
@@ -55,7 +62,7 @@ def test_a_worker_is_asked_for_its_model(
         return status, body
 
     monkeypatch.setattr(client, "fetch", fetch)
-    assert signature_of(Seat(0, "a", 0, "10.0.0.1", 7)) == found
+    assert script_of(Seat(0, "a", 0, "10.0.0.1", 7)) == found
 
 
 def test_a_model_in_pytorch_with_what_was_added_to_it() -> None:

@@ -15,6 +15,7 @@ from edl import failpoints
 from edl.config import Config
 from edl.core.job import stall
 from edl.core.job.stall import (
+    AFTER_FIT,
     FOR_GRADIENTS,
     IN_USER_CODE,
     SAVING,
@@ -78,6 +79,24 @@ def test_the_limit() -> None:
         2: "w2 (rank 2, host h) has been in its own code, train.py:33, for 30 s in step 41; the "
         "stall limit is 30 s"
     }
+
+
+def test_after_a_fit_no_step_is_expected_for_a_while() -> None:
+    """The script evaluates or saves, on some workers or on all."""
+    after = report(0, BUSY, 70.0)
+    assert after.activity is not None
+    after = replace(after, activity=replace(after.activity, work=AFTER_FIT))
+    assert stall.are_after_fit([after, report(1, WAITS)], 59.0, LIMITS)
+    assert not stall.are_after_fit([after, report(1, WAITS)], 60.0, LIMITS)
+    assert not stall.are_after_fit([report(0, BUSY), report(1, WAITS)], 59.0, LIMITS)
+    found = judge([after, report(1, WAITS)], 70.0, 40, 30.0)
+    assert found.reason == (
+        "stalled in step 41: w0 (rank 0, host h) has been in its own code (after a fit), "
+        "train.py:33, for 70 s; the others wait for it"
+    )
+    assert not found.give_up
+    after = replace(after, activity=replace(after.activity, since_s=601.0))
+    assert list(judge([after, report(1, WAITS)], 601.0, 40, 30.0).give_up) == [0]
 
 
 def test_who_writes_the_last_checkpoint_has_a_limit_of_its_own() -> None:
@@ -259,7 +278,7 @@ def test_a_newcomer_with_a_seat_waits_for_the_others(monkeypatch: pytest.MonkeyP
             return 200, b"go"
 
         monkeypatch.setattr(gloo.client, "fetch", no_answer_yet)
-        newcomer._wait_for_seat(after=0)
+        newcomer._wait_for_seat(fits=0)
 
     found = seen(wait, lambda now: now.waits)
     assert found.doing == "waiting for the others to switch"

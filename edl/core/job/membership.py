@@ -13,9 +13,10 @@ applies decides:
    for too long is given up. Newcomers wait, for the survivors are in the middle of a step. Until a
    generation is adopted, the ring is the one before it, with those who were to leave.
 4. A generation that was announced is adopted by all its members before the next one. Only the
-   proven death of one of its newcomers replaces it earlier: they hold no state, so nothing is
-   lost. Leavers whose replacement died stay. At a start and after a break there is no ring to go
-   on meanwhile: then the others fail to build theirs, and report it.
+   proven death of one of its newcomers replaces it earlier, or that one has gone on to another fit
+   (:mod:`edl.core.job.fits`): they hold no state, so nothing is lost. Leavers whose replacement
+   died stay. At a start and after a break there is no ring to go on meanwhile: then the others fail
+   to build theirs, and report it.
 5. A ring that runs is changed as planned (:mod:`edl.core.job.resize`). Workers that are asked to
    leave, that are more than are assigned, or that are ready, change places in one switch. Newcomers
    that come up together are waited for, briefly; those that take the places of others until the
@@ -127,6 +128,7 @@ def _decide(
         return Decision("the job has trained to its end")
     waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
     lost = tuple(w for w in current.joined if w in dead or w in now.evicted)
+    lost += tuple(w for w in current.joined if w in alive and alive[w].fits != current.fits)
     breaking = not {s.id for s in ring} <= {*alive, *absent, *lost}  # it will report
     if lost and current.previous and not breaking and not now.switched:
         return _replace_newcomers(now, current, alive, lost, term)
@@ -311,7 +313,8 @@ def _replace_newcomers(
         *(seat for seat in current.previous if seat.id in old or seat.id in back),
         *(seat for seat in current.seats if seat.id in joined),
     )
-    reason = f"{names(lost)} died before joining generation {current.number}"
+    went = "went on to another fit" if all(worker in alive for worker in lost) else "died"
+    reason = f"{names(lost)} {went} before joining generation {current.number}"
     if back:
         reason += f"; {names(back)} cannot leave yet"
     root = current.sync_root  # an old member
@@ -319,7 +322,15 @@ def _replace_newcomers(
     return Decision(
         reason,
         Generation(
-            current.number + 1, term, seats, root, joined, left, reason, previous=current.previous
+            current.number + 1,
+            term,
+            seats,
+            root,
+            joined,
+            left,
+            reason,
+            previous=current.previous,
+            fits=current.fits,
         ),
     )
 

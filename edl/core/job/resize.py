@@ -139,9 +139,11 @@ def _newcomers(
     """Sort newcomers into those given up, those that may join now and those still to come.
 
     Who is ``silent``, or behind with taking note of the present ``generation``, may be stuck;
-    who builds a ring with it would wait in vain.
+    who builds a ring with it would wait in vain. Nor does a newcomer join that is ready for an
+    earlier fit than another one.
     """
-    behind = {m.id for m in newcomers if m.newest_generation < generation}
+    fits = max((m.fits for m in newcomers if m.stage is Stage.READY), default=0)
+    behind = {m.id for m in newcomers if m.newest_generation < generation or m.fits < fits}
     by_slot = now.assigned.by_slot
     misplaced = {m.id for m in newcomers if by_slot and m.slot >= assigned.get(m.host, 0)}
     newcomers = [m for m in newcomers if m.id not in misplaced]
@@ -326,4 +328,5 @@ def _generation(
         left=tuple(sorted(leaving)),
         reason=reason if seats else f"{reason}; the job ends",
         previous=active,
+        fits=max((alive[worker].fits for worker in joining), default=0),
     )

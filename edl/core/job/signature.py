@@ -7,25 +7,42 @@ each one that is started in its place.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from edl.core.job.fits import NO_FITS, ScriptFits
 from edl.errors import first
 
 Signature = Mapping[str, str]  # the shape of each tensor of a model that workers share, by name
 
 
-def why_unfit(mine: Signature, theirs: Signature) -> str:
+@dataclass(frozen=True)
+class ScriptOfJob:
+    """What a worker in the ring tells newcomers of its script: its model, and its fits."""
+
+    signature: Signature = field(default_factory=dict)
+    fits: ScriptFits = NO_FITS
+
+
+BUILT_BEFORE = (
+    "build all modules before the loop over the epochs, those that are trained later, too: a "
+    "newcomer begins in the job's epoch, and has not run what a script does in epochs before"
+)
+ALIKE_IN_FITS = (
+    "all workers must freeze, unfreeze and compile the model alike before a fit, whatever the "
+    "numbers that they see"
+)
+
+
+def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) -> str:
     """Return why a newcomer cannot join the job because of its model; empty if it can.
 
     Args:
         mine: the signature of the newcomer's model.
         theirs: that of the job's model. Where one of the two is empty, nothing is compared.
+        advice: what to do where one of them lacks a tensor.
     """
     if not mine or not theirs or mine == theirs:
         return ""
-    advice = (
-        "build all modules before the loop over the epochs, those that are trained later, too: a "
-        "newcomer begins in the job's epoch, and has not run what a script does in epochs before"
-    )
     if lacking := sorted(theirs.keys() - mine.keys()):
         return f"the job's model has {first(lacking)}, and this newcomer's has not; {advice}"
     if odd := sorted(mine.keys() - theirs.keys()):

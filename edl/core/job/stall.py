@@ -18,6 +18,7 @@ SAVING = "writing the last checkpoint"
 FOR_RECORDS = "waiting for the step records of the others"
 FOR_GRADIENTS = "waiting for the gradients of the others"
 FOR_NUMBERS = "waiting for the numbers of the others"
+AFTER_FIT = "after a fit"  # the work of a script between two fits, or after the last one
 SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
 
 
@@ -27,8 +28,10 @@ class StallLimits:
 
     Attributes:
         stall_s: no step for this long, and for ``usual_steps`` of them; the first step, in which
-            libraries are loaded and kernels compiled, may take ``first_step`` times as long.
+            libraries are loaded and kernels compiled, may take ``first_step`` times as long;
+            and so may what a script does after a fit.
         give_up_s: whoever holds the others up for this long is given up; None: never.
+        after_fit_s: the least of that for a script that has ended a fit: it evaluates, or saves.
         frozen_s: for a worker to answer; ``in_zookeeper`` times as long while its session lives.
     """
 
@@ -37,6 +40,7 @@ class StallLimits:
     give_up_s: float | None = None
     usual_steps: int = 20
     first_step: float = 6.0
+    after_fit_s: float = 600.0
     in_zookeeper: float = 3.0
 
 
@@ -71,6 +75,10 @@ class Report:
     def name(self) -> str:
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
+    @property
+    def is_after_fit(self) -> bool:
+        return self.activity is not None and self.activity.work == AFTER_FIT
+
     def describe(self) -> str:
         if self.activity is None:
             return f"{self.name} does not answer"
@@ -99,6 +107,11 @@ def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> b
     if median_step_s == 0.0:
         return quiet_s >= limits.first_step * limits.stall_s
     return quiet_s >= max(limits.stall_s, limits.usual_steps * median_step_s)
+
+
+def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits) -> bool:
+    """Return whether no step is to be expected, for a script has ended a fit not long ago."""
+    return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
 
 
 def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
@@ -142,7 +155,8 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLim
     give_up = {
         r.worker: f"{r.describe()} in step {step + 1}; the stall limit is {limit_s:g} s"
         for r in culprits
-        if limit_s is not None and r.activity and r.activity.since_s >= limit_s
+        if limit_s is not None and r.activity
+        if r.activity.since_s >= (max(limit_s, limits.after_fit_s) if r.is_after_fit else limit_s)
     }
     them = "it" if len(culprits) == 1 else "them"
     why = f"{head}: {_list(culprits)}; the others wait for {them}"

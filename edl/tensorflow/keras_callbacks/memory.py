@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,9 +35,9 @@ class _Memory:
     """One callback and the values that its attributes had at first."""
 
     def __init__(self, callback: Any, model: Any) -> None:
-        self.callback = callback
+        self._of = weakref.ref(callback)
         self.name = type(callback).__name__
-        self._models = {id(plain(each)) for each in variables_of(model) or []}
+        self.is_of(model)
         self._first: dict[str, Any] = {}  # but for large ones
         self._prints: dict[str, Any] = {}
         self._objects: dict[str, Any] = {}  # what is no data
@@ -49,6 +50,14 @@ class _Memory:
                 self._prints[name] = fingerprint(stored)
                 if is_small(stored):
                     self._first[name] = stored
+
+    @property
+    def callback(self) -> Any:
+        return self._of()
+
+    def is_of(self, model: Any) -> None:
+        """From now on this is the model that the callback sees."""
+        self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
         if isinstance(self.callback, Stateful):
@@ -128,6 +137,8 @@ class CallbackStates:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._callbacks: list[Any] = []
+        self._known: dict[int, _Memory] = {}  # by id of the callback, over all fits
         self._memories: list[_Memory | None] = []
         self._names: list[str] = []
         self.verbose: Any = 0
@@ -136,13 +147,25 @@ class CallbackStates:
         self.told_verbose: Callable[[Any], None] = lambda _verbose: None
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
-        """From now on these are the callbacks; those that do not remember are only named."""
+        """From now on these are the callbacks; those that do not remember are only named.
+
+        What a callback had at first is what it had in its first fit: a newcomer has passed over it.
+        """
+        self._callbacks = list(callbacks)
         self._names = [type(callback).__name__ for callback in callbacks]
         self._memories = [
-            _Memory(callback, model) if kept else None
+            self._memory_of(callback, model) if kept else None
             for callback, kept in zip(callbacks, remembers, strict=True)
         ]
         self.begun = -1
+
+    def _memory_of(self, callback: Any, model: Any) -> _Memory:
+        memory = self._known.get(id(callback))
+        if memory is None:
+            self._known[id(callback)] = memory = _Memory(callback, model)
+            weakref.finalize(callback, self._known.pop, id(callback), None)
+        memory.is_of(model)
+        return memory
 
     def state_dict(self) -> dict[str, Any]:
         return {

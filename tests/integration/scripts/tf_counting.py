@@ -1,7 +1,9 @@
 """The counting model in TensorFlow: a loop, eager or with tf.function, Keras' fit, or a graph.
 
-A graph's session is edl's, fed or with a generator, or one of TensorFlow's own: plain, or monitored
-with a hook. See tally.py. The report also says how often the training function was traced.
+In "fits" there is a fit for two epochs each, and before each the model is compiled with a new
+optimizer. A graph's session is edl's, fed or with a generator, or one of TensorFlow's own: plain,
+or monitored with a hook. See tally.py. The report also says how often the training function was
+traced.
 
 EDL_TEST_CLIP: the norm of a step's mean gradient is clipped to that by the script.
 EDL_TEST_AVERAGES: it keeps an average of its weights, in the model but not trained; where it clips,
@@ -191,11 +193,18 @@ def fit():
     tf.keras.config.set_floatx("float64")
     dataset = data().map(lambda indices: (indices, tf.zeros_like(indices, tf.float64)))
     model = ClippingInFit() if clips else Counting()
-    optimizer = edl.Optimizer(sgd())
     save()
-    model.compile(optimizer, loss=lambda _, predicted: predicted[:, None])
-    callbacks = [edl.KerasCallback(), Tally()]
-    model.fit(dataset, epochs=args.epochs, callbacks=callbacks, verbose=0)
+    in_one = 2 if args.mode == "fits" else args.epochs
+    for first in range(0, args.epochs, in_one):
+        optimizer = edl.Optimizer(sgd())
+        model.compile(optimizer, loss=lambda _, predicted: predicted[:, None])
+        callbacks = [edl.KerasCallback(), Tally()]
+        last = min(first + in_one, args.epochs)
+        history = model.fit(
+            dataset, epochs=last, initial_epoch=first, callbacks=callbacks, verbose=0
+        )
+        assert history.epoch == [*range(first, last)], history.epoch
+        assert len(history.history["loss"]) == last - first, history.history
     model.report()
 
 
@@ -331,6 +340,7 @@ WAYS = {
     "eager": loop,
     "function": loop,
     "fit": fit,
+    "fits": fit,
     "graph": graph,
     "feed": graph,
     "plain": plain,

@@ -1,0 +1,71 @@
+"""One worker's part in the fits of a script that trains in phases (:mod:`edl.core.job.fits`)."""
+
+from __future__ import annotations
+
+from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
+from edl.daemon.checkpointing import Checkpointing
+from edl.daemon.coordinator import Coordinator
+from edl.daemon.finishing import Finishing
+from edl.daemon.loader_steps import LoaderSteps
+from edl.daemon.mailbox import Mailbox
+
+
+class Fits:
+    """How far this worker's script is in its fits, for newcomers, checkpoints and the end."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        coordinator: Coordinator,
+        checkpointing: Checkpointing,
+        finishing: Finishing,
+        loader: LoaderSteps,
+    ) -> None:
+        self._mailbox = mailbox
+        self._coordinator = coordinator
+        self._checkpointing = checkpointing
+        self._finishing = finishing
+        self._loader = loader
+
+    @property
+    def begun(self) -> int:
+        """How many fits this script has begun, or passed over."""
+        return self._mailbox.fits.begun
+
+    def of_job(self) -> ScriptFits:
+        """Return how far the others are; asks one of them."""
+        return self._coordinator.script_of_job().fits
+
+    def begin(self, done: tuple[DoneFit, ...]) -> None:
+        """Begin the fit that follows those that are ``done``."""
+        self._loader.progress.fits, self._loader.progress.stop = done, ""
+        self._loader.wants_to_stop = False
+        self._finishing.has_trained_all = False
+        self._mailbox.fits = ScriptFits(done, len(done) + 1)
+
+    def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
+        """End the last of the fits ``done``, on all workers alike; rank 0 saves.
+
+        The state stays that of this fit until another one begins.
+        """
+        self._leave(done)
+        self._checkpointing.save_now(rank, generation)
+        self._checkpointing.save_soon()
+
+    def pass_over(self, done: tuple[DoneFit, ...]) -> None:
+        """Leave the last of the fits ``done``, in which this worker has trained nothing."""
+        self._loader.progress.fits = done
+        self._leave(done)
+
+    def check(self, theirs: ScriptFits) -> None:
+        """Make sure that this newcomer is in no fit that the others have done.
+
+        Raises:
+            FitIsDone: it is.
+        """
+        if self.begun and len(theirs.done) > self._loader.progress.fits_done:
+            raise FitIsDone(theirs.done)
+
+    def _leave(self, done: tuple[DoneFit, ...]) -> None:
+        self._finishing.has_trained_all = True
+        self._mailbox.fits = ScriptFits(done, len(done))

@@ -1,0 +1,141 @@
+"""The calls of ``model.fit`` in a script, one after the other: freeze, ``fit``, unfreeze, ``fit``.
+
+Keras numbers the epochs of each ``fit`` as its arguments say, and the job counts its epochs over
+all fits. :class:`Fits` knows what lies between the two numbers. A fit that the job has done already
+is passed over (:mod:`edl.core.job.fits`): no epoch of it is run, and its ``History`` is the job's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl.core.job.fits import DoneFit
+from edl.daemon.worker import Worker
+from edl.errors import UsageError
+from edl.tensorflow.variables import plain, variables_of
+
+ONE_MODEL_AND_DATA = (
+    "a job trains one model on one edl.Dataset, and each further fit goes on with these two; run "
+    "each fold and each trial, with data or a model of its own, as a job of its own: `edl run ... "
+    "train.py --fold 2`; at a prompt, edl.init() begins a new job"
+)
+LOOP_AFTER_FIT = (
+    "this script has called fit, and a newcomer could not tell how far the job is in a loop that "
+    "follows: go on with fit (a train_step of the model's own does what a loop does), or run the "
+    "loop as a job of its own; at a prompt, edl.init() begins a new job"
+)
+
+
+class Fits:
+    """The fits of this process's script.
+
+    Attributes:
+        done: those that are done, or passed over.
+        shift: what the job's number of an epoch is above Keras' number in the present fit.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.done: tuple[DoneFit, ...] = ()
+        self.shift = 0
+
+    @property
+    def _before(self) -> int:
+        """The epochs of the job in all fits before the present one."""
+        return self.done[-1].until if self.done else 0
+
+    def begin(self, first: int) -> None:
+        """Begin a fit; ``first`` is Keras' number of its first epoch."""
+        self.shift = self._before - first
+        self._worker.fits.begin(self.done)
+
+    @property
+    def is_fresh(self) -> bool:
+        """The job has trained nothing in the present fit, which is not its first one."""
+        return self._worker.loader.epoch < self._before
+
+    @property
+    def next_epoch(self) -> int:
+        """Keras' number of the epoch in which the job is, or which it begins next."""
+        return max(self._worker.loader.epoch, self._before) - self.shift
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the job be in the epoch that Keras calls ``epoch``.
+
+        Raises:
+            UsageError: it is in another one.
+        """
+        loader = self._worker.loader
+        if loader.ledger.finished:
+            loader.next_epoch()
+        elif self.is_fresh:  # the fit before was ended on purpose, inside an epoch
+            loader.leave()
+            loader.progress.next_epoch()
+        if epoch + self.shift != loader.epoch:
+            raise UsageError(
+                f"fit counts this epoch as {epoch} and the job as {loader.epoch - self.shift}; let "
+                "no callback change the epochs of a fit"
+            )
+
+    def end(self, history: Any) -> None:
+        """End the present fit; ``history``: Keras' ``History`` of it, or None."""
+        ledger = self._worker.loader.ledger
+        until = max(self._before, ledger.epoch + int(ledger.finished or ledger.done > 0))
+        epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
+        numbers = {} if history is None else _as_numbers(history.history)
+        self.done = (*self.done, DoneFit(until, epochs, numbers))
+        self._worker.fits.end(self.done, self._worker.rank, self._worker.generation)
+
+    def pass_over(self, done: Sequence[DoneFit], history: Any) -> None:
+        """Leave the present fit, which is among those that the job has ``done``."""
+        fit = done[len(self.done)]
+        if history is not None:
+            history.epoch = list(fit.epochs)
+            history.history = {name: list(values) for name, values in fit.history.items()}
+        self.done = (*self.done, fit)
+        self._worker.fits.pass_over(self.done)
+
+    def check_model(self, model: Any, before: Any) -> None:
+        """Refuse a further fit of a model that has nothing in common with the one ``before``.
+
+        Raises:
+            UsageError: it has not.
+        """
+        if not self.done or before is None or model is before:
+            return
+        known = {id(plain(one)) for one in variables_of(before) or []}
+        if known.isdisjoint(id(plain(one)) for one in variables_of(model) or []):
+            raise UsageError(ONE_MODEL_AND_DATA)
+
+
+class PassedOver(keras.callbacks.Callback):
+    """In place of all callbacks of a fit that the job has done: no epoch of it is run."""
+
+    def __init__(
+        self, fits: Fits, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._fits, self._done, self._history, self._build = fits, done, history, build
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._build()
+        self.model._initial_epoch = self.params["epochs"]  # where fit looks for its first epoch
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model._initial_epoch = None
+        self._fits.pass_over(self._done, self._history)
+
+
+def history_among(callbacks: Sequence[Any]) -> Any:
+    """Return Keras' ``History`` among the callbacks; None: there is none."""
+    found = (one for one in callbacks if isinstance(one, keras.callbacks.History))
+    return next(found, None)
+
+
+def _as_numbers(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the numbers of a ``History`` as JSON values."""
+    return {name: [np.asarray(one).tolist() for one in values] for name, values in history.items()}
