@@ -28,6 +28,7 @@ from edl.errors import ConfigError
 LOOPBACK = "127.0.0.1"
 LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
 
+_INHERITED_TEMPLATE = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -226,13 +227,20 @@ def environment_for_worker() -> dict[str, str]:
     That is what horovodrun says of its slot, and the settings of the job, which its record has.
     """
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
-    dropped |= {variable_of(name) for name in OF_THE_JOB}
+    dropped |= {variable_of(name) for name in OF_THE_JOB} | {_INHERITED_TEMPLATE}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
 def environment() -> dict[str, str]:
     """A copy of this process's environment, to build a child's from."""
     return dict(os.environ)
+
+
+def take_inherited_template() -> tuple[int, int] | None:
+    """The socket and the process of a template that this launcher was given, once."""
+    said = os.environ.pop(_INHERITED_TEMPLATE, "")
+    descriptor, _, pid = said.partition(":")
+    return (int(descriptor), int(pid)) if said else None
 
 
 def environment_at_start() -> dict[str, str]:

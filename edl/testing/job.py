@@ -55,8 +55,30 @@ CYCLE_MS = "5"  # a ring that waits for its test need not be looked at each mill
 Status = dict[str, Any]
 
 
+def start_process(
+    command: Sequence[str | Path], directory: Path, environment: Mapping[str, str], output: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; what it prints is added to ``output``."""
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+        )
+
+
 class Run:
-    """One `edl run` of a Python script, the other verbs for it, and its processes."""
+    """One `edl run` of a Python script, the other verbs for it, and its processes.
+
+    Attributes:
+        start_process: starts the processes of `edl` that stay; edl's own tests fork theirs.
+    """
+
+    start_process = staticmethod(start_process)
 
     def __init__(self, directory: Path, zookeeper: str) -> None:
         self.name = f"test-{uuid.uuid4().hex[:8]}"
@@ -119,16 +141,7 @@ class Run:
         self, command: Sequence[str | Path], output: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
         """Run a process of the job in the background, with more ``environment``."""
-        with output.open("ab") as file:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=self.environment | environment,
-                cwd=self.directory,
-                start_new_session=True,
-            )
+        return self.start_process(command, self.directory, self.environment | environment, output)
 
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
         """Take the end of ``agent`` for that of the job, and watch the job as long as it lives."""

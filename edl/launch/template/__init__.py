@@ -15,12 +15,14 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from edl.core.host.python_command import Main, PythonCommand, parse
 
@@ -61,10 +63,32 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.returncode: int | None = None  # -9: SIGKILL; None: nobody has seen it end
+
+    def poll(self) -> int | None:
+        """The exit code; None: it runs."""
+        return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """The exit code, once it has ended; -9: SIGKILL."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        """The exit code, once it has ended."""
+        code = self._reap(0)
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
 
 
 class Template:
@@ -89,11 +113,11 @@ class Template:
         imports: Path,
         log: Path,
     ) -> None:
-        python = parse(command)
-        assert isinstance(python, PythonCommand)
-        self._command, self._python, self._cwd = tuple(command), python, cwd
+        self._command, self._cwd = tuple(command), cwd
+        self._process: subprocess.Popen[bytes] | Child
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ready = False
+        python = _parsed(command)
         words = [python.program, *python.options, str(_MAIN), str(theirs.fileno()), str(imports)]
         with theirs, log.open("ab") as output:
             try:
@@ -110,6 +134,15 @@ class Template:
             except OSError:
                 self._control.close()
                 raise
+
+    @classmethod
+    def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
+        """The template that this process was given, ready: ``descriptor`` is a socket to it."""
+        self = cls.__new__(cls)
+        self._command, self._cwd = tuple(command), cwd
+        self._process, self._control = Child(pid), socket.socket(fileno=descriptor)
+        self.ready = True
+        return self
 
     @property
     def pid(self) -> int:
@@ -135,7 +168,13 @@ class Template:
         self.ready = True
 
     def fork(
-        self, environment: Mapping[str, str], log: Path, started: Callable[[int], None]
+        self,
+        environment: Mapping[str, str],
+        log: Path,
+        started: Callable[[int], None],
+        command: Sequence[str] = (),
+        cwd: Path | None = None,
+        gives_template: bool = False,
     ) -> Child:
         """Start a worker.
 
@@ -143,17 +182,21 @@ class Template:
             environment: of the worker.
             log: for its output.
             started: called with the process before the script begins.
+            command, cwd: others than those of the job.
+            gives_template: the new process gets a template of its own, with the same imports.
 
         Raises:
             TemplateError: the template does not do it; no worker was started.
         """
+        python = _parsed(command or self._command)
         order = {
-            "command": self._command,
-            "cwd": str(self._cwd),
+            "command": command or self._command,
+            "cwd": str(cwd or self._cwd),
             "environment": dict(environment),
-            "main": self._python.main,
-            "target": self._python.target,
-            "arguments": self._python.arguments,
+            "main": python.main,
+            "target": python.target,
+            "arguments": python.arguments,
+            "template": gives_template,
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs, log.open("ab") as output, _in_memory(json.dumps(order)) as file:
@@ -179,6 +222,12 @@ class Template:
         self._control.close()
         self._process.kill()
         self._process.wait()
+
+
+def _parsed(command: Sequence[str]) -> PythonCommand:
+    python = parse(command)
+    assert python is not None
+    return python
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from edl import config
 from edl.launch.template import Child, Template, TemplateError, why_none
 
 logger = logging.getLogger(__name__)
@@ -44,13 +45,16 @@ class TemplateKeeper:
         self._template: Template | None = None
         self._deaths = 0
         self._why_none = why_none(command, environment.get("PATH")) if wanted else "--no-template"
+        given = config.take_inherited_template()
+        if given is not None and not self._why_none:
+            self._template = Template.inherited(command, cwd, *given)
         self._said = False
 
     @property
     def imports(self) -> Path | None:
         """Where a worker is to write down what it has imported; None: nobody needs to know."""
         path = self._logs / "template.imports"
-        return None if self._why_none or path.exists() else path
+        return None if self._why_none or self._template or path.exists() else path
 
     @property
     def pid(self) -> int | None:

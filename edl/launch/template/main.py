@@ -13,8 +13,8 @@ Messages on the socket are JSON, one in a packet:
 
 1. From here, once: ``{"ready": true}``, or ``{"refused": REASON}`` before this process ends.
 2. From the launcher, for each worker: ``{}`` with three descriptors: a file with the order (JSON:
-   ``environment``, ``cwd``, ``command``, ``main``, ``target``, ``arguments``), the worker's log,
-   and a socket to the new worker.
+   ``environment``, ``cwd``, ``command``, ``main``, ``target``, ``arguments``, ``template``), the
+   worker's log, and a socket to the new worker.
 3. From the new worker, on that socket: ``{"pid": PID}``. It runs the script when the launcher
    answers, and ends at once when the launcher has closed the socket.
 
@@ -45,6 +45,7 @@ from typing import Any
 YIELDS_S = 20.0  # at the lowest priority, at most
 LOWEST = 19
 DEADLINE_S = 10.0  # for the launcher to become the parent of a new worker, and to answer it
+INHERITED = "EDL_INHERITED_TEMPLATE"  # the socket and the process of the template that is given
 _PACKET = 1 << 16  # bytes of a message, at most
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
 
@@ -72,6 +73,11 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
         os._exit(0)
     print(f"ready, with {len(sys.modules)} modules", flush=True)
     control.send(b'{"ready": true}')
+    return _fork_at_orders(control, launcher, nice)
+
+
+def _fork_at_orders(control: socket.socket, launcher: int, nice: int) -> dict[str, Any]:
+    """Fork at each order, until ``control`` is closed; returns in a new worker, with its order."""
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
         if not message or len(ancillary) != 3:
@@ -214,6 +220,24 @@ def _become_worker(order_file: int, log: int, answer: int, nice: int) -> dict[st
     if process is not None:
         process.guard_output()
     sys.orig_argv = order["command"]
+    return _give_template(order, nice) if order["template"] else order
+
+
+def _give_template(order: dict[str, Any], nice: int) -> dict[str, Any]:
+    """Make a template for this process, a launcher, as long as it has one thread; its order.
+
+    In a worker that is forked from that template later: the order of the worker.
+    """
+    launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _show_as([sys.executable, __file__, "inherited"], order["environment"])
+        return _fork_at_orders(theirs, launcher, nice)
+    theirs.close()
+    os.environ[INHERITED] = f"{ours.detach()}:{pid}"
     return order
 
 
