@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
 from verbs import Verbs
@@ -24,7 +25,7 @@ from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.errors import EdlError
 from edl.launch.supervisor import ONE_SIGNAL_S
-from edl.testing.job import events_of, status_of
+from edl.testing.job import events_of, start_process, status_of
 
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0
@@ -41,7 +42,7 @@ def verbs() -> Verbs:
 class Running:
     """An `edl` process in the background."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: forked.Started, log: Path) -> None:
         self.process = process
         self._log = log
 
@@ -87,6 +88,7 @@ class Shell:
         }
         self.secret = uuid.uuid4().hex * 2  # for jobs that several `edl run` share
         self.mark = hosts  # every process of this test has it in its environment
+        self.forks = True  # what is started may be forked from a process with its imports
         self.started: list[Running] = []
         self._session: Session | None = None
         self._known: tuple[Access, ...] = ()
@@ -115,15 +117,8 @@ class Shell:
     def launch(self, command: Sequence[str], log_name: str) -> Running:
         """Run any command in the background; its output is added to the log."""
         log = self.directory / log_name
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        start = forked.start if self.forks else start_process
+        process = start(command, self.directory, self.environment, log)
         self.started.append(Running(process, log))
         return self.started[-1]
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import forked
 import pytest
 from kazoo.client import KazooClient
 from known import DIGITS
 
 from edl.coordination.session import Session
+from edl.testing.job import Run
 
 WAIT_S = 15.0
+
+Run.start_process = staticmethod(forked.start)
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_a_signal_ends_the_job_cleanly(shell: Shell, number: signal.Signals) -> 
 
 
 def test_nohup_keeps_a_job_when_its_terminal_ends(shell: Shell) -> None:
+    shell.forks = False
     ours = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does; children inherit it
     try:
         job = start(shell)

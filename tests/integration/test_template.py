@@ -6,6 +6,7 @@ forked, and train: ``test_a_replacement_is_forked``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -295,18 +296,26 @@ def test_a_launcher_that_dies_between_fork_and_record_leaves_nothing(place: Path
 
 
 RUN = ("run", "-np", "2", "--job", "j", "--host", "a")
+COMMAND = [sys.executable, STANDIN, "--imports"]
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Its command line; nothing, once it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def test_a_replacement_is_forked(shell: Shell) -> None:
     """And has a parent, a name, an environment and a log like any other worker."""
     shell.environment["EDL_TEMPLATE"] = "1"
-    job = shell.start(*RUN, sys.executable, STANDIN, "--imports")
+    job = shell.start(*RUN, *COMMAND)
     shell.until_size(2)
     logs = shell.directory / "state" / "edl" / "jobs" / "j" / "logs"
     agent = job.process.pid
 
     def template() -> psutil.Process | None:
-        named = (one for one in children() if "template/main.py" in " ".join(one.cmdline()))
+        named = (one for one in children() if "template/main.py" in " ".join(words(one)))
         found = next(named, None)
         return found if found is not None and (logs / "template.imports").exists() else None
 
@@ -314,8 +323,7 @@ def test_a_replacement_is_forked(shell: Shell) -> None:
         return psutil.Process(agent).children()
 
     def workers() -> dict[int, psutil.Process]:
-        command = [sys.executable, STANDIN, "--imports"]
-        return {one.pid: one for one in children() if one.cmdline() == command}
+        return {one.pid: one for one in children() if words(one) == COMMAND}
 
     def replaced() -> psutil.Process:
         before = workers()
@@ -340,7 +348,7 @@ def test_a_replacement_is_forked(shell: Shell) -> None:
 
 def test_a_job_without_a_template_says_so_once(shell: Shell) -> None:
     del shell.environment["EDL_TEMPLATE"]
-    job = shell.start(*RUN, "--no-template", sys.executable, STANDIN, "--imports")
+    job = shell.start(*RUN, "--no-template", *COMMAND)
     shell.until_size(2)
     until(lambda: [e for e in shell.events() if e["kind"] == "no_template"], WAIT_S)
     assert shell.edl("stop", "j").returncode == 0

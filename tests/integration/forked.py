@@ -1,0 +1,106 @@
+"""`edl run` and `edl join` without their imports: forked from a process that has imported them.
+
+So are the workers, from a template that such an agent is given (:mod:`edl.launch.template`). The
+imports are most of what a job costs a test. Tests of how a process starts, and all that need other
+imports, start theirs by ``exec``, as before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edl.launch.template import Child, Template
+from edl.testing.job import start_process
+
+EDL = str(Path(sys.executable).parent / "edl")
+VERBS = ("run", "join")
+EVERYBODY = ["edl.cli.run", "edl.cli.join", "edl.framework.process", "edl.testing.throttle"]
+IMPORTS = {
+    "torch": ["torch", "horovod.torch", "edl.torch"],
+    "tensorflow": ["tensorflow", "keras", "horovod.tensorflow", "edl.tensorflow"],
+    "": [],
+}
+READY_S = 120.0
+WANTED = os.environ.get("EDL_FORKED") != "0"
+
+
+class Forked(Child):
+    """A process, with what tests use of :class:`subprocess.Popen`."""
+
+    def __init__(self, pid: int, command: Sequence[str]) -> None:
+        super().__init__(pid)
+        self.args = list(command)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is None:
+            return super().wait()
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return code
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+Started = subprocess.Popen[bytes] | Forked
+
+
+def start(
+    command: Sequence[str | Path], directory: Path, environment: Mapping[str, str], output: Path
+) -> Started:
+    """Start a process in a session of its own; what it prints is added to ``output``."""
+    words = [str(word) for word in command]
+    if (framework := _framework(words, environment)) is None:
+        return start_process(words, directory, environment, output)
+    if words[0] == EDL:
+        words = [sys.executable, *words]
+    child = _base(framework).fork(
+        {**environment, "EDL_TEMPLATE": "1"}, output, lambda pid: None, words, directory,
+        gives_template=True,
+    )  # fmt: skip
+    return Forked(child.pid, words)
+
+
+def _framework(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Which imports a command needs; None: it is to be started by ``exec``."""
+    module = [sys.executable, "-m", "edl.cli.main"]
+    rest = words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
+    same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
+    asked = "--no-template" in rest or environment.get("EDL_TEMPLATE") == "1" or not WANTED
+    if not rest or rest[0] not in VERBS or asked or not same:
+        return None
+    scripts = [Path(word) for word in rest if word.endswith(".py")]
+    text = "".join(path.read_text() for path in scripts if path.is_file())
+    return next((name for name in IMPORTS if name and f"edl.{name}" in text), "")
+
+
+@functools.cache
+def _base(framework: str) -> Template:
+    """The process that such agents are forked from; it ends with this one."""
+    directory = Path(tempfile.mkdtemp())
+    imports = directory / "imports"
+    modules = [*EVERYBODY, *IMPORTS[framework]]
+    imports.write_text(json.dumps({"modules": modules, "environment": {}}))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EDL_")}
+    command = [sys.executable, "-m", "edl.cli.main"]
+    base = Template(command, directory, environment, imports, directory / "output")
+    atexit.register(base.close)
+    deadline = time.monotonic() + READY_S
+    while not base.ready:
+        assert time.monotonic() < deadline, (directory / "output").read_text()
+        base.look()
+        time.sleep(0.01)
+    return base
