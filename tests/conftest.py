@@ -58,10 +58,7 @@ settings.load_profile(
 def pytest_configure() -> None:
     """What the tests start hears Ctrl-C, also where `nohup` or a shell's & made us ignore it, and
     is imported faster, by what is in `site`; and nobody's threads spin for a processor that other
-    tests have: with two each, tests of tuners took thirty times as long beside others. No job has
-    a template unless it is asked for (``EDL_TEMPLATE=1 make chaos``): it imports for workers that
-    most tests never start."""
-    os.environ.setdefault("EDL_TEMPLATE", "0")
+    tests have: with two each, tests of tuners took thirty times as long beside others."""
     os.environ["OMP_NUM_THREADS"] = "1"
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

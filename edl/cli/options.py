@@ -50,14 +50,11 @@ def _option(one: Field[Any], hint: Any) -> Any:
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
     default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
-    shown = "" if one.default in (None, (), "", False, True) else f" Default: {default}."
-    names = about["option"]
-    if kind is bool:  # true or false, by its only name
-        names = f" /{names}" if one.default else f"{names}/"
+    shown = "" if one.default in (None, (), "", False) else f" Default: {default}."
     return Annotated[
         kind | None,
         typer.Option(
-            names,
+            f"{about['option']}" if kind is not bool else f"{about['option']}/",
             metavar=about["metavar"] or None,
             help=f"{help[0].upper()}{help[1:]}.{shown}",
             show_default=False,

@@ -75,7 +75,7 @@ class JobSettings(Record):
         "how often in a row a slot whose workers fail, or are given up, before they have trained a "
         "step is started again, after pauses of 1, 2, 4, ... 30 s; then the job goes on without "
         "it, or fails if `min_np` needs it. After a step it is started again at once, and the "
-        "count begins anew, unless the script fails by itself within 5 s",
+        "count begins anew, unless the script fails by itself within 60 s of its start",
         option="--max-restarts",
         metavar="N",
         least=0,
@@ -103,10 +103,10 @@ class JobSettings(Record):
         least=0,
     )
     template: bool = setting(
-        True,
-        "workers are forked from a [template](concepts.md#how-a-worker-starts) that has imported "
-        "what they import, where that can be; 0 (`edl run --no-template`): never",
-        option="--no-template",
+        False,
+        "later workers of a host are forked from a [template](concepts.md#how-a-worker-starts) "
+        "that has imported what they import, where that can be",
+        option="--template",
     )
     status_period_s: float = setting(0.5, "how often the leader writes the status")
     chaos: bool = setting(

@@ -52,7 +52,7 @@ def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str,
     changed = {name: now.get(name) for name in sorted(started_with.keys() | now.keys())
                if started_with.get(name) != now.get(name)}  # fmt: skip
     text = json.dumps({"modules": installed_modules(sys.modules), "environment": changed})
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}")  # others write theirs
     partial.write_text(text)
     partial.rename(path)
 
@@ -68,7 +68,7 @@ def installed_modules(modules: Mapping[str, Any]) -> list[str]:
         values = getattr(module, "__dict__", {})  # no attribute of a lazy module is asked for
         spec = values.get("__spec__")
         origin = getattr(spec, "origin", None)
-        if spec is None or spec.name != name or name in ("__main__", "__mp_main__"):
+        if getattr(spec, "name", None) != name or name in ("__main__", "__mp_main__"):
             continue
         if isinstance(origin, str) and os.path.abspath(origin).startswith(roots):
             found.append(name)

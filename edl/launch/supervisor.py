@@ -105,8 +105,8 @@ class Supervisor(ABC, Generic[State]):
                     self._wake.clear()
             return code
         finally:
-            self._workers.close()
             self._workers.kill_all(self._own.limits.killed_s)
+            self._workers.close()
 
     def on_change(self) -> None:
         """Something has changed; from any thread."""

@@ -98,7 +98,8 @@ class Workers:
         self._running[launch] = process = forked or started
         how = "forked" if forked is not None else "started"
         logger.info("%s %s in slot %d as process %d", how, launch, slot, process.pid)
-        threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
+            threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
 
     def _write_record(self, launch: str, pid: int) -> None:
         with contextlib.suppress(OSError):  # then it is found by its process group

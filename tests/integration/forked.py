@@ -79,7 +79,7 @@ def _framework(words: Sequence[str], environment: Mapping[str, str]) -> str | No
     module = [sys.executable, "-m", "edl.cli.main"]
     rest = words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
     same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
-    asked = "--no-template" in rest or environment.get("EDL_TEMPLATE") == "1" or not WANTED
+    asked = "--template" in rest or environment.get("EDL_TEMPLATE") == "1" or not WANTED
     if not rest or rest[0] not in VERBS or asked or not same:
         return None
     scripts = [Path(word) for word in rest if word.endswith(".py")]

@@ -99,7 +99,7 @@ def test_a_script_that_dies_at_once_on_every_worker(shell: Shell) -> None:
     assert sorted(done.stdout.splitlines()) == ["[slot 0] no data", "[slot 1] no data"]
     assert shell.status()["state"] == "failed"
     kinds = [event["kind"] for event in shell.events()]
-    assert kinds == ["no_template", "worker_failed", "worker_failed", "job_failed"]
+    assert kinds == ["worker_failed", "worker_failed", "job_failed"]
 
 
 def test_a_script_without_init(shell: Shell) -> None:

@@ -346,13 +346,12 @@ def test_a_replacement_is_forked(shell: Shell) -> None:
     until(lambda: not shell.processes(), WAIT_S)
 
 
-def test_a_job_without_a_template_says_so_once(shell: Shell) -> None:
-    del shell.environment["EDL_TEMPLATE"]
-    job = shell.start(*RUN, "--no-template", *COMMAND)
+def test_a_job_that_cannot_have_a_template_says_so_once(shell: Shell) -> None:
+    job = shell.start(*RUN, "--template", "env", *COMMAND)
     shell.until_size(2)
     until(lambda: [e for e in shell.events() if e["kind"] == "no_template"], WAIT_S)
     assert shell.edl("stop", "j").returncode == 0
     assert job.wait() == 143
     (event,) = (e for e in shell.events() if e["kind"] == "no_template")
     assert event["host"] == "a"
-    assert event["reason"].endswith("from a template: --no-template")
+    assert event["reason"].endswith("from a template: env is not Python")

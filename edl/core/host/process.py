@@ -35,7 +35,7 @@ LAST_LINE = "; its last line: "  # in the sentence that says how a process has f
 EXITING = "edl-exiting"
 ENDED = "edl-ended"
 BACKOFF_MAX_S = 30.0
-QUICK_S = 5.0  # a script that fails this soon after its start may do so each time
+QUICK_S = 60.0  # a script that fails this soon after its start may do so each time
 
 _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 

@@ -44,11 +44,11 @@ class TemplateKeeper:
         self._logs = logs
         self._template: Template | None = None
         self._deaths = 0
-        self._why_none = why_none(command, environment.get("PATH")) if wanted else "--no-template"
+        self._why_none = why_none(command, environment.get("PATH")) if wanted else "not wanted"
         given = config.take_inherited_template()
         if given is not None and not self._why_none:
             self._template = Template.inherited(command, cwd, *given)
-        self._said = False
+        self._said = not wanted
 
     @property
     def imports(self) -> Path | None:

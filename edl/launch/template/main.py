@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__" and __file__.startswith(f"{sys.path[0]}/"):
+if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
     del sys.path[0]  # the directory of this file: no module of a worker may come from there
 
 import ctypes
